@@ -1,0 +1,37 @@
+"""The deployment as Ray Serve's configuration file starts it: `import_path: cluster.application:build`.
+
+Ray Serve calls `build` in a task on the cluster, again whenever the application is deployed anew. Actors that live
+already are kept: what is deployed anew is the HTTP route alone.
+"""
+
+import logging
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+from ray.serve import Application
+
+from cluster.configuration import Configuration
+from cluster.launch import gateway, start_actors
+
+_log = logging.getLogger("ray.serve")
+
+
+class Arguments(BaseModel):
+    """`args` of the application in Serve's configuration. `config` is the YAML file, the same on every node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: Path
+
+
+def build(arguments: Arguments) -> Application:
+    """Start what does not live already, and return the route to it.
+
+    Host and port are Serve's own (`http_options`); `http.host` and `http.port` are not used.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `start_actors`; Serve shows the message
+            as the application's status.
+    """
+    configuration = Configuration.load(arguments.config)
+    return gateway(configuration, start_actors(configuration, _log.info, keep=True))

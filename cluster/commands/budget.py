@@ -1,0 +1,109 @@
+"""`privmix budget`: what is promised, spent and left, read from the ledger itself."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from services.budget.errors import LedgerError
+from services.budget.reader import read
+from services.budget.recompute import Recomputed, recompute
+from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, statement
+
+
+def budget(
+    ledger: Annotated[
+        str, typer.Option(envvar="PRIVMIX_BUDGET__LEDGER", help="The ledger: a SQLite file or a database URL.")
+    ] = "ledger.db",
+    operator: Annotated[
+        bool, typer.Option("--operator", help="Show epsilons that depend on the private text too: not for clients.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--recompute", help="Evaluate what was charged anew, by every accountant there is.")
+    ] = False,
+    delta: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The delta to recompute at; by default the promise's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what the privacy budget promises, what is spent and what is left, whether the service runs or not."""
+    if delta is not None and not (again and 0 < delta < 1):
+        raise typer.BadParameter("goes with --recompute, and lies above 0 and below 1", param_hint="--delta")
+    try:
+        balance = read(ledger)
+    except LedgerError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(1) from error
+    everything = statement(balance)
+    stated = everything if operator else everything.ledger()
+    recomputed = recompute(balance, delta or balance.terms.delta) if again else None
+    if as_json:
+        record = stated.model_dump(mode="json")
+        print(json.dumps(record | ({"recomputed": recomputed.model_dump()} if recomputed else {}), indent=2))
+    else:
+        _show(stated, recomputed)
+
+
+def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
+    console = Console()
+    console.print(_totals(stated))
+    if stated.charges:
+        console.print(_charges(stated))
+    if recomputed:
+        console.print(_recomputed(recomputed))
+    console.print(stated.guarantee, style="dim")
+    if stated.stopped:
+        console.print("Stopped: a part's measured losses used up the budget; nothing private is released any more.")
+
+
+def _totals(stated: LedgerStatement) -> Table:
+    table = Table(
+        title=f"Privacy budget of ensemble {escape(stated.ensemble)}", show_header=False, title_justify="left"
+    )
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    promised = "nothing" if stated.epsilon is None else f"{stated.epsilon:g}"
+    limited = ", where the budget is enforced" if stated.enforced == "bound" else ""
+    table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
+    table.add_row("spent", _number(stated.epsilon_spent), "by Rényi divergences, whatever the private text is")
+    table.add_row("", _number(stated.epsilon_pld), "the same tokens by privacy loss distributions")
+    table.add_row("", _number(stated.epsilon_bound), f"at order {stated.order:g}{limited}")
+    table.add_row("", _number(stated.epsilon_user), "for the replacement of one part")
+    table.add_row("left", _number(stated.epsilon_left), "")
+    if isinstance(stated, OperatorStatement):
+        enforced = ", where the budget is enforced" if stated.enforced == "measured" else ""
+        table.add_row("measured", _number(stated.epsilon_measured), f"eps(D) at order {stated.order:g}{enforced}")
+        table.add_row("", _number(stated.epsilon_measured_left), "left of it; both are private")
+    table.add_row("tokens charged", str(stated.tokens_charged), f"{stated.tokens_held} of them in open leases")
+    left = "-" if stated.tokens_left is None else str(stated.tokens_left)
+    table.add_row("tokens left", left, "at the cost of the event charged last")
+    table.add_row("ledger", str(stated.rows), f"rows, epoch {stated.epoch}, last hash {stated.head[:16]}")
+    return table
+
+
+def _charges(stated: LedgerStatement) -> Table:
+    table = Table("event", "parameters", "guarantee", title="Tokens by event", title_justify="left")
+    table.add_column("tokens", justify="right")
+    for charge in stated.charges:
+        parameters = ", ".join(f"{name} {value}" for name, value in charge.event.items() if name != "kind")
+        table.add_row(charge.event["kind"], escape(parameters), charge.status, str(charge.tokens))
+    return table
+
+
+def _recomputed(recomputed: Recomputed) -> Table:
+    title = f"Recomputed at delta {recomputed.delta:g}, for events fixed in advance"
+    table = Table("accountant", title=title, title_justify="left")
+    table.add_column("epsilon", justify="right")
+    table.add_row(f"Rényi, best order ({recomputed.best_order:g})", _number(recomputed.epsilon_rdp))
+    table.add_row("Rényi, one part replaced, best order", _number(recomputed.epsilon_user_rdp))
+    for interval, epsilon in recomputed.epsilon_pld.items():
+        table.add_row(f"privacy loss distribution, grid {interval}", _number(epsilon))
+    return table
+
+
+def _number(epsilon: float | None) -> str:
+    return "-" if epsilon is None else f"{epsilon:.{DIGITS}f}"

@@ -1,0 +1,31 @@
+"""`privmix demo-corpus`: a fictional private corpus to try the system with."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.training import demo
+from services.training.errors import InputError
+
+
+def demo_corpus(
+    directory: Annotated[Path, typer.Argument(help="Where the files go; made if it is not there.")],
+    users: Annotated[int, typer.Option(help="Fictional people, the held-out ones included.")] = 400,
+    held_out: Annotated[int, typer.Option(help="People whose dialogues are kept out of the training file.")] = 40,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same files.")] = 0,
+) -> None:
+    """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""
+    try:
+        demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)
+    except InputError as error:
+        typer.echo(f"privmix demo-corpus: {error}", err=True)
+        raise typer.Exit(2) from error
+    if sys.stdout.isatty():
+        typer.echo(f"Next: privmix train {directory / demo.TRAIN} --output ensemble {_flags()}")
+
+
+def _flags() -> str:
+    chosen = demo.TRAINING.model_dump(exclude_defaults=True)
+    return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())

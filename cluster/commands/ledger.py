@@ -1,0 +1,112 @@
+"""`privmix ledger`: the chain of a ledger, written out, verified, or moved to another database."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from services.budget import exported
+from services.budget import move as moving
+from services.budget.errors import LedgerError
+
+ledger = typer.Typer(name="ledger", help="Export, verify or move the budget's ledger.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
+
+
+@ledger.command()
+def export(
+    source: Source,
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; standard output without it. Replaced when all is written.")
+    ] = None,
+) -> None:
+    """Write all rows as JSON Lines, each with its hash, in order; it may hold losses measured on the private text."""
+    with _told(), _written(output) as lines:
+        exported.export(source, lines)
+
+
+@ledger.command()
+def verify(
+    place: Annotated[str, typer.Argument(metavar="LEDGER|FILE", help="A ledger, or what `export` wrote.")],
+    head: Annotated[
+        str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="How many rows there were then: none may be gone from the end.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Verify the hash chain and what its rows say; exit 1 and name the first bad row where they do not fit."""
+    if head is not None and not _is_hash(head):
+        raise typer.BadParameter("a hash has 64 hexadecimal digits, of which the first 16 do", param_hint="--head")
+    try:
+        balance = exported.verify(place, head=head and head.lower(), length=rows)
+    except LedgerError as error:
+        if not as_json:
+            raise _refusal(error) from error
+        print(json.dumps({"valid": False, "error": str(error)}, indent=2))
+        raise typer.Exit(1) from error
+    found = {"rows": balance.rows, "head": balance.head, "epoch": balance.epoch, "moved": balance.moved}
+    if as_json:
+        print(json.dumps({"valid": True, **found}, indent=2))
+        return
+    moved = f"; moved to {balance.moved}" if balance.moved else ""
+    print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole{moved}")
+    if head is None:
+        print("Only a hash kept elsewhere (--head) shows that nothing was taken off its end.")
+
+
+@ledger.command()
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger: a SQLite file or a database URL.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="A database without a ledger: a file or a URL.")],
+) -> None:
+    """Move a ledger with its chain, and end the old one for ever. Stop the service first; interrupted, run it again."""
+    with _told():
+        balance = moving.move(source, target)
+    print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
+    print("The old one can still be read, and never be written again.")
+
+
+def _is_hash(text: str) -> bool:
+    return 16 <= len(text) <= 64 and all(digit in "0123456789abcdefABCDEF" for digit in text)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: LedgerError) -> typer.Exit:
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+    return typer.Exit(1)
+
+
+@contextmanager
+def _written(output: Path | None) -> Iterator[TextIO]:
+    """Whole or not at all, and for this user's eyes alone: the file may hold measured losses."""
+    if output is None:
+        yield sys.stdout
+        return
+    partial = output.with_name(f"{output.name}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise typer.BadParameter(f"{partial}: {error.strerror}", param_hint="--output") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as lines:
+            yield lines
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,212 @@
+"""`privmix plan`: what a privacy budget buys, and what a setting costs, before anything is trained or served."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.parameters import bad, options, settings_from
+from cluster.promise import ADJACENCY
+from services.privacy import accounting, planning
+from services.privacy.events import Divergences, Event
+from services.privacy.protocol import Protocol
+from services.privacy.protocols import DEFAULT
+from services.privacy.settings import Settings
+
+EXACT_DECIMALS = 9
+"""An epsilon in JSON is rounded up here: above what floating point leaves uncertain, below what anyone spends."""
+SHOWN_ORDERS = (1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
+"""Orders of the table for people, where none are asked for."""
+DRAWN_POINTS = 25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer.
+
+    `cost` is that of all tokens, None where there is no data-independent bound; `orders` are those to print.
+    """
+
+    settings: Settings
+    protocol: Protocol
+    cost: planning.Cost | None
+    orders: Sequence[float]
+    sentence: str
+
+    @property
+    def event(self) -> Event:
+        return self.protocol.event
+
+    @property
+    def derived(self) -> Mapping[str, float]:
+        """The parameter that the budget determines, where there is one."""
+        name = self.settings.derived
+        value = getattr(self.protocol, name, None) if name else None
+        return {} if value is None else {str(name): value}
+
+    def record(self) -> dict[str, Any]:
+        """The answer for programs."""
+        cost = self.cost
+        return {
+            **self.derived,
+            **self.settings.details(self.protocol),
+            "epsilon_rdp": _exact(cost.epsilon_rdp if cost else None),
+            "epsilon_pld": _exact(cost.epsilon_pld if cost else None),
+            "best_order": cost.best_order if cost else None,
+            "adjacency": ADJACENCY,
+            "rdp_per_token": {"orders": list(self.orders), "values": _finite(self.event.rdp(self.orders))},
+            "user_level": {"epsilon_rdp": _exact(cost.user_epsilon_rdp if cost else None)},
+            "guarantee": self.protocol.guarantee.status,
+            "statement": self.sentence,
+        }
+
+
+def plan(
+    context: typer.Context,
+    parts: Annotated[int, typer.Option(min=1, help="N, how many parts the ensemble has.")],
+    protocol: Annotated[str, typer.Option(help="The protocol to plan for.")] = DEFAULT,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens the budget must last for.")] = 1024,
+    epsilon: Annotated[float | None, typer.Option(help="The budget to plan for.")] = None,
+    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
+    orders: Annotated[str | None, typer.Option(help="The real Rényi orders to print, such as 1.5,2,3.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw epsilon against tokens into this picture.")] = None,
+) -> None:
+    """Answer "which radius does this budget allow?" and "what does this radius cost?".
+
+    Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them.
+    """
+    given: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
+    if epsilon is not None:
+        given["epsilon"] = epsilon
+    settings = settings_from(protocol, given)
+    answer = _answer(settings, parts, None if orders is None else _parse(orders))
+    if plot is not None:
+        _draw(answer, plot)
+    if as_json:
+        print(json.dumps(answer.record(), indent=2))
+    else:
+        _show(answer)
+
+
+def _answer(settings: Settings, parts: int, orders: Sequence[float] | None) -> Plan:
+    derived = settings.derived
+    chosen = derived is not None and getattr(settings, derived) is not None
+    if derived and settings.enforced == "bound" and chosen == ("epsilon" in settings.model_fields_set):
+        raise bad("epsilon", f"give either --epsilon, to plan the {derived}, or --{derived}, to evaluate one")
+    try:
+        protocol = settings.plan(parts)
+    except ValueError as error:
+        raise bad((derived if chosen else "epsilon") if derived else "parts", str(error)) from error
+    event, only = protocol.event, None if protocol.order is None or protocol.event.measured else [protocol.order]
+    known = accounting.ORDERS if only is None else np.array(only)
+    bounded = bool(np.isfinite(event.rdp(known)).any())
+    cost = planning.cost(event, settings.tokens, settings.delta, known) if bounded else None
+    shown = orders or (known.tolist() if bounded else [protocol.order or SHOWN_ORDERS[1]])
+    return Plan(settings, protocol, cost, tuple(shown), _sentence(settings, protocol, cost))
+
+
+def _sentence(settings: Settings, protocol: Protocol, cost: planning.Cost | None) -> str:
+    if settings.enforced == "bound" and cost is not None:
+        return protocol.guarantee.sentence(accounting.shown(cost.epsilon_rdp), settings.delta, settings.tokens)
+    epsilon = "unbounded" if settings.epsilon is None else f"{settings.epsilon:g}"
+    return protocol.guarantee.sentence(epsilon, settings.delta, None)
+
+
+def _show(answer: Plan) -> None:
+    console, settings, cost = Console(), answer.settings, answer.cost
+    title = (
+        f"{settings.tokens} tokens at delta {settings.delta:g} from {answer.protocol.parts} parts: {settings.protocol}"
+    )
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for name, value in answer.derived.items():
+        table.add_row(name, f"{value:.6f}", escape(str(type(settings).model_fields[name].description)))
+    if cost is None:
+        table.add_row("epsilon", "-", "no data-independent bound")
+    else:
+        table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{ADJACENCY}: Rényi, at order {cost.best_order:.4g}")
+        table.add_row("", _shown(cost.epsilon_pld), f"{ADJACENCY}: privacy loss distribution")
+        table.add_row("", _shown(cost.user_epsilon_rdp), "user, a part replaced by another: Rényi")
+    for name, value in settings.details(answer.protocol).items():
+        for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            table.add_row(f"{name} {key}".strip(), f"{number:.6g}" if isinstance(number, float) else str(number), "")
+    console.print(table)
+    if cost is not None and len(answer.orders) > 1:
+        console.print(_losses(answer))
+    console.print(escape(answer.sentence), style="dim")
+
+
+def _losses(answer: Plan) -> Table:
+    table = Table(title="Rényi loss of a token", title_justify="left")
+    for name in ("order", "part", "user"):
+        table.add_column(name, justify="right")
+    orders = answer.orders if len(answer.orders) < len(accounting.ORDERS) else SHOWN_ORDERS
+    of_part, of_user = answer.event.rdp(orders), answer.event.user_rdp(orders)
+    for row, order in enumerate(orders):
+        table.add_row(f"{order:g}", f"{of_part[row]:.6g}", "-" if of_user is None else f"{of_user[row]:.6g}")
+    return table
+
+
+def _draw(answer: Plan, path: Path) -> None:
+    if answer.cost is None:
+        raise bad("plot", f"there is no data-independent bound of {answer.protocol.name} to draw")
+    from matplotlib.figure import Figure  # slow to import, and few plans are drawn
+
+    settings, known = answer.settings, answer.orders if len(answer.orders) == 1 else accounting.ORDERS
+    steps = range(1, DRAWN_POINTS + 1)
+    counts = sorted({math.ceil(settings.tokens * (step / DRAWN_POINTS) ** 2) for step in steps})
+    costs = [planning.cost(answer.event, count, settings.delta, known) for count in counts]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    curves: dict[str, list[float | None]] = {
+        "user, a part replaced: Rényi": [cost.user_epsilon_rdp for cost in costs],
+        f"{ADJACENCY}: Rényi": [cost.epsilon_rdp for cost in costs],
+        f"{ADJACENCY}: privacy loss distribution": [cost.epsilon_pld for cost in costs],
+    }
+    for label, epsilons in curves.items():
+        known_ones = [epsilon for epsilon in epsilons if epsilon is not None]
+        if known_ones:
+            axes.plot(counts, known_ones, label=label)
+    if "epsilon" in settings.model_fields_set:
+        axes.axhline(settings.budget, color="gray", linestyle=":", label="budget")
+    axes.set(xlabel="tokens", ylabel=f"epsilon at delta {settings.delta:g}", xlim=(0, None), ylim=(0, None))
+    axes.set_title(f"{answer.event.kind}, {answer.protocol.parts} parts: {answer.protocol.guarantee.status}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise bad("plot", f"cannot write {path}: {error}") from error
+
+
+def _parse(orders: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(order) for order in orders.split(","))
+    except ValueError as error:
+        raise bad("orders", f"must be numbers separated by commas, got {orders!r}") from error
+    if not all(1 < value < math.inf for value in values):
+        raise bad("orders", f"must be finite numbers above 1, got {orders}")
+    return values
+
+
+def _finite(divergences: Divergences) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in divergences]
+
+
+def _exact(epsilon: float | None) -> float | None:
+    return None if epsilon is None else accounting.round_up(epsilon, EXACT_DECIMALS)
+
+
+def _shown(epsilon: float | None) -> str:
+    return "-" if epsilon is None else accounting.shown(epsilon)

@@ -1,0 +1,145 @@
+"""`privmix quickstart`: everything once, for real, on one machine: corpus, ensemble, service, one private answer."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+from rich.console import Console
+
+from cluster.commands.serve import stop, wait_for_signal
+from cluster.configuration import Configuration
+from cluster.launch import Service, launch
+from cluster.session import connected
+from cluster.steps import Steps
+from services.budget.statement import DIGITS
+from services.privacy.accounting import shown
+from services.privacy.pmixed import PMixed
+from services.training import demo
+from services.training.corpus import Corpus
+from services.training.progress import LineDisplay
+from services.training.public_model import resolve
+from services.training.train import train
+
+PARTS = 8
+PROMPT = "Caller: Hello, I want to move my appointment.\nHarbor Clinic:"
+MAX_TOKENS = 48
+SETTINGS: dict[str, Any] = {
+    "ensemble": "ensemble",
+    "privacy": {"protocol": "pmixed", "q": 0.25, "epsilon": 8.0, "delta": 1e-5, "tokens": 1024},
+    "budget": {"ledger": "ledger.db"},
+    "engine": {"kind": "vllm", "dtype": "bfloat16", "context_length": 1024, "cache_gib": 2},
+    "http": {"port": 8000, "max_tokens": 512},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the quickstart came to."""
+
+    completion: str
+    completion_tokens: int
+    epsilon_spent: float
+    epsilon_total: float
+    delta: float
+    radius: float | None
+    parts: int
+    shards: int
+    seconds: float
+
+
+def quickstart(
+    directory: Annotated[Path, typer.Option(help="Where corpus, ensemble and ledger are kept.")] = Path(
+        "run/quickstart"
+    ),
+    port: Annotated[int, typer.Option(help="Where to serve, on 127.0.0.1.")] = 8000,
+    stay: Annotated[bool, typer.Option("--stay", help="Go on serving until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
+) -> None:
+    """Train a demo ensemble, serve it with vLLM on Ray, and ask it one question over HTTP."""
+    steps = Steps()
+    configuration = prepare(directory, port, steps)
+    steps("Starting Ray")
+    with connected():
+        service = launch(configuration, steps)
+        try:
+            steps("Asking for a completion over HTTP")
+            outcome, statement = ask(service, steps)
+            if as_json:
+                print(json.dumps(asdict(outcome)), flush=True)
+            else:
+                show(outcome, statement, service, directory)
+            if stay:
+                steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
+                wait_for_signal()
+        finally:
+            stop(service, steps)
+
+
+def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
+    """Public model, demo corpus and trained ensemble, each made only where it is not there already."""
+    directory.mkdir(parents=True, exist_ok=True)
+    steps("Preparing the public model")
+    resolve()
+    steps("Writing the demo corpus")
+    corpus = directory / "corpus"
+    demo.write_demo_corpus(corpus)
+    steps(f"Training {PARTS} parts (finished parts are kept)")
+    train(
+        Corpus(corpus / demo.TRAIN),
+        directory / "ensemble",
+        parts=PARTS,
+        options=demo.TRAINING,
+        display=LineDisplay(sys.stderr),
+    )
+    path = directory / "privmix.yaml"
+    path.write_text(yaml.safe_dump({**SETTINGS, "http": {**SETTINGS["http"], "port": port}}, sort_keys=False))
+    return Configuration.load(path)
+
+
+def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
+    """One completion through the HTTP route, and what the service says of its budget after it."""
+    question = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
+    with httpx.Client(base_url=service.url, timeout=300) as client:
+        answer = client.post("/v1/completions", json=question).raise_for_status().json()
+        statement = client.get("/v1/privacy").raise_for_status().json()
+    protocol = service.promise.protocol
+    assert isinstance(protocol, PMixed)
+    return Outcome(
+        completion=answer["choices"][0]["text"],
+        completion_tokens=answer["usage"]["completion_tokens"],
+        epsilon_spent=statement["epsilon_spent"],
+        epsilon_total=statement["epsilon"],
+        delta=statement["delta"],
+        radius=protocol.radius,
+        parts=protocol.parts,
+        shards=service.actors.shards(),
+        seconds=round(steps.seconds, 1),
+    ), statement
+
+
+def show(outcome: Outcome, statement: dict[str, Any], service: Service, directory: Path) -> None:
+    """The answer, its price, and how to go on."""
+    console = Console(highlight=False)
+    console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
+    console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")
+    console.print(
+        f"epsilon spent {shown(outcome.epsilon_spent, DIGITS)} of {outcome.epsilon_total:g} at delta {outcome.delta:g}"
+    )
+    console.print(f"ledger: {service.configuration.budget.ledger}\n")
+    console.print(f"To serve it again: [bold]privmix serve --config {directory / 'privmix.yaml'}[/], then\n")
+    print(HOW_TO_GO_ON.format(url=service.url))
+
+
+HOW_TO_GO_ON = """\
+  curl {url}/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 32}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  print(client.completions.create(model="privmix", prompt="Caller: Hello", max_tokens=32).choices[0].text)
+"""

@@ -1,0 +1,37 @@
+"""`privmix scale`: more shards or fewer, while the service runs."""
+
+import json
+from typing import Annotated
+
+import ray
+import typer
+from rich.console import Console
+
+from cluster.running import fleet_of
+from cluster.session import connected
+from services.fleet.fleet import FleetError
+from services.fleet.roster import Roster
+
+
+def scale(
+    shards: Annotated[int, typer.Option(min=1, help="How many blocks of parts serve from then on.")],
+    address: Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")] = "auto",
+    namespace: Annotated[str, typer.Option(help="The service's, as in its configuration.")] = "privmix",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Let the next parts of the ensemble join, or the last leave; running streams go on.
+
+    `privmix plan --parts N` says beforehand what N does to a token's cost, /v1/privacy afterwards.
+    """
+    with connected(address):
+        fleet = fleet_of(namespace)
+        try:
+            roster: Roster = ray.get(fleet.scale.remote(shards))
+        except FleetError as error:
+            Console(stderr=True).print(f"[red]error:[/red] {getattr(error, 'cause', error)}")
+            raise typer.Exit(1) from error
+    if as_json:
+        event = json.loads(roster.protocol.event.to_json())
+        print(json.dumps({"shards": len(roster.blocks), "parts": roster.protocol.parts, "event": event}, indent=2))
+    else:
+        Console().print(f"{len(roster.blocks)} shards serve {roster.protocol.parts} parts")

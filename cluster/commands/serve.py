@@ -1,0 +1,50 @@
+"""`privmix serve`: the service in the foreground, until it is told to stop."""
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from cluster.configuration import Configuration
+from cluster.launch import Service, launch
+from cluster.session import connected
+from cluster.steps import Steps
+
+
+def serve(
+    config: Annotated[Path, typer.Option(help="The YAML file; cluster/privmix.yaml is a commented example.")],
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to join; by default a local one is started.")
+    ] = None,
+) -> None:
+    """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
+    configuration = Configuration.load(config)
+    steps = Steps()
+    steps("Starting Ray")
+    with connected(address):
+        service = launch(configuration, steps)
+        try:
+            steps(f"Serving on {service.url}/v1; stop with Ctrl-C")
+            wait_for_signal()
+        finally:
+            stop(service, steps)
+
+
+def wait_for_signal() -> None:
+    """Returns at Ctrl-C or SIGTERM."""
+    told = threading.Event()
+
+    def tell(_signal: int, _frame: FrameType | None) -> None:
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, tell)
+    told.wait()
+
+
+def stop(service: Service, steps: Steps) -> None:
+    steps("Stopping: unused budget goes back to the ledger")
+    service.stop()

@@ -1,0 +1,129 @@
+"""`privmix train`: a private corpus to an ensemble of adapters."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.training.corpus import Corpus
+from services.training.errors import InputError, TrainingError
+from services.training.options import Resources, TrainingOptions
+from services.training.progress import BarDisplay, Display, LineDisplay
+from services.training.train import Trained
+from services.training.train import train as train_ensemble
+
+_DEFAULTS = TrainingOptions()
+
+
+def train(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    output: Annotated[Path, typer.Option(help="The ensemble's directory. A training that was stopped goes on there.")],
+    parts: Annotated[int, typer.Option(help="How many parts, each with its own adapter.")] = 8,
+    halves: Annotated[
+        bool,
+        typer.Option(
+            "--halves",
+            help="Two more adapters for each part, on the halves of its users: what SubMix compares. "
+            "Say so each time: without it, halves of an earlier training are removed.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Public model: directory, hub id, or nothing for smollm2-135m.")
+    ] = None,
+    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
+    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out, and count them.")] = False,
+    salt_file: Annotated[
+        Path | None, typer.Option(help="Secret of the partition, made on first use. Default: in the output directory.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="LoRA rank.")] = _DEFAULTS.rank,
+    alpha: Annotated[int, typer.Option(help="LoRA alpha.")] = _DEFAULTS.alpha,
+    dropout: Annotated[float, typer.Option(help="LoRA dropout.")] = _DEFAULTS.dropout,
+    targets: Annotated[str, typer.Option(help="Modules to adapt, separated by commas.")] = ",".join(_DEFAULTS.targets),
+    learning_rate: Annotated[float, typer.Option(help="At the first step; falls linearly to 0.")] = (
+        _DEFAULTS.learning_rate
+    ),
+    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = _DEFAULTS.weight_decay,
+    epochs: Annotated[int, typer.Option(help="Times the text is gone through.")] = _DEFAULTS.epochs,
+    batch: Annotated[int, typer.Option(help="Blocks a step.")] = _DEFAULTS.batch,
+    block: Annotated[int, typer.Option(help="Tokens a block.")] = _DEFAULTS.block,
+    precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
+    cpus: Annotated[float, typer.Option(help="Processor cores for each adapter; more trains fewer at a time.")] = 1,
+    gpus: Annotated[
+        float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one where there are any.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
+) -> None:
+    """Fine-tune one adapter on each part of a private corpus.
+
+    Exits with 0 when the ensemble is complete, 2 when something given cannot be used, 1 when training failed, and 130
+    when it was interrupted; run it again to go on.
+    """
+    started = time.monotonic()
+    try:
+        trained = train_ensemble(
+            Corpus(corpus, user_field, text_field, skip_bad),
+            output,
+            parts=parts,
+            halves=halves,
+            model=model,
+            options=TrainingOptions.checked(
+                rank=rank,
+                alpha=alpha,
+                dropout=dropout,
+                targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
+                learning_rate=learning_rate,
+                weight_decay=weight_decay,
+                epochs=epochs,
+                batch=batch,
+                block=block,
+                precision=precision,
+            ),
+            resources=Resources.checked(cpus=cpus, gpus=gpus),
+            salt_file=salt_file,
+            display=_display(as_json),
+        )
+    except InputError as error:
+        _fail(str(error), 2)
+    except TrainingError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; run it again to go on", 130)
+    else:
+        _report(trained, output, time.monotonic() - started, as_json)
+
+
+def _display(as_json: bool) -> Display:
+    if as_json or not sys.stderr.isatty():
+        return LineDisplay(sys.stderr)
+    return BarDisplay(Console(stderr=True))
+
+
+def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> None:
+    if as_json:
+        summary = {
+            "ensemble": trained.manifest.ensemble,
+            "output": str(output),
+            "parts": len(trained.manifest.parts),
+            "adapters": len(trained.manifest.adapters),
+            "trained": trained.trained,
+            "kept": trained.kept,
+            "skipped": trained.skipped,
+            "seconds": round(seconds, 1),
+        }
+        typer.echo(json.dumps(summary))
+    else:
+        typer.echo(
+            f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} adapters, "
+            f"{trained.trained} of them trained and {trained.kept} kept, "
+            f"{trained.skipped} bad lines left out, in {seconds:.0f} s"
+        )
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"privmix train: {message}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,265 @@
+"""The deployment, whole: from a configuration to actors that answer over HTTP, and down again."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.serve import Application
+from ray.serve.config import HTTPOptions
+from ray.util import list_named_actors
+
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.promise import Promise, promise
+from cluster.topology import plan_shards, shards_served
+from services.budget import actor as budget
+from services.budget.errors import LedgerMissing
+from services.budget.reader import check
+from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.fleet import fleet
+from services.fleet.fleet import Fleet, FleetError, FleetSettings
+from services.fleet.plan import ShardPlan
+from services.fleet.roster import Roster
+from services.gateway.deployment import Gateway
+from services.gateway.settings import GatewaySettings
+from services.training.manifest import Manifest
+from services.training.public_model import resolve
+
+APPLICATION = "privmix"
+RECEIPT = "ledger.receipt"
+CLOSING_S = 10.0
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Actors:
+    """What answers behind the HTTP route; all of them detached and found by name. The fleet owns the shards."""
+
+    promise: Promise
+    model: Path
+    fleet: ActorHandle
+    coordinators: tuple[ActorHandle, ...]
+    budget: ActorHandle
+
+    def shards(self) -> int:
+        """How many serve now, copies included."""
+        roster: Roster = ray.get(self.fleet.roster.remote())
+        return len(roster.shards)
+
+    def close(self) -> None:
+        """Give back what the coordinators hold of the budget, as far as they answer."""
+        with suppress(RayError, TimeoutError):  # their leases then stay charged, which is the safe side
+            ray.get([coordinator.close.remote() for coordinator in self.coordinators], timeout=CLOSING_S)
+
+    def kill(self) -> None:
+        for coordinator in self.coordinators:
+            ray.kill(coordinator)
+        with suppress(RayError, TimeoutError):
+            ray.get(self.fleet.close.remote(), timeout=CLOSING_S)
+        for actor in (self.fleet, self.budget):
+            ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What runs. `stop` gives unused budget back; whoever dies without it leaves the coordinator's lease spent."""
+
+    url: str
+    configuration: Configuration
+    promise: Promise
+    actors: Actors
+
+    def stop(self) -> None:
+        serve.delete(APPLICATION)
+        self.actors.close()
+        self.actors.kill()
+
+
+def launch(configuration: Configuration, report: Report = lambda step: None) -> Service:
+    """Start every actor and the HTTP route on the Ray cluster that this process is connected to.
+
+    Args:
+        report: is told each step, in words, before it begins.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing is
+            left running.
+    """
+    actors = start_actors(configuration, report)
+    report("Opening the HTTP route")
+    try:
+        url = _open_route(configuration, actors)
+    except BaseException:
+        actors.kill()
+        raise
+    return Service(url, configuration, actors.promise, actors)
+
+
+def start_actors(configuration: Configuration, report: Report = lambda step: None, *, keep: bool = False) -> Actors:
+    """Start what answers behind the HTTP route, and return once it can.
+
+    Args:
+        keep: take the actors that live already under these names for one's own, instead of refusing to start.
+
+    Raises:
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing
+            that was started is left running.
+    """
+    report("Checking the ensemble against its manifest")
+    manifest = Manifest.load(configuration.ensemble)
+    model = resolve(configuration.model or manifest.base_model)
+    manifest.verify(configuration.ensemble, model)
+    promised = promise(configuration, manifest)
+    report(promised.sentence)
+    _check_ledger(configuration, promised)
+    with _all_or_none(configuration.namespace):
+        plans = plan_shards(
+            configuration, manifest, model, ray.cluster_resources().get("GPU", 0), halves=promised.protocol.halves
+        )
+        serving = shards_served(configuration, manifest)
+        report(f"Loading {promised.protocol.parts} parts into {serving} shard{'s' * (serving > 1)}")
+        foreman = _start_fleet(configuration, promised, plans, serving, keep)
+        try:
+            ray.get(foreman.start.remote())
+        except FleetError as error:
+            raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
+        # As late as it can be: a service that this one takes over from cannot charge any more from here on.
+        report("Opening the ledger")
+        keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, promised)
+        names = coordinator_names(configuration)
+        report(f"Starting the coordinator{'s' * (len(names) > 1)}")
+        coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
+        ray.get([coordinator.health.remote() for coordinator in coordinators])
+    return Actors(promised, model, foreman, coordinators, keeper)
+
+
+def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
+    """The names of the coordinators' actors."""
+    return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
+
+
+def gateway(configuration: Configuration, actors: Actors) -> Application:
+    """The HTTP route as a Serve application."""
+    settings = GatewaySettings(
+        model=actors.model,
+        context_length=configuration.engine.context_length,
+        namespace=configuration.namespace,
+        coordinator_actors=coordinator_names(configuration),
+        budget_actor=budget.NAME,
+        **configuration.http.model_dump(exclude={"host", "port", "replicas"}),
+    )
+    route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
+    application: Application = route.bind(settings)
+    return application
+
+
+@contextmanager
+def _all_or_none(namespace: str) -> Iterator[None]:
+    """What is started within is ended again when it fails; what lived before lives on."""
+    before = _living(namespace)
+    try:
+        yield
+    except BaseException:
+        for name in _living(namespace) - before:
+            with suppress(ValueError):  # it has ended by itself
+                ray.kill(ray.get_actor(name, namespace))
+        raise
+
+
+def _living(namespace: str) -> set[str]:
+    return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
+
+
+def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle | None:
+    try:
+        keeper = ray.get_actor(budget.NAME, configuration.namespace)
+    except ValueError:
+        return None
+    if ray.get(keeper.ready.remote()) != promised.terms:
+        raise ConfigurationError(
+            f"namespace: {configuration.namespace} serves under another promise already; stop it, or take another name"
+        )
+    return keeper
+
+
+def _check_ledger(configuration: Configuration, promised: Promise) -> None:
+    """An ensemble that has had a ledger gets no second one: that would forget what was spent."""
+    receipt = configuration.ensemble / RECEIPT
+    try:
+        check(configuration.budget.ledger, promised.terms)
+    except LedgerMissing as error:
+        if not configuration.budget.create:
+            raise ConfigurationError(f"budget.ledger: {error}; budget.create is false, so none is made") from error
+        if receipt.exists():
+            raise ConfigurationError(
+                f"budget.ledger: {error}; put it back. Only if nothing private was ever released from this ensemble, "
+                f"remove {receipt} to begin another"
+            ) from error
+
+
+def _start_budget(configuration: Configuration, promised: Promise) -> ActorHandle:
+    receipt = configuration.ensemble / RECEIPT
+    keeper = budget.start(
+        configuration.budget.ledger,
+        promised.terms,
+        namespace=configuration.namespace,
+        create=configuration.budget.create and not receipt.exists(),
+        lifetime="detached",
+    )
+    with suppress(OSError):  # an ensemble on a read-only volume goes without
+        receipt.touch()
+    return keeper
+
+
+def _start_fleet(
+    configuration: Configuration, promised: Promise, plans: Sequence[ShardPlan], serving: int, keep: bool
+) -> ActorHandle:
+    settings = FleetSettings(
+        namespace=configuration.namespace,
+        plans=tuple(plans),
+        settings=promised.settings,
+        order=promised.terms.order,
+        coordinators=coordinator_names(configuration),
+    )
+    return Fleet.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
+
+
+def _start_coordinator(
+    configuration: Configuration, promised: Promise, model: Path, name: str, keep: bool
+) -> ActorHandle:
+    settings = CoordinatorSettings(
+        model=model,
+        namespace=configuration.namespace,
+        budget=budget.NAME,
+        fleet=fleet.NAME,
+        when_exhausted=promised.when_exhausted,
+        lease_tokens=configuration.budget.lease_tokens,
+        device="cuda" if configuration.coordinator.num_gpus else "cpu",
+        **configuration.coordinator.model_dump(exclude={"num_gpus", "replicas"}),
+    )
+    options = _options(configuration, name, {"OMP_NUM_THREADS": str(os.cpu_count())}, keep)
+    num_gpus = configuration.coordinator.num_gpus
+    return Coordinator.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
+
+
+def _options(configuration: Configuration, name: str, environment: Mapping[str, str], keep: bool) -> dict[str, object]:
+    return {
+        "name": name,
+        "get_if_exists": keep,
+        "namespace": configuration.namespace,
+        "lifetime": "detached",
+        "runtime_env": {"env_vars": dict(environment)},
+    }
+
+
+def _open_route(configuration: Configuration, actors: Actors) -> str:
+    http = configuration.http
+    serve.start(http_options=HTTPOptions(host=http.host, port=http.port))
+    serve.run(gateway(configuration, actors), name=APPLICATION, route_prefix="/")
+    return f"http://{http.host}:{http.port}"

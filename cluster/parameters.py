@@ -1,0 +1,54 @@
+"""A protocol's settings from options on a command line: `--sigma 20` is what `privacy.sigma: 20` is in the file."""
+
+from collections.abc import Mapping, Sequence
+
+import typer
+from pydantic import ValidationError
+
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.settings import Settings
+
+ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of a command that leaves the options of protocols to `settings_from`."""
+
+
+def options(arguments: Sequence[str]) -> dict[str, str]:
+    """Names and values of `--name value` and `--name=value`.
+
+    Raises:
+        typer.BadParameter: something else stands there.
+    """
+    given: dict[str, str] = {}
+    remaining = list(arguments)
+    while remaining:
+        name, equals, value = remaining.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise typer.BadParameter(f"{name!r} is no option", param_hint="arguments")
+        if not equals:
+            if not remaining:
+                raise bad(name[2:], "needs a value")
+            value = remaining.pop(0)
+        given[name[2:].replace("-", "_")] = value
+    return given
+
+
+def settings_from(protocol: str, given: Mapping[str, object]) -> Settings:
+    """The settings of a protocol.
+
+    Raises:
+        typer.BadParameter: no such protocol, no such parameter of it, or an impossible value.
+    """
+    if protocol not in PROTOCOLS:
+        raise bad("protocol", f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
+    try:
+        return PROTOCOLS[protocol].model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        parameter = str(first["loc"][0]) if first["loc"] else protocol
+        if first["type"] == "extra_forbidden":
+            raise bad(parameter, f"{protocol} has no such parameter; `privmix protocols` lists those it has") from error
+        raise bad(parameter, f"{first['msg']}, got {first['input']}") from error
+
+
+def bad(option: str, message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=f"--{option.replace('_', '-')}")

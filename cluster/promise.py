@@ -1,0 +1,91 @@
+"""From what the configuration promises to the protocol that keeps it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.topology import parts_served
+from services.budget.errors import LedgerMissing
+from services.budget.filter import UNLIMITED, Filter, cost
+from services.budget.reader import read
+from services.budget.statement import promise_sentence
+from services.budget.terms import Terms
+from services.privacy import accounting
+from services.privacy.events import Event
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Settings
+from services.training.manifest import Manifest
+
+ADJACENCY = "part, add or remove"
+ANY_ORDER = 2.0
+"""Of a ledger in which no order says anything: nothing is promised, or nothing costs."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The protocol that answers at first, what it follows from, the terms of the ledger, and what follows their end."""
+
+    settings: Settings
+    protocol: Protocol
+    terms: Terms
+    when_exhausted: Literal["refuse", "public"]
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in words."""
+        return sentence(self.terms, self.protocol)
+
+
+def promise(configuration: Configuration, manifest: Manifest) -> Promise:
+    """Plan the ensemble's protocol for the promised budget.
+
+    A ledger keeps the order of its filter for ever: an order chosen anew, after tokens were seen, would void it.
+
+    Raises:
+        ConfigurationError: the budget cannot be kept with these settings.
+        LedgerError: there is a ledger and it cannot be read.
+    """
+    settings, order = configuration.privacy, _order_of(configuration.budget.ledger)
+    try:
+        protocol = settings.plan(parts_served(configuration, manifest), order)
+        terms = terms_for(settings, protocol, manifest.ensemble, order)
+        if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
+            raise ValueError(f"protocol: {protocol.name} has no bound at order {terms.order:g}, that of the ledger")
+    except ValueError as error:
+        raise ConfigurationError(f"privacy: {error}") from error
+    return Promise(settings, protocol, terms, configuration.budget.when_exhausted or settings.when_exhausted)
+
+
+def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: float | None = None) -> Terms:
+    """The terms of a ledger for these settings; `order` is that of one which there is already."""
+    return Terms(
+        ensemble=ensemble,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        order=order or protocol.order or _best_order(protocol.event, settings),
+        adjacency=ADJACENCY,
+        enforced=settings.enforced,
+        stop_within=settings.stop_within,
+    )
+
+
+def sentence(terms: Terms, protocol: Protocol) -> str:
+    """What the terms promise for the tokens of this protocol."""
+    limited = terms.enforced == "bound" and terms.epsilon is not None
+    tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED
+    return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)
+
+
+def _order_of(ledger: str) -> float | None:
+    try:
+        return read(ledger).terms.order
+    except LedgerMissing:
+        return None
+
+
+def _best_order(event: Event, settings: Settings) -> float:
+    divergences = accounting.rdp({event: settings.tokens})
+    if not divergences.any() or not math.isfinite(divergences.min()):
+        return ANY_ORDER
+    return accounting.epsilon(divergences, settings.delta).order

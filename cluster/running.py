@@ -1,0 +1,19 @@
+"""The actors of a service that runs on the cluster that this process is connected to."""
+
+import ray
+from ray.actor import ActorHandle
+
+from cluster.configuration import ConfigurationError
+from services.fleet.fleet import NAME
+
+
+def fleet_of(namespace: str) -> ActorHandle:
+    """The actor that owns the shards.
+
+    Raises:
+        ConfigurationError: no service runs under this namespace.
+    """
+    try:
+        return ray.get_actor(NAME, namespace)
+    except ValueError as error:
+        raise ConfigurationError(f"namespace: no service runs as {namespace!r} on this Ray cluster") from error

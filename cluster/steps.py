@@ -1,0 +1,20 @@
+"""One line for every step of a long command, on standard error, so that standard output stays for the result."""
+
+import time
+
+from rich.console import Console
+
+
+class Steps:
+    """Call it with what begins now; the line shows the seconds since the first."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __call__(self, step: str) -> None:
+        self._console.print(f"[dim]{self.seconds:6.1f} s[/]  {step}")

@@ -1,0 +1,114 @@
+"""The budget actor: the one process of a cluster that writes the ledger."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+import ray
+from ray.actor import ActorHandle
+
+from services.budget.errors import LedgerError
+from services.budget.event_kinds import from_json
+from services.budget.ledger import Grant, Ledger
+from services.budget.metrics import BudgetMetrics
+from services.budget.statement import OperatorStatement, Statement, statement
+from services.budget.terms import Terms
+
+NAME = "budget"
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Grants leases and takes them back; `Budget` is this class as an actor.
+
+    Ray restarts it for ever, and it then takes a new epoch and goes on from the ledger. Ray also sends calls again
+    that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease. A lease without
+    a name that is sent again is charged twice and granted once: an error on the safe side, seen as tokens `held`.
+    """
+
+    def __init__(self, ledger: str, terms: Terms, create: bool = True) -> None:
+        self._where = ledger
+        self._terms = terms
+        # One that was restarted had a ledger; where that is gone, an empty one would forget what was spent.
+        self._create = create and not ray.get_runtime_context().was_current_actor_reconstructed
+        self._opening = threading.Lock()
+        self._metrics = BudgetMetrics()
+        self._ledger: Ledger | None = None
+        try:
+            self._opened()
+        except LedgerError as error:
+            _log.error("%s", error)  # callers will meet it too, or find the ledger available again
+
+    def ready(self) -> Terms:
+        """The terms kept here, once the ledger is open."""
+        return self._opened().terms
+
+    def lease(self, event: str, count: int, lease: str | None = None) -> Grant:
+        """See `Ledger.lease`; `event` is `Event.to_json`'s text."""
+        grant = self._opened().lease(from_json(event), count, lease)
+        self._metrics.granted(self._opened())
+        return grant
+
+    def settle(self, lease: str, used: int) -> None:
+        """See `Ledger.settle`."""
+        self._opened().settle(lease, used)
+
+    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str) -> int:
+        """See `Ledger.charge`."""
+        granted = self._opened().charge(from_json(event), tokens, charge)
+        self._metrics.granted(self._opened())
+        return granted
+
+    def stopped(self) -> bool:
+        """Whether nothing private is released any more (`Ledger.charge`)."""
+        return self._opened().balance().stopped
+
+    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    def statement(self, event: str | None = None) -> Statement:
+        """What clients may know; what is left is counted in tokens of `event`, by default the one leased last."""
+        return self._stated(event).client()
+
+    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    def operator_statement(self, event: str | None = None) -> OperatorStatement:
+        """Everything there is to know."""
+        return self._stated(event)
+
+    def _stated(self, event: str | None) -> OperatorStatement:
+        return statement(self._opened().balance(), from_json(event) if event else None)
+
+    def _opened(self) -> Ledger:
+        with self._opening:
+            if self._ledger is None:
+                self._ledger = Ledger(self._where, self._terms, create=self._create)
+                _log.info("ledger %s: epoch %d", self._ledger.name, self._ledger.balance().epoch)
+            return self._ledger
+
+
+# A statement may take a second (the privacy loss distributions): statements have a thread, so that no lease waits.
+Budget = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1})(Keeper)
+
+
+def start(
+    ledger: str,
+    terms: Terms,
+    *,
+    namespace: str,
+    name: str = NAME,
+    create: bool = True,
+    lifetime: Literal["detached"] | None = None,
+) -> ActorHandle:
+    """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
+
+    Raises:
+        LedgerError: the ledger cannot be used; no actor is left behind.
+        ValueError: the name is taken in this namespace.
+    """
+    actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(ledger, terms, create)
+    try:
+        ray.get(actor.ready.remote())
+    except LedgerError as error:
+        ray.kill(actor)
+        raise getattr(error, "cause", error) from None  # Ray's own class quotes a traceback in its message
+    return actor

@@ -1,0 +1,82 @@
+"""What a row of the ledger says."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.budget.terms import Terms
+
+# The most tokens one lease may ask for. It only keeps counts inside every database's and every reader's integers.
+LARGEST_LEASE = 2**31 - 1
+
+Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
+
+
+class Entry(BaseModel):
+    """One row's body. Fields are never renamed or given another meaning: old ledgers are read for ever."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    kind: ClassVar[str]
+
+
+class Opened(Entry):
+    """The first row: what is promised."""
+
+    kind = "terms"
+    format: Literal[1] = 1
+    terms: Terms
+    stop_after: int | None = Field(None, gt=0, description="measured tokens, drawn where the terms ask for it")
+
+
+class Epoch(Entry):
+    """A writer took over; the row's `epoch` is its own, and every writer before it is fenced out."""
+
+    kind = "epoch"
+
+
+class Leased(Entry):
+    """`count` tokens at the cost of `event` are charged, whether or not they are ever released."""
+
+    kind = "lease"
+    lease: str = Field(min_length=1, max_length=64)
+    event: dict[str, Any]
+    count: Annotated[Count, Field(gt=0)]
+
+
+class Settled(Entry):
+    """Of that lease `used` tokens were released, and the rest never will be."""
+
+    kind = "settle"
+    lease: str
+    used: Count
+
+
+class Charged(Entry):
+    """`count` tokens at the cost of `event` were charged just before their release, with the sum of their losses.
+
+    `losses` holds one number for every part alike, or one for each part. They depend on the private text.
+    """
+
+    kind = "charge"
+    charge: str = Field(min_length=1, max_length=64)
+    event: dict[str, Any]
+    count: Annotated[Count, Field(gt=0)]
+    losses: tuple[float, ...] = Field(min_length=1)
+
+
+class Stopped(Entry):
+    """A token's measured losses no longer fitted into the budget: nothing private is released ever after."""
+
+    kind = "stop"
+    charge: str = Field(min_length=1, max_length=64)
+
+
+class Moved(Entry):
+    """The last row: the ledger goes on in the database `to`, without this row, and never here."""
+
+    kind = "moved"
+    to: str = Field(min_length=1, description="the path, or the URL without its password")
+
+
+_ENTRIES = (Opened, Epoch, Leased, Settled, Charged, Stopped, Moved)
+KINDS: dict[str, type[Entry]] = {entry.kind: entry for entry in _ENTRIES}

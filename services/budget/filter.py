@@ -1,0 +1,94 @@
+"""The Rényi filter: what still fits into the budget, at one order fixed in advance (Feldman & Zrnic 2021)."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, partial
+from itertools import accumulate, islice, takewhile
+
+import numpy as np
+
+from services.budget.losses import NO_LOSSES, Losses
+from services.budget.terms import Terms
+from services.privacy import accounting
+from services.privacy.events import Event
+
+# Stands for "no limit": more tokens than any service will ever release.
+UNLIMITED = 2**62
+
+# Counts are composed exactly, but their conversion to an epsilon rounds a few times: what would fit by less than this,
+# relative to 1 + epsilon, is refused.
+SLACK = 2.0**-50
+
+
+@cache
+def cost(event: Event, order: float) -> float:
+    """What one token costs at this order; infinite where the event has no data-independent bound.
+
+    Raises:
+        ValueError: the event says a negative number, or none.
+    """
+    (rdp,) = np.asarray(event.rdp(np.array([order])), dtype=np.float64)
+    if not rdp >= 0:
+        raise ValueError(f"{event} costs {rdp} at order {order:g}; a cost is a non-negative number")
+    return float(rdp)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Decides by counts and recorded losses alone, so a decision can be made again from the ledger at any time."""
+
+    terms: Terms
+
+    def epsilon(self, spent: Mapping[Event, int], losses: Losses = NO_LOSSES) -> float:
+        """The epsilon, at the terms' delta and order, of these tokens, rounded like any float.
+
+        Where the budget limits measured losses, they stand for the tokens whose event is measured.
+        """
+        measured = self.terms.enforced == "measured"
+        bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
+        costs = [(count, cost(event, self.terms.order)) for event, count in bounded.items()]
+        costs.append((1, losses.largest if measured else 0.0))
+        if any(math.isinf(each) for _, each in costs):
+            return math.inf
+        exact = sum((count * Fraction(each) for count, each in costs), Fraction())
+        return accounting.epsilon(np.array([_nearest(exact)]), self.terms.delta, [self.terms.order]).epsilon
+
+    def affordable(
+        self, spent: Mapping[Event, int], event: Event, wanted: int = UNLIMITED, losses: Losses = NO_LOSSES
+    ) -> int:
+        """How many of `wanted` more tokens of `event` fit after `spent`: the most that do, and never one too many.
+
+        Raises:
+            ValueError: the event has no bound, so no budget can hold it.
+        """
+        if self.terms.epsilon is not None and math.isinf(cost(event, self.terms.order)):
+            raise ValueError(f"{event} costs inf at order {self.terms.order:g}; a budget needs a finite cost")
+
+        def too_many(tokens: int) -> bool:
+            return not self._fits({**spent, event: spent.get(event, 0) + tokens}, losses)
+
+        return max(0, bisect_left(range(wanted + 1), True, key=too_many) - 1)
+
+    def affordable_measured(
+        self, spent: Mapping[Event, int], losses: Losses, event: Event, tokens: Sequence[Sequence[float]]
+    ) -> int:
+        """How many of the first of these tokens of `event`, each with its losses, fit after `spent` and `losses`."""
+        if self.terms.enforced == "bound":
+            return self.affordable(spent, event, len(tokens))
+        totals = islice(accumulate(tokens, Losses.plus, initial=losses), 1, None)
+        return sum(1 for _ in takewhile(partial(self._fits, spent), totals))
+
+    def _fits(self, spent: Mapping[Event, int], losses: Losses) -> bool:
+        if self.terms.epsilon is None:
+            return True
+        return self.epsilon(spent, losses) <= self.terms.epsilon - SLACK * (1 + self.terms.epsilon)
+
+
+def _nearest(exact: Fraction) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,85 @@
+"""Which revision of the layout a database has, and how it gets the newest one (Alembic)."""
+
+import threading
+from functools import cache
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect
+
+from services.budget.errors import LedgerForeign, LedgerMissing
+from services.budget.table import ledger_table
+
+REVISION_TABLE = "privmix_ledger_revision"  # of its own, because others may share the database and use Alembic too
+BEFORE_REVISIONS = "0001"  # the layout of ledgers that were made before revisions were recorded
+
+_migrating = threading.Lock()  # Alembic keeps what it works on in its modules
+
+
+def has_ledger(connection: Connection) -> bool:
+    """Whether there is a ledger's table, empty or not."""
+    return inspect(connection).has_table(ledger_table.name)
+
+
+def check(connection: Connection) -> None:
+    """Makes sure that this version can read what is there; writes nothing.
+
+    Raises:
+        LedgerMissing: there has never been a ledger.
+        LedgerForeign: this is something else's, or its table is gone, or of a layout that this version does not know.
+    """
+    revision = _revision(connection)
+    if has_ledger(connection):
+        return
+    # A SQLite file is a ledger's or another's; in a PostgreSQL database many may live.
+    if connection.dialect.name == "sqlite" and inspect(connection).get_table_names():
+        raise LedgerForeign("there is no privmix ledger in this file, which is a database of something else")
+    if revision is None:
+        raise LedgerMissing("there is no privmix ledger in this database; the service makes it when it first starts")
+    raise LedgerForeign("the table of its ledger is gone; put it back, because a new one would forget what was spent")
+
+
+def migrate(connection: Connection, *, create: bool) -> bool:
+    """Brings the layout up to date, in the caller's transaction, and with `create` makes it; says whether it did.
+
+    Raises:
+        LedgerForeign: the layout is one that this version does not know.
+    """
+    revision, there = _revision(connection), has_ledger(connection)
+    # A revision without its table is no place to start anew: someone removed a ledger there.
+    made = create and not there and revision is None
+    if (not there and not made) or revision == _scripts().get_current_head():
+        return False
+    with _migrating:
+        configuration = _configuration()
+        configuration.attributes["connection"] = connection
+        if there and revision is None:
+            command.stamp(configuration, BEFORE_REVISIONS)
+        command.upgrade(configuration, "head")
+    return made
+
+
+def _revision(connection: Connection) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE})
+    revision = context.get_current_revision()
+    known = {script.revision for script in _scripts().walk_revisions()}
+    if revision is not None and revision not in known:
+        raise LedgerForeign(
+            f"its layout is of revision {revision}, and this version of privmix knows no later one than "
+            f"{_scripts().get_current_head()}: use the version that wrote it, or a newer one"
+        )
+    return revision
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_configuration())
+
+
+def _configuration() -> Config:
+    configuration = Config()
+    configuration.set_main_option("script_location", "services.budget:migrations")
+    configuration.set_main_option("path_separator", "os")
+    return configuration

@@ -1,0 +1,24 @@
+"""What the budget actor measures for Prometheus, through Ray: numbers that clients may know too."""
+
+from ray.util.metrics import Counter, Gauge
+
+from services.budget.ledger import Ledger
+
+
+class BudgetMetrics:
+    """What is spent is shown where the budget limits the data-independent bound, and not where it limits losses."""
+
+    def __init__(self) -> None:
+        self._leases = Counter("privmix_leases", "Leases and charges that were granted.")
+        self._promised = Gauge("privmix_budget_epsilon", "The epsilon that is promised.")
+        self._spent = Gauge("privmix_budget_epsilon_spent", "The epsilon that the budget has come to, as enforced.")
+        self._tokens = Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.")
+
+    def granted(self, ledger: Ledger) -> None:
+        """Something was charged."""
+        self._leases.inc()
+        balance, terms = ledger.balance(), ledger.terms
+        if terms.enforced == "bound" and terms.epsilon is not None and balance.latest is not None:
+            self._promised.set(terms.epsilon)
+            self._spent.set(ledger.filter.epsilon(balance.charged))
+            self._tokens.set(ledger.filter.affordable(balance.charged, balance.latest))

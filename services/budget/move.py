@@ -1,0 +1,85 @@
+"""Moving a ledger to another database: its chain goes on there, and ends here for ever.
+
+Both databases are locked while everything is copied and verified. Then the old one is fenced, by a last row that says
+where the ledger went, and committed; only after that the copy is committed. A crash at any moment leaves at most one
+ledger that can be written, and moving again finishes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import Connection, insert, select
+
+from services.budget import layout
+from services.budget.book import Balance, Book
+from services.budget.chain import Row, verified
+from services.budget.database import Database
+from services.budget.entries import Moved
+from services.budget.errors import LedgerCorrupt, LedgerExists, LedgerMoved
+from services.budget.reader import read, replay, rows
+from services.budget.table import ledger_table
+from services.budget.writing import append
+
+_BATCH = 1_000
+
+
+def move(source: str | Path, target: str | Path) -> Balance:
+    """Moves the ledger into a database that has none; returns where it stands there.
+
+    Whoever writes the old one is fenced out. Done before between the same two, it changes nothing.
+
+    Raises:
+        LedgerExists: the target has a ledger.
+        LedgerMoved: the source was moved elsewhere before.
+        LedgerError: one of the two cannot be used; the subclass and the message say which and why.
+    """
+    here, there = Database(source, "write"), Database(target, "create")
+    with Database(source, "read").transaction() as connection:  # before there is any trace at the target
+        left = replay(connection)
+        _check_may_go(left, there.name)
+    with there.transaction() as arriving:
+        if layout.migrate(arriving, create=True):
+            with here.transaction() as leaving:
+                _move(leaving, arriving, there.name)
+        else:
+            _check_arrived(left, arriving)
+    return read(target)
+
+
+def _move(leaving: Connection, arriving: Connection, to: str) -> None:
+    original = replay(leaving)
+    _check_may_go(original, to)
+    length, head = _end(original)
+    _copy(islice(verified(rows(leaving)), length), arriving)
+    copied = replay(arriving).head
+    if (copied.seq, copied.hash) != (length, head):
+        raise LedgerCorrupt(f"the copy ends at row {copied.seq} with hash {copied.hash}, the original at row {length}")
+    if original.moved is None:
+        append(leaving, original.head, original.epoch, Moved(to=to))
+
+
+def _copy(chain: Iterable[Row], arriving: Connection) -> None:
+    remaining = iter(chain)
+    while batch := list(islice(remaining, _BATCH)):
+        arriving.execute(insert(ledger_table), [asdict(row) for row in batch])
+
+
+def _check_may_go(original: Book, to: str) -> None:
+    if original.moved not in (None, to):
+        raise LedgerMoved(f"it was moved to {original.moved} before: finish that, or move it on from there")
+
+
+def _check_arrived(left: Book, arriving: Connection) -> None:
+    layout.check(arriving)
+    length, head = _end(left)
+    arrived = arriving.execute(select(ledger_table.c.hash).where(ledger_table.c.seq == length)).scalar()
+    if left.moved is None or arrived != head:
+        raise LedgerExists("there is a ledger already; a ledger is moved into a database that has none")
+
+
+def _end(original: Book) -> tuple[int, str]:
+    """Number and hash of the last row that goes along: all do but the one that says where they went."""
+    last = original.head
+    return (last.seq, last.hash) if original.moved is None else (last.seq - 1, last.previous)

@@ -1,0 +1,78 @@
+"""A ledger in PostgreSQL: one writer at a time, and on disk when a transaction returns."""
+
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from services.budget.access import Access
+from services.budget.errors import LedgerError, LedgerUnavailable
+
+ADVISORY_LOCK = 0x707269766D6978  # "privmix": the stand-in for SQLite's one-writer lock
+LOCK_TIMEOUT = "30s"  # to wait for another writer's transaction
+IDLE_TIMEOUT = "10s"  # after which the server ends the transaction of a writer whose machine has gone silent
+
+# A server that has gone silent is given up in half a minute; what the URL says about these stands.
+_LINK = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+_ADVICE = {
+    None: "check that the server runs and that the URL is right",
+    "25006": "this server only reads, as a standby does; name the one that writes",
+    "42501": "this user must be able to read the ledger's tables and insert into them, and to make them at first",
+    "53100": "make room on the server's disk",
+    "55P03": "another writer holds it; try again",
+}
+
+
+def engine(url: URL, access: Access) -> Engine:
+    """
+    Raises:
+        LedgerUnavailable: the driver that the URL names is not installed.
+    """
+    link = {name: value for name, value in _LINK.items() if name not in url.query}
+    pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
+    try:
+        # The lock is taken in a statement of its own, so the statements after it must each see what is there by then.
+        made = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
+    except ModuleNotFoundError as error:
+        raise LedgerUnavailable(f"{url} needs the package {error.name}; install it") from error
+    if access == "read":
+        return made.execution_options(postgresql_readonly=True)
+    event.listen(made, "connect", _demand_a_disk)
+    # Making or moving a ledger reads all of it between two statements.
+    idle = IDLE_TIMEOUT if access == "write" else "0"
+    event.listen(made, "begin", lambda connection: _begin_alone(connection, idle))
+    return made
+
+
+def explained(error: DBAPIError) -> LedgerError:
+    """What a failure of the database means, in words."""
+    advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "look at the database")
+    return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
+
+
+def _demand_a_disk(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SHOW fsync")
+    fsync = cursor.fetchall()[0][0]
+    cursor.close()
+    connection.rollback()
+    if fsync != "on":
+        raise LedgerUnavailable("the server runs with fsync = off and may forget what it has confirmed; turn it on")
+
+
+def _begin_alone(connection: Connection, idle: str) -> None:
+    connection.exec_driver_sql(
+        "SELECT set_config('synchronous_commit', 'on', true), "
+        f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true), "
+        f"set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+    )
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")

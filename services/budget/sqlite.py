@@ -1,0 +1,97 @@
+"""A ledger in a SQLite file: one writer at a time, and on disk when a transaction returns."""
+
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Engine, NullPool, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from services.budget.access import Access
+from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
+from services.budget.table import ledger_table
+
+BUSY_TIMEOUT = 30.0  # seconds to wait for another writer's transaction
+MAGIC = b"SQLite format 3\0"  # how such a file begins, https://sqlite.org/fileformat.html
+
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "another process holds it; try again",
+    sqlite3.SQLITE_CANTOPEN: "check that it is there and that this user may open it",
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_IOERR: "its disk is full or failing",
+    sqlite3.SQLITE_READONLY: "this user must be able to write the file and its directory",
+}
+
+_UNSHARED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
+def engine(path: Path, access: Access) -> Engine:
+    # A connection for every transaction: a file that was removed or replaced meanwhile is noticed, not written to.
+    made = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_file(path, access))
+    start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
+    event.listen(made, "begin", lambda connection: connection.exec_driver_sql(start))
+    return made
+
+
+def explained(error: DBAPIError) -> LedgerError:
+    """What a failure of the database means, in words."""
+    code = getattr(error.orig, "sqlite_errorcode", -1) & 0xFF  # the low byte is the primary result code
+    if code == sqlite3.SQLITE_NOTADB:
+        return LedgerForeign("this is not a SQLite file")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return LedgerCorrupt(f"{error.orig}; restore it from a backup")
+    return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'look at the database')}")
+
+
+def _open_file(path: Path, access: Access) -> sqlite3.Connection:
+    if path.is_dir():
+        raise LedgerForeign("this is a directory; name the ledger's file in it")
+    if not path.parent.is_dir():
+        raise LedgerMissing(f"there is no directory {path.parent}; make it, or name another")
+    if access == "read" and not path.exists():
+        raise LedgerMissing("there is no such file; the service makes it when it first starts")
+    if access == "write" and not path.exists():
+        raise LedgerMissing("the file is gone; put it back, because a new one would forget what was spent")
+    return _open_to_read(path) if access == "read" else _open_to_write(path, "rw" if access == "write" else "rwc")
+
+
+def _open_to_write(path: Path, mode: str) -> sqlite3.Connection:
+    connection = _open(path, mode=mode)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    if tables and ledger_table.name not in tables:
+        raise LedgerForeign(f"this is a database of something else; it has a table {tables[0]!r}")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")
+    (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if journal != "wal":
+        raise LedgerUnavailable("its file system does not share memory among processes; use a local disk")
+    return connection
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    # Not mode=ro, which would leave the empty files behind that readers and writers share.
+    connection = _open(path, mode="rw")
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF not in _UNSHARED or path.with_name(path.name + "-wal").exists():
+            raise
+        # A reader that may not write the directory cannot share memory with writers; without a write-ahead log
+        # the file alone is the whole ledger.
+        return _open(path, mode="ro", immutable="1")
+    return connection
+
+
+def _open(path: Path, **parameters: str) -> sqlite3.Connection:
+    query = "&".join(f"{name}={value}" for name, value in parameters.items())
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{query}",
+        uri=True,
+        timeout=BUSY_TIMEOUT,
+        isolation_level=None,  # transactions begin where we say
+    )
+    # A row that is no UTF-8 any more shall fail its hash, with its number, rather than the whole query.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    return connection

@@ -1,0 +1,200 @@
+"""What is promised, what is spent and what is left, for people and for programs."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from services.budget.book import Balance
+from services.budget.filter import UNLIMITED, Filter
+from services.budget.terms import Terms
+from services.privacy import accounting
+from services.privacy.events import Event, Guarantee, Status
+from services.privacy.settings import Enforced
+
+DIGITS = 4
+
+# Beyond these a privacy loss distribution takes more than seconds to compose, and the rounding of its grid, up to
+# 1e-4 for every token, makes it worse than the Rényi epsilon.
+PLD_TOKENS = 100_000
+PLD_EPSILON = 100.0
+
+_STATUSES: tuple[str, ...] = get_args(Status)
+
+
+class Charge(BaseModel):
+    """Tokens charged at the cost of one event, those of open leases included."""
+
+    model_config = ConfigDict(frozen=True)
+
+    event: dict[str, Any]
+    status: str
+    tokens: int
+
+
+class Statement(BaseModel):
+    """What a client may know: nothing here depends on the private text.
+
+    Epsilons are rounded up to `DIGITS` decimals, what is left of one is rounded down. `epsilon_spent` is that of all
+    tokens charged, by the data-independent bounds of their events and Rényi divergences: at their best order while all
+    have the same event, else at the promise's `order`. `epsilon_pld` is the epsilon of the same tokens by privacy loss
+    distributions, where these say more; it is a claim only while the events do not depend on answers. `tokens_left`
+    counts tokens of `event`, the current one. A number is None where it is not known, has no limit, or may not be told.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    epsilon: float | None
+    delta: float
+    order: float
+    adjacency: str
+    enforced: Enforced
+    stop_within: int | None
+    guarantee: str
+    epsilon_spent: float | None
+    epsilon_left: float | None
+    epsilon_pld: float | None
+    tokens_charged: int
+    tokens_left: int | None
+    stopped: bool
+    event: dict[str, Any] | None
+
+
+class LedgerStatement(Statement):
+    """What there is to know besides, that does not depend on the private text either.
+
+    `epsilon_bound` is that of these tokens' data-independent bounds at the promise's order, which the filter compares
+    with the promise where `enforced` is "bound". `epsilon_user` protects the replacement of one part, at that order.
+    `tokens_held` were granted in leases that are not settled: they are charged, and may never be released. `rows` and
+    `head` identify the chain: whoever keeps them elsewhere can prove later that no row was taken off its end.
+    """
+
+    ensemble: str
+    epsilon_bound: float | None
+    epsilon_user: float | None
+    tokens_held: int
+    charges: tuple[Charge, ...]
+    epoch: int
+    rows: int
+    head: str
+
+
+class OperatorStatement(LedgerStatement):
+    """What the operator alone may know: epsilons of losses that were measured on the private text, eps(D).
+
+    `epsilon_measured` is that of all tokens, at the promise's order, for the part that lost most; None where nothing
+    was measured. `epsilon_measured_left` is what the promise leaves of it, where measured losses are what it limits.
+    """
+
+    epsilon_measured: float | None
+    epsilon_measured_left: float | None
+
+    def ledger(self) -> LedgerStatement:
+        """What does not depend on the private text."""
+        return LedgerStatement(**{name: getattr(self, name) for name in LedgerStatement.model_fields})
+
+    def client(self) -> Statement:
+        """The part of it that may be told to anyone."""
+        return Statement(**{name: getattr(self, name) for name in Statement.model_fields})
+
+
+def statement(balance: Balance, event: Event | None = None) -> OperatorStatement:
+    """Where a ledger stands, with what is left counted in tokens of `event` (by default the one charged last)."""
+    terms, charged = balance.terms, balance.charged
+    event = event or balance.latest
+    bound = Filter(terms.model_copy(update={"enforced": "bound"})).epsilon(charged)
+    spent = min(bound, _best(charged, terms.delta)) if len(charged) == 1 else bound
+    tokens, left = sum(charged.values()), _tokens_left(balance, event)
+    user = accounting.user_epsilon(charged, terms.delta, [terms.order])
+    measured = _measured(balance)
+    limits_bound = terms.enforced == "bound"
+    return OperatorStatement(
+        **terms.model_dump(),
+        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left),
+        epsilon_spent=_up(spent),
+        epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
+        epsilon_bound=_up(bound),
+        epsilon_pld=_up(_pld_where_useful(charged, terms.delta, spent)),
+        epsilon_user=_up(user.epsilon if user else None),
+        epsilon_measured=_up(measured),
+        epsilon_measured_left=None if limits_bound or measured is None else _rest(terms.epsilon, measured),
+        tokens_charged=tokens,
+        tokens_held=sum(balance.held.values()),
+        tokens_left=left,
+        stopped=balance.stopped,
+        event=None if event is None else json.loads(event.to_json()),
+        charges=tuple(
+            Charge(event=json.loads(each.to_json()), status=each.guarantee.status, tokens=count)
+            for each, count in charged.items()
+        ),
+        epoch=balance.epoch,
+        rows=balance.rows,
+        head=balance.head,
+    )
+
+
+def promise_sentence(terms: Terms, guarantee: Guarantee, tokens: int | None) -> str:
+    """What the terms promise, in one sentence; `tokens` of them at most, where their number is fixed in advance."""
+    if terms.enforced == "measured" and guarantee.status == "certified":  # of the bound, which is not what is limited
+        guarantee = replace(guarantee, status="data-dependent")
+    epsilon = "unbounded" if terms.epsilon is None else f"{terms.epsilon:g}"
+    return guarantee.sentence(epsilon, terms.delta, tokens)
+
+
+def _best(charged: Mapping[Event, int], delta: float) -> float:
+    """At the best order for these counts: a claim only while nothing about the events could follow the answers."""
+    return accounting.epsilon(accounting.rdp(charged), delta).epsilon
+
+
+def _measured(balance: Balance) -> float | None:
+    if not any(event.measured for event in balance.charged):
+        return None
+    terms = balance.terms.model_copy(update={"enforced": "measured"})
+    return Filter(terms).epsilon(balance.charged, balance.losses)
+
+
+def _guarantee(terms: Terms, events: Iterable[Event], tokens: int | None) -> str:
+    """The weakest event's, because what is charged is charged for all of them together."""
+    guarantees = [event.guarantee for event in events]
+    if not guarantees:
+        return "Nothing that depends on the private text was released."
+    weakest = max(guarantees, key=lambda guarantee: _STATUSES.index(guarantee.status))
+    return promise_sentence(terms, weakest, tokens)
+
+
+def _pld_where_useful(charged: Mapping[Event, int], delta: float, spent: float) -> float | None:
+    if sum(charged.values()) > PLD_TOKENS or spent > PLD_EPSILON:
+        return None
+    epsilon = _pld(frozenset(charged.items()), delta)
+    return None if epsilon is None or epsilon > spent else epsilon
+
+
+@lru_cache(maxsize=16)
+def _pld(charged: frozenset[tuple[Event, int]], delta: float) -> float | None:
+    return accounting.pld_epsilon(dict(charged), delta)
+
+
+def _tokens_left(balance: Balance, event: Event | None) -> int | None:
+    """None where it has no limit, or depends on losses that are not known yet or are private."""
+    if balance.stopped:
+        return 0
+    if event is None or balance.terms.enforced == "measured":
+        return None
+    left = Filter(balance.terms).affordable(balance.charged, event)
+    return None if left == UNLIMITED else left
+
+
+def _up(epsilon: float | None) -> float | None:
+    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, DIGITS)
+
+
+def _rest(promised: float | None, spent: float) -> float | None:
+    shown = _up(spent)
+    return (
+        None if promised is None or shown is None else max(0.0, float(Decimal(repr(promised)) - Decimal(repr(shown))))
+    )

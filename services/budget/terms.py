@@ -1,0 +1,49 @@
+"""The promise that a ledger keeps."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.budget.errors import LedgerMismatch
+from services.privacy.settings import Enforced
+
+# dp_accounting converts Rényi divergences to an epsilon above this order only.
+LOWEST_ORDER = 1.01
+
+
+class Terms(BaseModel):
+    """What one ensemble is promised: (epsilon, delta) under an adjacency, enforced at one Rényi order.
+
+    `ensemble` is the manifest's id; `epsilon` is None where nothing is promised. `order` is fixed when the ledger is
+    created, because later events may be chosen after looking at earlier answers (Feldman & Zrnic 2021). `enforced`
+    says what the budget limits: the data-independent bound of what is released, or, for protocols that measure their
+    losses on the private text, those. With `stop_within` the ledger stops, at the latest, after a number of measured
+    tokens that it drew uniformly from 1 to this when it was made (random stopping, SubMix, Proposition C.3).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    ensemble: str = Field(min_length=1)
+    epsilon: float | None = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    order: float = Field(gt=LOWEST_ORDER)
+    adjacency: str = Field(min_length=1)
+    enforced: Enforced = "bound"
+    stop_within: int | None = Field(None, gt=0)
+
+    def demand(self, configured: "Terms") -> None:
+        """Checks that a configuration makes the promise that a ledger keeps.
+
+        Raises:
+            LedgerMismatch: it makes another one; names the fields.
+        """
+        differences = [
+            f"{name} is {ours!r} there and {asked!r} here"
+            for name in type(self).model_fields
+            if (ours := getattr(self, name)) != (asked := getattr(configured, name))
+        ]
+        if differences:
+            raise LedgerMismatch(
+                f"it keeps another promise than the configuration makes: {', '.join(differences)}. Tokens were "
+                "released under that in the ledger, so it stands: configure it as it is there. A new ensemble, or a "
+                "further promise for this one, needs a ledger of its own; what two ledgers promise for the same text "
+                "adds up"
+            )

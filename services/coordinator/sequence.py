@@ -1,0 +1,55 @@
+"""One live generation inside the coordinator."""
+
+import time
+
+from services.coordinator.messages import Delta, FinishReason, Generation
+from services.coordinator.text import Detokenizer, TextStream
+
+
+class Sequence:
+    """Context, text and end of one generation; every token that it accepts has been paid for.
+
+    `line` names the gateway that asked. One that is `public` is answered by the public model alone, at no charge.
+    """
+
+    def __init__(self, line: str, generation: Generation, detokenizer: Detokenizer) -> None:
+        self.line = line
+        self.generation = generation
+        self.tokens = generation.prompt
+        self.public = False
+        self.finish_reason: FinishReason | None = None
+        self.waiting_since = time.monotonic()
+        self._text = TextStream(detokenizer, generation.prompt, generation.stop)
+
+    def waited(self) -> float:
+        """Seconds since this was asked last, or since the submission."""
+        before, self.waiting_since = self.waiting_since, time.monotonic()
+        return self.waiting_since - before
+
+    @property
+    def started(self) -> bool:
+        """Whether a token was accepted."""
+        return len(self.tokens) > len(self.generation.prompt)
+
+    @property
+    def id(self) -> str:
+        return self.generation.id
+
+    def accept(self, token: int) -> Delta:
+        """Take the sampled token."""
+        self.tokens = (*self.tokens, token)
+        text = self._text.push(token)
+        if self._text.stopped:
+            self.finish_reason = "stop"
+        elif len(self.tokens) - len(self.generation.prompt) == self.generation.max_tokens:
+            self.finish_reason = "length"
+            text += self._text.finish()
+        return self._delta(text, 1)
+
+    def end(self, reason: FinishReason) -> Delta:
+        """No further token will come."""
+        self.finish_reason = reason
+        return self._delta(self._text.finish(), 0)
+
+    def _delta(self, text: str, tokens: int) -> Delta:
+        return Delta(self.id, text, tokens, self.finish_reason, self.public)

@@ -1,0 +1,103 @@
+"""The one interface behind which a base model and its adapters answer next-token queries."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+PUBLIC = "public"
+"""The name under which the base model, without any adapter, is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence, asked of several models at once.
+
+    Attributes:
+        sequence: identifies the live sequence; caches are kept under it until `Engine.release`.
+        tokens: the whole context, prompt and output so far.
+        adapters: the models wanted, `PUBLIC` among them where the public row is wanted.
+    """
+
+    sequence: str
+    tokens: tuple[int, ...]
+    adapters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is built from. `context_length` counts the prompt and every output token."""
+
+    model: Path
+    kind: Literal["vllm", "transformers"] = "vllm"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    context_length: int = 2048
+    cache_gib: float = 2.0
+    gpu_memory_utilization: float = 0.9
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if PUBLIC in self.adapters:
+            raise ValueError(f"adapters: the name {PUBLIC!r} belongs to the base model; rename that adapter")
+
+
+class Engine(ABC):
+    """Next-token distributions of a base model plus LoRA adapters. Not thread-safe: one caller at a time."""
+
+    vocabulary: int
+    context_length: int
+    adapters: tuple[str, ...]
+
+    def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Log-probabilities of the token that follows each context, under each model asked.
+
+        Returns:
+            float32 [rows, vocabulary] on the engine's device: the rows of the first request in the order of its
+            `adapters`, then those of the second, and so on.
+
+        Raises:
+            ValueError: an empty or over-long context, a token outside the vocabulary, an unknown adapter, or the same
+                sequence twice. Nothing has been computed then.
+        """
+        self._check(requests)
+        return self._next_token(requests)
+
+    @abstractmethod
+    def release(self, sequence: str) -> None:
+        """Drop every cache of the sequence. Unknown sequences are no error: a release may be repeated."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the device's memory."""
+
+    @abstractmethod
+    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor: ...
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        known = {PUBLIC, *self.adapters}
+        for request in requests:
+            length, limit = len(request.tokens), self.context_length - 1
+            if not 0 < length <= limit:
+                raise ValueError(f"tokens: a context has between 1 and {limit} tokens here, got {length}")
+            if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocabulary:
+                raise ValueError(f"tokens: every token id lies in [0, {self.vocabulary})")
+            if unknown := set(request.adapters) - known:
+                raise ValueError(f"adapters: not loaded here: {', '.join(sorted(unknown))}")
+            if len(set(request.adapters)) != len(request.adapters):
+                raise ValueError("adapters: each model is asked once a request")
+        if len({request.sequence for request in requests}) != len(requests):
+            raise ValueError("sequence: the same sequence stands twice in one call")
+
+
+def create(settings: EngineSettings) -> Engine:
+    """The engine that `settings.kind` names. Imports are late because each backend is heavy and may be absent."""
+    if settings.kind == "vllm":
+        from services.engine.vllm_engine import VllmEngine
+
+        return VllmEngine(settings)
+    from services.engine.transformers_engine import TransformersEngine
+
+    return TransformersEngine(settings)

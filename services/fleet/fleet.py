@@ -1,0 +1,222 @@
+"""The Ray actor that owns the shards: it starts and ends them, and tells the coordinators who serves."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from services.fleet.metrics import FleetMetrics
+from services.fleet.plan import ShardPlan
+from services.fleet.roster import Block, Roster
+from services.privacy.settings import Settings
+from services.shard import Shard
+
+NAME = "fleet"
+PROBE_S = 5.0
+WATCH_S = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+class FleetError(Exception):
+    """The fleet cannot be what was asked; the message says why, and it is what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Plain data, from which Ray can make the actor again.
+
+    `order` is that of the ledger's filter, on which a protocol may depend. `coordinators` are told of every change.
+    """
+
+    namespace: str
+    plans: tuple[ShardPlan, ...]
+    settings: Settings
+    order: float | None
+    coordinators: tuple[str, ...]
+    start_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHealth:
+    """One actor of the fleet; `answers` says whether it did within a few seconds."""
+
+    name: str
+    parts: tuple[int, ...]
+    answers: bool
+    resident_bytes: int | None
+
+
+class Foreman:
+    """Shards that serve are the first blocks of the plan, in its order: state is their number, and their actors'.
+
+    An actor that Ray made again finds it out from the shards that live. Shards belong to nobody (detached):
+    they and the coordinators go on while this actor is away.
+    """
+
+    def __init__(self, settings: FleetSettings, shards: int) -> None:
+        self._settings = settings
+        self._changing = asyncio.Lock()
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            shards = self._living()
+        self._roster = self._roster_of(shards)
+        self._metrics = FleetMetrics()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def start(self) -> Roster:
+        """Start the shards of the roster that do not live; returns when all of them answer.
+
+        Raises:
+            FleetError: one could not be started.
+        """
+        async with self._changing:
+            await self._raise(range(len(self._roster.blocks)))
+            return self._roster
+
+    async def roster(self) -> Roster:
+        return self._roster
+
+    async def scale(self, shards: int) -> Roster:
+        """Serve that many blocks of parts. New shards join once they answer; old ones leave once nobody asks them.
+
+        Raises:
+            FleetError: there are not so many blocks, or a shard could not be started; then nothing has changed.
+        """
+        if not 1 <= shards <= len(self._settings.plans):
+            raise FleetError(f"shards: this ensemble has blocks for 1 to {len(self._settings.plans)}, not {shards}")
+        async with self._changing:
+            before = self._roster
+            await self._raise(range(len(before.blocks), shards))
+            try:
+                self._roster = self._roster_of(shards)
+            except ValueError as error:
+                self._lower(range(len(before.blocks), shards))
+                raise FleetError(f"shards: {error}") from error
+            await self._tell()
+            self._lower(range(shards, len(before.blocks)))
+            _log.info("%d shards serve %d parts", shards, self._roster.protocol.parts)
+            return self._roster
+
+    async def health(self) -> list[ShardHealth]:
+        """Every shard of the roster, asked now."""
+        parts = {name: tuple(plan.part_numbers) for plan in self._settings.plans for name in plan.shards}
+        names = self._roster.shards
+        found = await asyncio.gather(*map(self._probe, names))
+        for name, resident in zip(names, found, strict=True):
+            self._metrics.probed(name, resident is not None)
+        return [
+            ShardHealth(name, parts[name], resident is not None, resident)
+            for name, resident in zip(names, found, strict=True)
+        ]
+
+    async def status(self) -> dict[str, Any]:
+        """For `privmix status`: nothing here depends on the private text."""
+        return {
+            "version": self._roster.version,
+            "parts": self._roster.protocol.parts,
+            "coordinators": list(self._settings.coordinators),
+            "shards": [asdict(shard) for shard in await self.health()],
+        }
+
+    async def close(self) -> None:
+        """End every shard."""
+        self._lower(range(len(self._settings.plans)))
+
+    def _roster_of(self, shards: int) -> Roster:
+        plans = self._settings.plans[:shards]
+        protocol = self._settings.settings.plan(sum(plan.parts for plan in plans), self._settings.order)
+        return Roster(time.time_ns(), protocol, tuple(Block(plan.index, plan.models, plan.shards) for plan in plans))
+
+    def _living(self) -> int:
+        """How many of the first blocks have an actor."""
+        for count, plan in enumerate(self._settings.plans):
+            if not any(self._find(name) for name in plan.shards):
+                return max(1, count)
+        return len(self._settings.plans)
+
+    async def _raise(self, blocks: Sequence[int]) -> None:
+        try:
+            actors = [actor for index in blocks for actor in self._actors(self._settings.plans[index])]
+            answers = asyncio.gather(*(actor.status.remote() for actor in actors))
+            await asyncio.wait_for(answers, self._settings.start_timeout_s)
+        except (RayError, TimeoutError, ValueError) as error:
+            self._lower(blocks)
+            raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
+
+    def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
+        group = self._group(plan) if plan.copies > 1 else None
+        for position, name in enumerate(plan.shards):
+            strategy = PlacementGroupSchedulingStrategy(group, position) if group else "DEFAULT"
+            yield Shard.options(
+                name=name,
+                namespace=self._settings.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=plan.num_cpus,
+                num_gpus=plan.num_gpus,
+                scheduling_strategy=strategy,
+                runtime_env={"env_vars": dict(plan.environment)},
+            ).remote(plan.engine)
+
+    def _group(self, plan: ShardPlan) -> PlacementGroup:
+        """Copies keep apart where there are machines enough; a pending group is what Ray's autoscaler acts on."""
+        name = self._group_name(plan)
+        with suppress(ValueError):
+            return ray.util.get_placement_group(name)
+        bundle = {"CPU": plan.num_cpus, "GPU": plan.num_gpus}
+        needs = {resource: amount for resource, amount in bundle.items() if amount}
+        return placement_group([needs] * plan.copies, strategy="SPREAD", name=name, lifetime="detached")
+
+    def _group_name(self, plan: ShardPlan) -> str:
+        return f"{self._settings.namespace}-{plan.shards[0]}"
+
+    async def _watch(self) -> None:
+        """Probe the shards for ever, for the metrics' sake."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self.health()
+
+    async def _tell(self) -> None:
+        """Hand the roster to every coordinator that lives; one that starts later asks for it."""
+        living = [actor for name in self._settings.coordinators if (actor := self._find(name))]
+        told = await asyncio.gather(*(actor.reshape.remote(self._roster) for actor in living), return_exceptions=True)
+        for error in told:
+            if isinstance(error, BaseException):
+                _log.warning("a coordinator was not told who serves: %s", type(error).__name__)
+
+    def _lower(self, blocks: Sequence[int]) -> None:
+        for plan in (self._settings.plans[index] for index in blocks):
+            for actor in filter(None, map(self._find, plan.shards)):
+                ray.kill(actor)
+            if plan.copies > 1:
+                with suppress(ValueError):
+                    remove_placement_group(ray.util.get_placement_group(self._group_name(plan)))
+
+    async def _probe(self, name: str) -> int | None:
+        actor = self._find(name)
+        if actor is None:
+            return None
+        try:
+            status = await asyncio.wait_for(actor.status.remote(), PROBE_S)
+        except (RayError, TimeoutError):
+            return None
+        resident: int = status.resident_bytes
+        return resident
+
+    def _find(self, name: str) -> ActorHandle | None:
+        try:
+            return ray.get_actor(name, self._settings.namespace)
+        except ValueError:
+            return None
+
+
+Fleet = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Foreman)

@@ -1,0 +1,35 @@
+"""What the fleet may start: every block of the ensemble, served yet or not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.engine.engine import EngineSettings
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One block of parts to be: its models by number, the engine that holds them, and what Ray reserves for each copy.
+
+    `parts` counts the parts of the block, `copies` the actors that serve it.
+    """
+
+    index: int
+    parts: int
+    models: Mapping[int, str]
+    engine: EngineSettings
+    num_cpus: float
+    num_gpus: float
+    environment: Mapping[str, str]
+    copies: int = 1
+
+    @property
+    def part_numbers(self) -> range:
+        """The parts of the block; each has as many models as any other."""
+        first = min(self.models) * self.parts // len(self.models)
+        return range(first, first + self.parts)
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The names of the actors."""
+        name = f"shard-{self.index:03d}"
+        return (name, *(f"{name}-copy-{copy}" for copy in range(1, self.copies)))

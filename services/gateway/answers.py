@@ -1,0 +1,117 @@
+"""One request's answer while it grows: what each choice has said, and what it has cost."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from services.coordinator.messages import Delta, FinishReason, Generation
+from services.gateway.errors import NO_RETRY, ApiError, budget_exhausted, unavailable
+from services.gateway.responses import Frame, Piece, Privmix, Style, Usage
+
+
+@dataclass
+class Choice:
+    """The state of one generation."""
+
+    index: int
+    text: str = ""
+    tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    def hear(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.finish_reason = delta.finish_reason
+
+
+class Answer:
+    """The choices of one request, in the order of their generations."""
+
+    def __init__(self, style: Style, model: str, generations: Sequence[Generation], prompt_tokens: int) -> None:
+        self._style = style
+        self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
+        self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
+        self._prompt_tokens = prompt_tokens
+        self._sources: set[bool] = set()
+
+    @property
+    def usage(self) -> Usage:
+        released = sum(choice.tokens for choice in self._choices.values())
+        return Usage(
+            prompt_tokens=self._prompt_tokens, completion_tokens=released, total_tokens=self._prompt_tokens + released
+        )
+
+    @property
+    def counts(self) -> str:
+        """For the log."""
+        usage = self.usage
+        return (
+            f"id={self._frame['id']} choices={len(self._choices)} "
+            f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}"
+        )
+
+    @property
+    def privmix(self) -> Privmix | None:
+        """Who has answered so far, where that is not the ensemble alone."""
+        return _mark(self._sources)
+
+    def hear(self, deltas: Sequence[Delta]) -> None:
+        """Take what the coordinator released.
+
+        Raises:
+            ApiError: a generation failed; or the budget was used up before any choice had a token.
+        """
+        for delta in deltas:
+            self._choices[delta.id].hear(delta)
+        self._sources |= _sources(deltas)
+        reasons = {choice.finish_reason for choice in self._choices.values()}
+        if reasons & {"error", "cancelled"}:
+            raise self.failed(unavailable("the answer could not be completed", "generation_failed"))
+        if reasons == {"privacy_budget"} and not self.usage.completion_tokens:
+            raise budget_exhausted()
+
+    def failed(self, failure: ApiError) -> ApiError:
+        """The failure of this answer; a client that repeats it by itself would be charged for its tokens again."""
+        if self.usage.completion_tokens:
+            failure.headers |= NO_RETRY
+        return failure
+
+    def whole(self) -> BaseModel:
+        pieces = [Piece(choice.index, choice.text, choice.finish_reason) for choice in self._choices.values()]
+        return self._style.whole(self._frame, pieces, self.usage, self.privmix)
+
+    def opening(self) -> Iterator[BaseModel]:
+        """The chunks that a stream begins with."""
+        chunks = (self._style.opening(self._frame, choice.index) for choice in self._choices.values())
+        return (chunk for chunk in chunks if chunk is not None)
+
+    def chunks(self, deltas: Sequence[Delta], with_usage: bool = False) -> Iterator[BaseModel]:
+        """The chunks for deltas that leave together: one for each choice, none where there is nothing to say yet."""
+        for choice, heard in self._by_choice(deltas):
+            piece = Piece(choice.index, "".join(delta.text for delta in heard), heard[-1].finish_reason)
+            if piece.text or piece.finish_reason:
+                chunk = self._style.chunk(self._frame, piece, _mark(_sources(heard)))
+                yield chunk.model_copy(update={"usage": self.usage}) if with_usage else chunk
+
+    def closing(self) -> BaseModel:
+        return self._style.closing(self._frame, self.usage)
+
+    def _by_choice(self, deltas: Sequence[Delta]) -> Iterator[tuple[Choice, list[Delta]]]:
+        heard: dict[str, list[Delta]] = {}
+        for delta in deltas:
+            heard.setdefault(delta.id, []).append(delta)
+        return ((self._choices[identity], theirs) for identity, theirs in heard.items())
+
+
+def _sources(deltas: Sequence[Delta]) -> set[bool]:
+    """Whether the tokens came from the public model alone; both, if some did."""
+    return {delta.public for delta in deltas if delta.tokens}
+
+
+def _mark(sources: set[bool]) -> Privmix | None:
+    if True not in sources:
+        return None
+    return Privmix(answered_by="mixed" if False in sources else "public")

@@ -1,0 +1,50 @@
+"""The gateway as a Ray Serve deployment."""
+
+import logging
+import secrets
+
+from fastapi import FastAPI
+from ray import serve
+
+from services.gateway.app import build_app
+from services.gateway.hub import Hub
+from services.gateway.prompts import Prompts
+from services.gateway.settings import GatewaySettings
+from services.gateway.status import Status
+
+
+def _log_with_serve() -> None:
+    """Send what the gateway logs where Serve logs."""
+    ours = logging.getLogger("services.gateway")
+    ours.setLevel(logging.INFO)
+    ours.handlers = logging.getLogger("ray.serve").handlers
+    ours.propagate = False
+
+
+@serve.deployment(name="gateway", max_ongoing_requests=1024)
+@serve.ingress()
+class Gateway:
+    """One replica: `Gateway.options(num_replicas=2).bind(settings)`.
+
+    A waiting stream costs next to nothing here, so a replica takes many; the coordinator refuses what it cannot hold.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        _log_with_serve()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Ray Serve's hook for an app that is built in the replica."""
+        settings = self._settings
+        # Replicas spread over the coordinators; each keeps to one, whose place Ray keeps filled.
+        coordinator = secrets.choice(settings.coordinator_actors)
+        hub = Hub(settings.namespace, coordinator, settings.stall_timeout_s)
+        status = Status(
+            settings.namespace,
+            coordinator,
+            settings.budget_actor,
+            settings.health_timeout_s,
+            settings.statement_timeout_s,
+        )
+        # Serve's proxy answers with the request id.
+        return build_app(settings, Prompts.load(settings.model), hub, status, answer_request_id=False)

@@ -1,0 +1,5 @@
+"""What a gateway measures for Prometheus besides what Ray Serve does."""
+
+from ray.util.metrics import Counter
+
+refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))

@@ -1,0 +1,47 @@
+"""What the gateway must be told; checked on construction, unknown names refused."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+
+
+class GatewaySettings(BaseModel):
+    """Settings of one gateway replica.
+
+    `model` is a Hugging Face model directory, read for its tokenizer only; `context_length` is the engine's, in tokens.
+    Each of `served_model_names` is a name of the one ensemble. No `api_keys` means that every client is let in. The
+    defaults for the length of an answer give way to `max_tokens` and to the context.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+
+    model: Path
+    context_length: PositiveInt
+    served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
+
+    namespace: str = "privmix"
+    coordinator_actors: tuple[str, ...] = Field(("coordinator",), min_length=1)
+    budget_actor: str = "budget"
+
+    api_keys: tuple[SecretStr, ...] = ()
+
+    max_body_bytes: PositiveInt = 1 << 20
+    max_n: PositiveInt = 8
+    max_prompts: PositiveInt = 16
+    max_tokens: PositiveInt = 2048
+    default_max_tokens: PositiveInt = 16
+    default_chat_max_tokens: PositiveInt = 256
+
+    stall_timeout_s: PositiveFloat = 120.0
+    """How long a request waits for the next token before it fails with 503."""
+    health_timeout_s: PositiveFloat = 5.0
+    statement_timeout_s: PositiveFloat = 30.0
+    write_interval_s: float = Field(0.01, ge=0)
+    """Tokens of one stream that come within this time of its last write leave in one write."""
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_are_not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(not key.get_secret_value() for key in keys):
+            raise ValueError("one key is empty; remove it, or give it a value")
+        return keys

@@ -1,0 +1,39 @@
+"""The tokens that noise is added to: the most likely ones of the public model, a choice from p0 alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.privacy.protocol import Answers
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The most likely tokens of each of S sequences, the most likely first.
+
+    Attributes:
+        tokens: int64 [S, k]. Fewer than were asked for where the vocabulary is smaller.
+        kept: bool [S, k], false for tokens outside the kept set, which must not be released.
+    """
+
+    tokens: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, public: Tensor, count: int) -> "Candidates":
+        """The ``count`` most likely tokens under p0 [S, V]."""
+        likeliest = public.topk(min(count, public.shape[1]), dim=1)
+        return cls(likeliest.indices, likeliest.values > 0)
+
+    def probabilities(self, answers: Answers) -> Tensor:
+        """p_i of the candidates: float64 [R, k]."""
+        owners = sequences(answers)
+        chosen = self.tokens[owners]
+        return answers.ratios.gather(1, chosen).double() * answers.public.gather(1, self.tokens).double()[owners]
+
+
+def sequences(answers: Answers) -> Tensor:
+    """int64 [R]: the sequence that each row belongs to."""
+    lengths = torch.tensor([len(asked) for asked in answers.models], device=answers.ratios.device)
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)

@@ -1,0 +1,130 @@
+"""Privacy events: what a released token costs, as plain immutable data from which any accountant can work."""
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from numpy.typing import ArrayLike, NDArray
+
+Orders = ArrayLike
+Divergences = NDArray[np.float64]
+
+PLD_INTERVAL = 1e-4
+"""dp-accounting's own grid of privacy losses."""
+
+_KINDS: dict[str, type["Event"]] = {}
+
+
+Status = Literal["certified", "as published", "operational", "data-dependent", "none"]
+"""How far a promise reaches, from the strongest to the weakest."""
+
+ONE_PART = "any one part of the private corpus, present or absent"
+SEPARATE_PARTS = (
+    "each part's model depends on that part alone",
+    "a user's part depends on that user alone",
+    "which parts answered stays secret",
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The parts of a statement of what is promised.
+
+    Attributes:
+        status: how far the promise reaches; ``none`` promises nothing, and only its source is said.
+        protects: whose text, and between which two ensembles an observer cannot tell.
+        source: where the analysis is published.
+        assumes: what must hold for the promise, one clause each.
+        notion: what is measured by epsilon and delta.
+    """
+
+    status: Status
+    protects: str
+    source: str
+    assumes: tuple[str, ...]
+    notion: str = "differential privacy"
+
+    def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
+        """One sentence for people; ``epsilon`` is already rounded up (`accounting.shown`)."""
+        if self.status == "none":
+            return f"No privacy guarantee: {self.source}."
+        seen = "all released tokens" if tokens is None else f"up to {tokens} released tokens"
+        return (
+            f"Against whoever sees {seen}, ({epsilon}, {delta:g})-{self.notion} for {self.protects}: "
+            f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
+        )
+
+
+@dataclass(frozen=True)
+class Event(ABC):
+    """The cost of one released token. Subclasses are frozen dataclasses of plain numbers and strings.
+
+    Attributes:
+        kind: names the class in JSON; never renamed, ledgers are read for ever.
+        measured: whether each token also comes with losses that depend on the private text (`Release.losses`).
+    """
+
+    kind: ClassVar[str]
+    measured: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        known = _KINDS.setdefault(cls.kind, cls)
+        if known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"event kind {cls.kind!r} is taken by {known.__qualname__}")
+
+    @abstractmethod
+    def rdp(self, orders: Orders) -> Divergences:
+        """Rényi divergence bound per token at each real order > 1, one part added or removed.
+
+        Data-independent; infinite where no such bound is known.
+        """
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution | None:
+        """Privacy loss distribution of one token, both directions, or None where no dominating pair is known.
+
+        Losses are rounded up to multiples of ``interval``.
+        """
+        return None
+
+    def user_rdp(self, orders: Orders) -> Divergences | None:
+        """Rényi divergence bound per token, one part replaced by another; None where none is known."""
+        return None
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What the event's numbers promise."""
+
+    def to_json(self) -> str:
+        """Canonical text of the event: equal events give equal text."""
+        return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, sort_keys=True, separators=(",", ":"))
+
+
+def check_parts(parts: int) -> None:
+    """Raises ValueError, naming ``parts``, where it is no number of parts."""
+    if not isinstance(parts, int) or parts < 1:
+        raise ValueError(f"parts must be an integer of at least 1, got {parts}")
+
+
+def from_json(text: str) -> Event:
+    """The event that `Event.to_json` wrote.
+
+    Raises:
+        ValueError: the text is not JSON, its kind is unknown, or its fields are not those of the kind.
+    """
+    try:
+        fields: dict[str, Any] = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an event must be a JSON object, got {text[:80]!r}") from error
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"unknown kind of event {kind!r}; known: {', '.join(sorted(_KINDS))}")
+    try:
+        return _KINDS[kind](**fields)
+    except TypeError as error:
+        raise ValueError(f"event of kind {kind!r} does not have the fields {sorted(fields)}") from error

@@ -1,0 +1,77 @@
+"""Planning: what a number of tokens costs, and the largest parameter that a budget allows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.optimize import bisect
+
+from services.privacy import accounting
+from services.privacy.events import Event, Orders
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What ``tokens`` released tokens of one event cost at ``delta``.
+
+    Attributes:
+        epsilon_rdp: from Rényi divergences, part-level, at ``best_order``. A budget is enforced at one order: this
+            is the one to fix when a ledger is created.
+        epsilon_pld: from the privacy loss distribution, part-level; None where no dominating pair is known.
+        user_epsilon_rdp: one part replaced, from Rényi divergences; None where no bound is known.
+    """
+
+    event: Event
+    tokens: int
+    delta: float
+    epsilon_rdp: float
+    best_order: float
+    epsilon_pld: float | None
+    user_epsilon_rdp: float | None
+
+
+def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.ORDERS) -> Cost:
+    """What ``tokens`` tokens of ``event`` cost, by the best of the orders.
+
+    Raises:
+        ValueError: ``tokens`` is negative or ``delta`` outside (0, 1).
+    """
+    spent = {event: tokens}
+    part = accounting.epsilon(accounting.rdp(spent, orders), delta, orders)
+    user = accounting.user_epsilon(spent, delta, orders)
+    return Cost(
+        event=event,
+        tokens=tokens,
+        delta=delta,
+        epsilon_rdp=part.epsilon,
+        best_order=part.order,
+        epsilon_pld=accounting.pld_epsilon(spent, delta),
+        user_epsilon_rdp=None if user is None else user.epsilon,
+    )
+
+
+def largest(
+    event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
+) -> float:
+    """The largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
+
+    Args:
+        event: the event of one token at a value of the parameter, whose cost grows with it.
+        tokens: how many tokens the budget must last for.
+        epsilon: the budget, converted from Rényi divergences, part-level.
+        delta: the budget's delta.
+        bounds: the smallest and the largest value worth considering.
+
+    Raises:
+        ValueError: even the smallest value costs more than the budget.
+    """
+
+    def excess(value: float) -> float:
+        return accounting.epsilon(accounting.rdp({event(value): tokens}), delta).epsilon - epsilon
+
+    low, high = bounds
+    if excess(low) > 0:
+        raise ValueError(f"epsilon {epsilon:g} at delta {delta:g} does not last for {tokens} tokens")
+    if excess(high) <= 0:
+        return high
+    width = 1e-12 * high
+    return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)

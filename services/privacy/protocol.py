@@ -1,0 +1,97 @@
+"""What a protocol is: which models it asks, what it releases from their answers, and what that costs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.privacy.events import Event, Guarantee
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The models' answers for one token of each of S sequences, shaped (`shaping.shape`).
+
+    Attributes:
+        public: float32 [S, V], the public model's probabilities: zero outside the kept set, at least 2**-36 inside.
+        ratios: float32 [R, V], likelihood ratios u = p_i / p0 on the kept set (``sum_x p0 u = 1``), zero outside it.
+        models: for each sequence the indices of the models asked, in the order of its rows. Rows of a sequence are
+            contiguous and sequences come in order, so R is the sum of the lengths.
+    """
+
+    public: Tensor
+    ratios: Tensor
+    models: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        sequences, vocabulary = self.public.shape
+        if len(self.models) != sequences:
+            raise ValueError(f"models names {len(self.models)} sequences, public has {sequences} rows")
+        asked = sum(map(len, self.models))
+        if self.ratios.shape != (asked, vocabulary):
+            raise ValueError(f"ratios must be [{asked}, {vocabulary}], got {list(self.ratios.shape)}")
+        if self.public.dtype != torch.float32 or self.ratios.dtype != torch.float32:
+            raise ValueError(f"public and ratios must be float32, got {self.public.dtype} and {self.ratios.dtype}")
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """First and past-the-last row of `ratios` for each sequence."""
+        return pairwise(accumulate(map(len, self.models), initial=0))
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is sampled from, for one token of each of S sequences, and what of its cost depends on the private text.
+
+    Attributes:
+        weights: int64 [S, V], positive totals below 2**62. A token is drawn with probability weight / total: integers,
+            so that the distribution of what is released is known exactly (`sampling.sample`).
+        losses: float64 [S, 1], the Rényi loss of each token at the protocol's `order` for every part alike, or
+            [S, parts], for each part its own; None unless the event is `measured`. Private: for the ledger alone.
+    """
+
+    weights: Tensor
+    losses: NDArray[np.float64] | None = None
+
+
+class Protocol(ABC):
+    """One way to answer next-token queries from an ensemble of part models.
+
+    A subclass lives in one file together with its `Event` and its `Settings`, so that what is done, what it costs and
+    what may be chosen are read together.
+
+    Attributes:
+        name: the name in configuration and commands.
+        halves: whether each part answers with two models, trained on a half each. Model 2i and 2i + 1 are then those
+            of part i; else model i is part i's.
+        parts: how many parts the ensemble has.
+        order: the one Rényi order at which the cost is known, that of `Release.losses`; None where all orders are.
+    """
+
+    name: ClassVar[str]
+    halves: ClassVar[bool] = False
+    parts: int
+    order: float | None
+
+    @abstractmethod
+    def draw(self) -> tuple[int, ...]:
+        """The models to ask for one token of one sequence; the public model is always asked besides."""
+
+    @abstractmethod
+    def release(self, answers: Answers) -> Release:
+        """From the models' answers to what is sampled from. Draws its own noise where the protocol has any."""
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """What one released token costs."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is promised for the released tokens, and under which assumptions."""
+        return self.event.guarantee

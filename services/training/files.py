@@ -1,0 +1,91 @@
+"""Files that are either whole or absent, and the hashes that say which."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal. Reads the file once per process while its size and time stay the same."""
+    stat = path.stat()
+    return _sha256(path.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_files(directory: Path, names: Iterable[str]) -> str:
+    """One SHA-256 over the named files: their names and their contents, in the order of the names."""
+    listing = "".join(f"{sha256(directory / name)}  {name}\n" for name in sorted(names))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step that survives a crash: readers see the old file or the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+@contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """A temporary directory beside `target` that becomes `target` when the block ends, and vanishes when it fails.
+
+    What stood at `target` before is removed first. The caller holds the lock that makes it the only builder.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(target)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_unfinished_prefix(target)))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        _sync_tree(temporary)
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what a killed builder of `target` left behind."""
+    for leftover in target.parent.glob(f"{_unfinished_prefix(target)}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unfinished_prefix(target: Path) -> str:
+    return f".unfinished-{target.name}-"
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_directory(directory)

@@ -1,0 +1,45 @@
+"""How an adapter is trained, and on what."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.training.errors import InputError
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """These settings, or an `InputError` that names the first impossible one."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from error
+
+
+class TrainingOptions(_Settings):
+    """LoRA and its optimiser. The defaults are those of the PMixed paper where it states them.
+
+    Every field is chosen before the corpus is read: a value tuned on some parts would make the others depend on them.
+    """
+
+    rank: int = Field(default=4, ge=1, le=512)
+    alpha: int = Field(default=32, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: tuple[str, ...] = Field(default=("q_proj", "v_proj"), min_length=1)
+    learning_rate: float = Field(default=2e-4, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    epochs: int = Field(default=3, ge=1)
+    batch: int = Field(default=8, ge=1, description="blocks a step")
+    block: int = Field(default=512, ge=2, description="tokens a block")
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+
+class Resources(_Settings):
+    """What one adapter holds while it trains, in Ray's units."""
+
+    cpus: float = Field(default=1, gt=0)
+    gpus: float | None = Field(default=None, ge=0, description="None: one where the cluster has any")

@@ -1,0 +1,80 @@
+"""How far training is: one display for all adapters, on a terminal or in plain lines."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Display:
+    """A display that shows nothing; the others extend it. Used as a context manager."""
+
+    def say(self, message: str) -> None:
+        """One line about the step that begins."""
+
+    def show(self, adapters: Mapping[str, float]) -> None:
+        """The fraction done, 0 to 1, of every adapter that is to be trained, by its name."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+
+class LineDisplay(Display):
+    """Plain lines: one for each step, one for each finished adapter."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._finished: set[str] = set()
+
+    def say(self, message: str) -> None:
+        print(message, file=self._stream, flush=True)
+
+    def show(self, adapters: Mapping[str, float]) -> None:
+        for name, fraction in adapters.items():
+            if fraction >= 1 and name not in self._finished:
+                self._finished.add(name)
+                self.say(f"{name} trained ({len(self._finished)} of {len(adapters)})")
+
+
+class BarDisplay(Display):
+    """A bar for the whole, and one for each adapter from when it starts."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def say(self, message: str) -> None:
+        self._progress.console.print(message)
+
+    def show(self, adapters: Mapping[str, float]) -> None:
+        self._set("all adapters", sum(adapters.values()) / len(adapters))
+        for name, fraction in adapters.items():
+            if fraction > 0:
+                self._set(name, fraction)
+
+    def _set(self, name: str, fraction: float) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=1.0)
+        self._progress.update(self._bars[name], completed=fraction)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()

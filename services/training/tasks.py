@@ -1,0 +1,145 @@
+"""Adapters as Ray tasks: each is trained by one worker, which is given that adapter's tokens and nothing else."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+
+from services.training import public_model
+from services.training.adapter import Files, train_adapter
+from services.training.errors import InputError, TrainingError
+from services.training.options import Resources, TrainingOptions
+from services.training.packing import Tokens
+from services.training.progress import Display
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One adapter to train."""
+
+    name: str
+    tokens: Tokens
+    seed: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """The public model, as every machine of the cluster finds it again."""
+
+    name: str
+    revision: str
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """A Ray cluster: the one already connected, the one that `RAY_ADDRESS` names, or one of our own for this block."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(address="local", include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise TrainingError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def train_adapters(
+    jobs: Sequence[Job], base: Base, options: TrainingOptions, resources: Resources, display: Display
+) -> Iterator[tuple[Job, Files]]:
+    """Train all of `jobs` on the connected cluster; yields each with its adapter as it finishes.
+
+    Raises:
+        InputError: the cluster can never hold one adapter, or the options do not fit the model.
+        TrainingError: an adapter failed; the others are cancelled.
+    """
+    cpus, gpus = resources.cpus, _gpus(resources)
+    _check_room(cpus, gpus)
+    board = ray.remote(_Board).options(num_cpus=0).remote()
+    task = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=2)
+    running = {
+        task.remote(base, job.name, job.tokens, options, job.seed, max(1, int(cpus)), board): job for job in jobs
+    }
+    fractions = dict.fromkeys((job.name for job in jobs), 0.0)
+    try:
+        while running:
+            finished, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)
+            for reference in finished:
+                job = running.pop(reference)
+                yield job, _result(reference, job)
+            fractions |= ray.get(board.fractions.remote())
+            display.show(fractions)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        ray.kill(board)
+
+
+class _Board:
+    """How far each adapter is. Fractions alone: a loss would tell about the text."""
+
+    def __init__(self) -> None:
+        self._fractions: dict[str, float] = {}
+
+    def report(self, name: str, fraction: float) -> None:
+        self._fractions[name] = fraction
+
+    def fractions(self) -> dict[str, float]:
+        return self._fractions
+
+
+def _train(
+    base: Base, name: str, tokens: Tokens, options: TrainingOptions, seed: int, threads: int, board: Any
+) -> Files:
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    path = public_model.resolve(base.name)
+    if public_model.revision(path) != base.revision:
+        raise InputError(f"the public model {base.name} is another one on {ray.util.get_node_ip_address()}")
+    return train_adapter(path, base.name, tokens, options, seed, lambda done: board.report.remote(name, done))
+
+
+def _result(reference: Any, job: Job) -> Files:
+    try:
+        files: Files = ray.get(reference)
+    except OutOfMemoryError as error:
+        raise TrainingError(f"{job.name}: the machine ran out of memory; train fewer at a time (--cpus)") from error
+    except RayTaskError as error:
+        kind = InputError if isinstance(error.cause, InputError) else TrainingError
+        raise kind(f"{job.name}: {error.cause}") from error
+    except RayError as error:
+        raise TrainingError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to go on") from error
+    return files
+
+
+def _gpus(resources: Resources) -> float:
+    if resources.gpus is not None:
+        return resources.gpus
+    return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+
+
+def _check_room(cpus: float, gpus: float) -> None:
+    for name, wanted in (("CPU", cpus), ("GPU", gpus)):
+        present = ray.cluster_resources().get(name, 0)
+        if wanted > present:
+            raise InputError(
+                f"{name.lower()}s: an adapter is to have {wanted:g}, the cluster has {present:g}; ask for less"
+            )

@@ -1,0 +1,269 @@
+"""How fast the mathematics of a token is: `python -m tests.benchmarks.mollify --json`.
+
+For each protocol and number of part rows:
+
+- `ms_per_row`: from log-probabilities to the integer weights that are sampled, of which `ms_per_row_released` is the
+  projection, the mean and the weights, and the rest the sampling options.
+- `passes`: bytes that the operations read and write, over the bytes of the log-probabilities.
+- `bandwidth_share`: those bytes at the measured copy bandwidth, over the time taken; above 1 as blocks stay in cache.
+- `floor_share`: the same for the least possible, every tensor that passes between the stages moved once
+  (log-probabilities read, ratios written and read, weights written).
+- `scipy_ratio`: SciPy's bisection for the same projections and mean, one row at a time (and what each part loses, one
+  part at a time), over the time of the release; null where a protocol has nothing to solve.
+- `peak_memory`: the peak of resident memory, log-probabilities included, over the bytes of the log-probabilities.
+
+Times are the shortest of several, since other work on the machine only ever adds.
+"""
+
+import ctypes
+import gc
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import bisect
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from services.privacy.adapmixed import AdaPMixed
+from services.privacy.exponential import Exponential
+from services.privacy.gnmax import GNMax
+from services.privacy.pmixed import PMixed
+from services.privacy.protocol import Protocol, Release
+from services.privacy.published import largest_beta
+from services.privacy.shaping import shape
+from services.privacy.submix import SubMix
+from services.privacy.subsample_aggregate import SubsampleAggregate
+
+VOCABULARY = 49152
+ROWS = (1, 8, 64, 256)
+# Likelihood ratios reach from vanishing to the inverse of the support floor, and so may the normaliser.
+NORMALISERS = 2.0**-96, 2.0**48
+PARTS, RADIUS, ORDER, LOSS = 80, 1.6, 3, 8 / 1024
+BOUND = ORDER * largest_beta(ORDER, 1.0, 8, LOSS)
+SUBMIX_ORDER, SUBMIX_BETA = 4.0, 4.9 / 1024
+ADAPMIXED_ORDER = 18.0
+Row = NDArray[np.float64]
+# From p0 [V] and one sequence's rows [n, V] to what is sampled [V].
+Slow = Callable[[Row, Row], Row]
+
+
+def log_probabilities(sequences: int, group: int) -> tuple[Tensor, Tensor]:
+    """Public rows [S, V] of the shape that language models have, and parts whose log-ratios to them are N(0, 0.7)."""
+    generator = torch.Generator().manual_seed(0)
+    falling = -1.5 * torch.log(torch.arange(1, VOCABULARY + 1, dtype=torch.float32))
+    public = torch.stack([falling[torch.randperm(VOCABULARY, generator=generator)] for _ in range(sequences)])
+    public += torch.randn(public.shape, generator=generator)
+    parts = public.repeat_interleave(group, 0)
+    parts += 0.7 * torch.randn(parts.shape, generator=generator)
+    return public.log_softmax(1), parts.log_softmax(1)
+
+
+def shortest(work: Callable[[Tensor], Any], given: Tensor, repeats: int) -> float:
+    """Seconds of ``work`` on a copy of what is given."""
+    seconds = []
+    for _ in range(1 + repeats):
+        copy = given.clone()
+        begun = time.perf_counter()
+        work(copy)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:])
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a copy far larger than the caches."""
+    source = torch.ones(2**26)
+    target = torch.zeros_like(source)
+    return 2 * source.numel() * 4 / shortest(target.copy_, source, 10)
+
+
+def clip_by_scipy(p0: Row, p: Row) -> Row:
+    low, high = math.exp(-RADIUS) * p0, math.exp(RADIUS) * p0
+    nu = bisect(lambda nu: float(np.clip(p / nu, low, high).sum()) - 1, *NORMALISERS)
+    return np.asarray(np.clip(p / nu, low, high))
+
+
+def mix_by_scipy(p0: Row, p: Row) -> Row:
+    u = p / p0
+
+    def excess(share: float) -> float:
+        return max((1 + share * (u - 1)).max() - math.exp(RADIUS), math.exp(-RADIUS) - (1 + share * (u - 1)).min())
+
+    share = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
+    return share * p + (1 - share) * p0
+
+
+def renyi_by_scipy(p0: Row, p: Row) -> Row:
+    def excess(share: float) -> float:
+        mixed = share * p + (1 - share) * p0
+        moments = (mixed**ORDER * p0 ** (1 - ORDER)).sum(), (p0**ORDER * mixed ** (1 - ORDER)).sum()
+        return math.log(max(moments)) / (ORDER - 1) - BOUND
+
+    share = 1.0 if excess(1) <= 0 else bisect(excess, 0, 1)
+    return share * p + (1 - share) * p0
+
+
+def one_by_one(project: Callable[[Row, Row], Row], p0: Row, parts: Row) -> Row:
+    """The mean of one sequence's projected rows [n, V]."""
+    mean = np.zeros_like(p0)
+    for p in parts:
+        mean += project(p0, p) / len(parts)
+    return mean
+
+
+def submix_by_scipy(p0: Row, halves: Row) -> Row:
+    """Each pair's lambda by bisection, the mixture [V] that is sampled, and what each part loses, one at a time."""
+    shares = []
+    for first, second in halves.reshape(-1, 2, len(p0)):
+
+        def excess(share: float, first: Row = first, second: Row = second) -> float:
+            p, q = share * first + (1 - share) * p0, share * second + (1 - share) * p0
+            return math.log((p**SUBMIX_ORDER * q ** (1 - SUBMIX_ORDER)).sum()) / (SUBMIX_ORDER - 1) - SUBMIX_BETA
+
+        shares.append(1.0 if excess(1) <= 0 else bisect(excess, 0, 1))
+
+    def mixture(kept: NDArray[np.bool_]) -> Row:
+        share = np.mean(np.array(shares)[kept])
+        return np.asarray(share * halves[np.repeat(kept, 2)].mean(axis=0) + (1 - share) * p0)
+
+    return losses_one_by_one(mixture, len(shares), SUBMIX_ORDER)
+
+
+def adapmixed_by_scipy(p0: Row, parts: Row) -> Row:
+    """The mean [V] of the projected rows, and what each part loses by it, one at a time; without the screening."""
+    rows = np.array([clip_by_scipy(p0, p) for p in parts])
+    return losses_one_by_one(lambda kept: np.asarray(rows[kept].mean(axis=0)), len(rows), ADAPMIXED_ORDER)
+
+
+def losses_one_by_one(mean: Callable[[NDArray[np.bool_]], Row], parts: int, order: float) -> Row:
+    """The mean of all parts [V], compared with that of all but each of them."""
+    p = mean(np.ones(parts, dtype=np.bool_))
+    for part in range(parts if parts > 1 else 0):
+        without = mean(np.arange(parts) != part)
+        moments = (p**order * without ** (1 - order)).sum(), (without**order * p ** (1 - order)).sum()
+        math.log(max(moments))
+    return p
+
+
+def peak_memory(work: Callable[[Tensor], Any], copy: Tensor, given: int) -> float:
+    """The peak of resident memory, the ``given`` bytes of input included, over the input."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident("VmRSS")
+    work(copy)
+    return 1 + (resident("VmHWM") - before) / given
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operations read (their tensor arguments) and write (their results); views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith("empty"):
+            read = args[1:] if name in {"copy_", "zero_"} else args
+            self.moved += sum(leaf.nbytes for leaf in tree_leaves((read, result)) if isinstance(leaf, Tensor))
+        return result
+
+
+def resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
+
+
+PROTOCOLS: Mapping[str, tuple[Protocol, Slow | None]] = {
+    "pmixed ratio clip": (PMixed(PARTS, 1.0, RADIUS), partial(one_by_one, clip_by_scipy)),
+    "pmixed ratio mix": (PMixed(PARTS, 1.0, RADIUS, projection="mix"), partial(one_by_one, mix_by_scipy)),
+    "pmixed renyi": (
+        PMixed(PARTS, 1.0, mollifier="renyi", order=ORDER, loss=LOSS),
+        partial(one_by_one, renyi_by_scipy),
+    ),
+    "adapmixed ratio clip": (AdaPMixed(PARTS, radius=RADIUS, order=ADAPMIXED_ORDER), adapmixed_by_scipy),
+    "submix": (SubMix(PARTS, SUBMIX_ORDER, SUBMIX_BETA), submix_by_scipy),
+    "exponential": (Exponential(PARTS, 1.0, RADIUS), None),
+    "gnmax": (GNMax(PARTS, sigma=20.0), None),
+    "subsample-aggregate": (SubsampleAggregate(PARTS, scale=20.0), None),
+}
+
+
+def measure(
+    protocol: Protocol, by_scipy: Slow | None, rows: int, group: int, bandwidth: float, repeats: int
+) -> dict[str, float | None]:
+    public, parts = log_probabilities(max(1, rows // group), min(group, rows))
+    models = [tuple(range(min(group, rows)))] * len(public)
+    given = 4 * (public.numel() + parts.numel())
+
+    def token(log_parts: Tensor) -> Release:
+        return protocol.release(shape(public, log_parts, models, overwrite_parts=True))
+
+    peak = peak_memory(token, parts.clone(), given)
+    seconds = shortest(token, parts, repeats)
+    answers = shape(public, parts, models)
+    released = shortest(lambda _: protocol.release(answers), public[:0], repeats)
+    p0, rows_of_one = answers.public[0].double().numpy(), answers.ratios[: len(models[0])].double().numpy()
+    slow = None
+    if by_scipy is not None:
+        slow = shortest(lambda _: by_scipy(p0, rows_of_one * p0), public[:0], 3) / len(models[0])
+    with Traffic() as traffic:
+        token(parts.clone())
+    least = given + 8 * parts.numel() + 8 * public.numel()
+    return {
+        "ms_per_row": 1e3 * seconds / rows,
+        "ms_per_row_released": 1e3 * released / rows,
+        "passes": traffic.moved / given,
+        "bandwidth_share": traffic.moved / bandwidth / seconds,
+        "floor_share": least / bandwidth / seconds,
+        "scipy_ratio": None if slow is None else slow * rows / released,
+        "peak_memory": peak,
+    }
+
+
+def mollify(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    group: Annotated[int, typer.Option(min=1, help="Part rows of a sequence.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of which the shortest counts.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default one a core.")] = None,
+    only: Annotated[str, typer.Option(help="Measure the protocols whose names contain this.")] = "",
+) -> None:
+    """Time the mathematics of a token."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    bandwidth = copy_bandwidth()
+    measured = {
+        name: {
+            str(rows): measure(*setting, rows, group, bandwidth, repeats)
+            for rows in ROWS
+            if rows > 1 or name != "submix"
+        }
+        for name, setting in PROTOCOLS.items()
+        if only in name
+    }
+    if as_json:
+        setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
+        print(json.dumps({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, indent=2))
+        return
+    table = Table("protocol", "rows", *next(iter(measured.values()))["8"])
+    for name, by_rows in measured.items():
+        for rows, numbers in by_rows.items():
+            table.add_row(name, rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(mollify)

@@ -1,0 +1,38 @@
+"""What the application refuses when Serve builds it; that it deploys is shown in tests/k8s."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from pydantic import ValidationError
+
+from cluster.application import Arguments, build
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.session import connected
+from services.budget import actor as budget
+from services.budget.terms import Terms
+from tests.running import configure, own_ensemble
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    with connected():
+        yield
+
+
+def test_a_misspelt_argument_is_refused() -> None:
+    with pytest.raises(ValidationError, match="confg"):
+        Arguments.model_validate({"confg": "privmix.yaml"})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path, own_ensemble(ensemble, tmp_path))
+    namespace = Configuration.load(config).namespace
+    terms = Terms(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
+    budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
+    with pytest.raises(ConfigurationError, match="another promise"):
+        build(Arguments(config=config))
+    assert ray.util.list_named_actors(all_namespaces=True) == [{"name": budget.NAME, "namespace": namespace}]

@@ -1,0 +1,117 @@
+"""`privmix budget` reads the ledger itself, whoever else has it open."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.commands.budget import budget
+from services.budget.ledger import Ledger
+from services.budget.terms import Terms
+from services.privacy import accounting
+from services.privacy.exponential import ExponentialEvent
+from services.privacy.pmixed import RatioEvent
+from services.privacy.submix import SubMixEvent
+
+application = typer.Typer()
+application.command()(budget)
+
+EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Ledger:
+    return Ledger(path, Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed"))
+
+
+def test_json_says_where_the_budget_stands(ledger: Ledger, path: Path) -> None:
+    ledger.settle(ledger.lease(EVENT, 60).lease, 50)
+    result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
+    stated = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (stated["ensemble"], stated["epsilon"], stated["tokens_charged"], stated["tokens_left"]) == (
+        "clinic",
+        8.0,
+        50,
+        217,
+    )
+    assert 0 < stated["epsilon_pld"] < stated["epsilon_spent"] < 8
+    assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
+    assert ledger.lease(EVENT, 1).count == 1, "reading replaces no writer"
+
+
+def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
+    ledger.lease(EVENT, 60)
+    result = CliRunner().invoke(application, ["--ledger", f"sqlite:///{path}"])
+    assert result.exit_code == 0
+    for text in ("Privacy budget of ensemble clinic", "60 of them in open leases", "207", "pmixed-ratio", "certified"):
+        assert text in result.stdout
+
+
+def test_a_budget_of_which_nothing_is_spent(ledger: Ledger, path: Path) -> None:
+    result = CliRunner().invoke(application, ["--ledger", str(path)])
+    assert result.exit_code == 0
+    assert "Nothing that depends on the private text was released." in result.stdout
+
+
+def test_a_missing_ledger_is_said_to_be_missing(path: Path) -> None:
+    result = CliRunner().invoke(application, ["--ledger", str(path)])
+    assert result.exit_code == 1
+    assert "there is no such file" in result.stderr
+    assert not path.exists()
+
+
+def test_something_else_is_said_to_be_something_else(path: Path) -> None:
+    path.write_text("a letter, and not a database " * 100)
+    result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
+    assert result.exit_code == 1
+    assert "not a SQLite file" in result.stderr
+    assert result.stdout == ""
+
+
+def test_what_was_measured_is_for_the_operator_alone(path: Path) -> None:
+    event = SubMixEvent(parts=2, order=8.0, beta=0.01)
+    terms = Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
+    Ledger(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
+    told = json.loads(CliRunner().invoke(application, ["--ledger", str(path), "--json"]).stdout)
+    assert not [name for name in told if "measured" in name and name != "enforced"]
+    assert (told["epsilon_spent"], told["tokens_left"]) == (None, None)
+    operator = CliRunner().invoke(application, ["--ledger", str(path), "--operator", "--json"])
+    stated = json.loads(operator.stdout)
+    assert 1.5 < stated["epsilon_measured"] < 8
+    assert stated["epsilon_measured"] + stated["epsilon_measured_left"] == pytest.approx(8)
+    shown = CliRunner().invoke(application, ["--ledger", str(path), "--operator"]).stdout
+    assert f"{stated['epsilon_measured']:.4f}" in shown
+    assert "eps(D)" in shown
+    assert "eps(D)" not in CliRunner().invoke(application, ["--ledger", str(path)]).stdout
+
+
+def test_what_was_charged_is_evaluated_anew(ledger: Ledger, path: Path) -> None:
+    ledger.settle(ledger.lease(EVENT, 60).lease, 50)
+    other = ExponentialEvent(parts=8, q=0.5, radius=0.3)
+    ledger.settle(ledger.lease(other, 60).lease, 50)
+    result = CliRunner().invoke(application, ["--ledger", str(path), "--recompute", "--json"])
+    recomputed = json.loads(result.stdout)["recomputed"]
+    exact = accounting.epsilon(accounting.rdp({EVENT: 50, other: 50}), 1e-5)
+    assert exact.epsilon <= recomputed["epsilon_rdp"] <= exact.epsilon + 1e-8
+    assert recomputed["epsilon_rdp"] < json.loads(result.stdout)["epsilon_bound"], "at the best order, not the ledger's"
+    finest, *coarser = recomputed["epsilon_pld"].values()
+    assert finest < recomputed["epsilon_rdp"]
+    assert all(finest < other for other in coarser)
+    tighter = CliRunner().invoke(application, ["--ledger", str(path), "--recompute", "--delta", "1e-9", "--json"])
+    assert json.loads(tighter.stdout)["recomputed"]["epsilon_rdp"] > recomputed["epsilon_rdp"]
+    assert "Recomputed at delta 1e-05" in CliRunner().invoke(application, ["--ledger", str(path), "--recompute"]).stdout
+
+
+@pytest.mark.parametrize("options", [["--delta", "1e-5"], ["--recompute", "--delta", "1"]])
+def test_a_delta_without_use_is_refused(ledger: Ledger, path: Path, options: list[str]) -> None:
+    result = CliRunner().invoke(application, ["--ledger", str(path), *options])
+    assert result.exit_code == 2
+    assert "--delta" in result.stderr

@@ -1,0 +1,83 @@
+"""Configuration: the example is the defaults, the environment wins, and what cannot work is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.configuration import Configuration, ConfigurationError
+
+EXAMPLE = Path(__file__).parents[2] / "cluster" / "privmix.yaml"
+
+
+def test_the_example_shows_the_defaults() -> None:
+    shown = Configuration.load(EXAMPLE)
+    defaults = Configuration.of({"ensemble": "./ensemble"}, EXAMPLE.parent)
+    assert shown == defaults
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "privmix.yaml"
+    path.write_text("ensemble: here\nbudget: {ledger: there.db}")
+    configuration = Configuration.load(path)
+    assert configuration.ensemble == tmp_path / "here"
+    assert configuration.budget.ledger == str(tmp_path / "there.db")
+
+
+def test_a_database_url_and_a_hub_id_are_no_paths(tmp_path: Path) -> None:
+    values = {"ensemble": "here", "model": "org/model", "budget": {"ledger": "postgresql://host/base"}}
+    configuration = Configuration.of(values, tmp_path)
+    assert configuration.model == "org/model"
+    assert configuration.budget.ledger == "postgresql://host/base"
+
+
+def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "privmix.yaml"
+    path.write_text("ensemble: here\nprivacy: {epsilon: 4, q: 0.5}")
+    monkeypatch.setenv("PRIVMIX_PRIVACY__EPSILON", "2")
+    configuration = Configuration.load(path)
+    assert (configuration.privacy.epsilon, configuration.privacy.q) == (2.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, "ensemble: is missing"),
+        ({"ensemble": "e", "colour": 1}, "colour: there is no such key"),
+        ({"ensemble": "e", "privacy": {"epsilo": 1}}, "privacy.epsilo: there is no such key"),
+        ({"ensemble": "e", "privacy": {"epsilon": 0}}, "privacy.epsilon"),
+        ({"ensemble": "e", "privacy": {"epsilon": float("inf")}}, "privacy.epsilon"),
+        ({"ensemble": "e", "privacy": {"delta": 1}}, "privacy.delta"),
+        ({"ensemble": "e", "privacy": {"q": 0}}, "privacy.q"),
+        ({"ensemble": "e", "privacy": {"protocol": "magic"}}, "privacy.protocol"),
+        ({"ensemble": "e", "engine": {"dtype": "int4"}}, "engine.dtype"),
+        ({"ensemble": "e", "http": {"port": 99999}}, "http.port"),
+        ({"ensemble": "e", "engine": {"context_length": 512}}, "http.max_tokens"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Configuration.of(values)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [(b"[1, 2]", "keys and values"), (b"a: [", "not YAML"), (b"\xff\xfe\x00", "not YAML")],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, named: str) -> None:
+    path = tmp_path / "privmix.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=named):
+        Configuration.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"none\.yaml"):
+        Configuration.load(tmp_path / "none.yaml")
+
+
+def test_api_keys_are_not_shown() -> None:
+    configuration = Configuration.of({"ensemble": "e", "http": {"api_keys": ["secret-key"]}})
+    assert "secret-key" not in repr(configuration)
+    assert "secret-key" not in yaml.safe_dump(configuration.model_dump(mode="json"))

@@ -1,0 +1,75 @@
+"""What a deployment refuses before it serves anything, and in which words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.launch import RECEIPT, launch
+from cluster.session import connected
+from services.budget.errors import LedgerMismatch
+from services.budget.ledger import Ledger
+from services.budget.terms import Terms
+from services.training.manifest import Manifest, ManifestError
+from tests.running import configure, own_ensemble
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with connected():
+        yield
+
+
+@pytest.fixture
+def spoilable(ensemble: Path, tmp_path: Path) -> Path:
+    return own_ensemble(ensemble, tmp_path)
+
+
+def load(folder: Path, ensemble: Path) -> Configuration:
+    return Configuration.load(configure(folder, ensemble))
+
+
+def test_an_adapter_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_path: Path) -> None:
+    weights = spoilable / "parts" / "part-002" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ManifestError, match="part-002"):
+        launch(load(tmp_path, spoilable))
+
+
+def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(spoilable)
+    manifest.model_copy(update={"base_revision": "0" * 64}).save(spoilable)
+    with pytest.raises(ManifestError, match="base_revision"):
+        launch(load(tmp_path, spoilable))
+
+
+def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"manifest\.json"):
+        launch(load(tmp_path, tmp_path))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
+    (spoilable / RECEIPT).touch()
+    with pytest.raises(ConfigurationError, match="put it back"):
+        launch(load(tmp_path, spoilable))
+    assert not (tmp_path / "ledger.db").exists()
+    assert not ray.util.list_named_actors(all_namespaces=True)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
+    configuration = load(tmp_path, spoilable)
+    terms = Terms(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
+    Ledger(configuration.budget.ledger, terms)
+    with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
+        launch(configuration)
+    assert not ray.util.list_named_actors(all_namespaces=True)
+
+
+def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) -> None:
+    settings = configure(tmp_path, spoilable, privacy={"epsilon": 1e-6, "tokens": 10**9})
+    with pytest.raises(ConfigurationError, match="does not last"):
+        launch(Configuration.load(settings))

@@ -1,0 +1,143 @@
+"""`privmix ledger` as an operator uses it: keep the chain elsewhere, prove that it is whole, move it."""
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.commands.ledger import ledger as application
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from services.privacy.pmixed import RatioEvent
+from tests.postgresql import Server
+
+EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
+TERMS = Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger.db")
+    server: Server = request.getfixturevalue("postgresql")
+    return server.database()
+
+
+@pytest.fixture
+def ledger(place: str) -> Ledger:
+    """Rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
+    ledger = Ledger(place, TERMS)
+    ledger.settle(ledger.lease(EVENT, 10).lease, 4)
+    ledger.lease(EVENT, 20)
+    return ledger
+
+
+@pytest.fixture
+def file(ledger: Ledger, place: str, tmp_path: Path) -> Path:
+    file = tmp_path / "ledger.jsonl"
+    assert run("export", place, "--output", str(file)).exit_code == 0
+    return file
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(application, arguments)
+
+
+def test_an_export_has_every_row_in_order_and_can_be_verified_alone(ledger: Ledger, place: str, file: Path) -> None:
+    exported = run("export", place)
+    assert exported.stdout == file.read_text()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["seq"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["kind"] for line in lines] == ["terms", "epoch", "lease", "settle", "lease"]
+    assert [line["previous"] for line in lines[1:]] == [line["hash"] for line in lines[:-1]]
+    for what in (place, str(file)):
+        found = json.loads(run("verify", what, "--json").stdout)
+        assert found == {"valid": True, "rows": 5, "head": ledger.balance().head, "epoch": 1, "moved": None}
+    assert ledger.lease(EVENT, 1).count == 1, "neither replaces the writer"
+
+
+def test_an_export_is_for_its_owner_and_whole(file: Path) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = file.read_bytes()
+    assert run("export", str(file.with_name("none.db")), "--output", str(file)).exit_code == 1
+    assert file.read_bytes() == before
+    assert not list(file.parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "told"),
+    [
+        (r'\\"count\\":10', r'\\"count\\":11', "row 3 was changed"),
+        (r'"seq": 4', '"seq": 9', "row 4 is missing"),
+        (r'(?m)^.*"seq": 2.*\n', "", "row 2 is missing"),
+        (r'(?m)^.*"seq": 5.*\n', "a letter\n", "line 5 is no row"),
+        (r'"at": "', '"on": "', "line 1 is no row"),
+        (r"(?s)^.{50}", "", "line 1 is no row"),
+    ],
+)
+def test_the_first_bad_row_is_named(file: Path, pattern: str, replacement: str, told: str) -> None:
+    changed = re.sub(pattern, replacement, file.read_text(), count=1)
+    assert changed != file.read_text()
+    file.write_text(changed)
+    refused = run("verify", str(file))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert told in refused.stderr
+    assert str(file) in refused.stderr
+    found = run("verify", str(file), "--json")
+    assert found.exit_code == 1
+    assert (json.loads(found.stdout)["valid"], told in json.loads(found.stdout)["error"]) == (False, True)
+
+
+def test_rows_taken_off_the_end_are_missed_by_who_noted_the_end(ledger: Ledger, place: str, file: Path) -> None:
+    noted = ledger.balance()
+    short = file.with_name("short.jsonl")
+    short.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert run("verify", str(short)).exit_code == 0, "the chain alone does not show it"
+    for options, told in (
+        (["--head", noted.head], "no row has the hash"),
+        (["--head", noted.head[:16].upper()], "no row has the hash"),
+        (["--rows", "5"], "there were 5 rows, and there are 4"),
+        (["--head", noted.head, "--rows", "4"], "row 4 is another one"),
+    ):
+        refused = run("verify", str(short), *options)
+        assert refused.exit_code == 1
+        assert told in refused.stderr
+    ledger.lease(EVENT, 1)
+    for options in (["--head", noted.head], ["--head", noted.head[:16]], ["--rows", "5"]):
+        assert run("verify", place, *options).exit_code == 0, "what was added since does no harm"
+    assert run("verify", place, "--head", noted.head, "--rows", "5").exit_code == 0
+    assert run("verify", place, "--head", noted.head, "--rows", "6").exit_code == 1
+
+
+@pytest.mark.parametrize("options", [["--head", "abc"], ["--head", "x" * 64], ["--rows", "0"]])
+def test_what_is_no_hash_and_no_number_is_refused(place: str, options: list[str]) -> None:
+    refused = run("verify", place, *options)
+    assert refused.exit_code == 2
+    assert options[0] in refused.stderr
+
+
+def test_a_ledger_moves_from_a_file_to_a_server(tmp_path: Path, postgresql: Server) -> None:
+    source, target = str(tmp_path / "ledger.db"), postgresql.database()
+    Ledger(source, TERMS).lease(EVENT, 10)
+    noted = read(source)
+    moved = run("move", source, target)
+    assert moved.exit_code == 0
+    assert noted.head in moved.stdout
+    assert json.loads(run("verify", target, "--head", noted.head, "--json").stdout)["rows"] == noted.rows
+    assert "moved to postgresql+psycopg://" in run("verify", source).stdout
+    assert Ledger(target, TERMS).lease(EVENT, 5).count == 5
+    again = run("move", target, source)
+    assert again.exit_code == 1
+    assert f"ledger {source}: there is a ledger already" in again.stderr
+
+
+def test_what_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    for arguments in (["export"], ["verify"], ["move", str(tmp_path / "target.db")]):
+        refused = run(arguments[0], str(tmp_path / "none.db"), *arguments[1:])
+        assert refused.exit_code == 1
+        assert "there is no such file" in refused.stderr
+    assert not list(tmp_path.iterdir())

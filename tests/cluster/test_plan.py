@@ -1,0 +1,144 @@
+"""Claim: `privmix plan` says what a budget buys and what a radius costs, in numbers that agree with the mathematics."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from services.privacy import accounting, planning
+from services.privacy.pmixed import RatioEvent
+
+PAPER = ["--protocol", "pmixed", "--parts", "80", "--q", "0.03", "--tokens", "1024", "--delta", "1e-5"]
+RENYI = ["--mollifier", "renyi", "--epsilon", "8"]
+
+
+def run(*options: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["plan", *PAPER, *options])
+
+
+def record(*options: str) -> dict[str, Any]:
+    result = run(*options, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_a_budget_is_turned_into_a_radius() -> None:
+    planned = record("--mollifier", "ratio", "--epsilon", "8")
+    assert list(planned) == [
+        "radius",
+        "epsilon_rdp",
+        "epsilon_pld",
+        "best_order",
+        "adjacency",
+        "rdp_per_token",
+        "user_level",
+        "guarantee",
+        "statement",
+    ]
+    assert planned["radius"] == pytest.approx(1.6003, abs=1e-4)
+    assert planned["epsilon_rdp"] == pytest.approx(8, abs=1e-6)
+    assert planned["epsilon_rdp"] <= 8
+    assert planned["epsilon_pld"] < planned["epsilon_rdp"] < planned["user_level"]["epsilon_rdp"]
+    assert planned["rdp_per_token"]["orders"] == accounting.ORDERS.tolist()
+    assert planned["best_order"] in accounting.ORDERS
+
+
+def test_a_radius_is_evaluated() -> None:
+    event = RatioEvent(80, 0.03, 1.6)
+    cost = planning.cost(event, 1024, 1e-5)
+    evaluated = record("--radius", "1.6", "--orders", "1.5,2,3")
+    assert evaluated["radius"] == 1.6
+    assert evaluated["rdp_per_token"] == {"orders": [1.5, 2.0, 3.0], "values": event.rdp([1.5, 2, 3]).tolist()}
+    assert evaluated["best_order"] == cost.best_order
+    # Rounded up, and by no more than the last digit shown.
+    for shown, exact in (
+        (evaluated["epsilon_rdp"], cost.epsilon_rdp),
+        (evaluated["epsilon_pld"], cost.epsilon_pld),
+        (evaluated["user_level"]["epsilon_rdp"], cost.user_epsilon_rdp),
+    ):
+        assert exact is not None
+        assert exact <= shown <= exact + 1e-9
+
+
+def test_a_planned_radius_evaluates_to_its_budget() -> None:
+    planned = record("--epsilon", "3")
+    assert record("--radius", repr(planned["radius"])) == planned
+
+
+def test_the_published_mollifier_has_a_beta_for_each_number_drawn() -> None:
+    planned = record(*RENYI)
+    assert planned["guarantee"] == "as published"
+    assert list(planned["beta"]) == [str(drawn) for drawn in range(1, 81)]
+    # From an independent implementation of the theorems.
+    expected = {"1": 0.5651779925204822, "2": 0.1938421997870061, "3": 0.2235876116386573}
+    assert {drawn: planned["beta"][drawn] for drawn in expected} == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [["--epsilon", "8"], ["--radius", "0.5"], ["--mollifier", "renyi", "--epsilon", "8"]]
+)
+def test_people_read_a_table(options: list[str]) -> None:
+    result = run(*options)
+    assert result.exit_code == 0, result.output
+    for piece in (
+        "1024 tokens at delta 1e-05 from 80 parts",
+        "epsilon",
+        "part, add or remove",
+        "any one part",
+    ):
+        assert piece in result.stdout
+    assert ("certified" in result.stdout) != ("as published" in result.stdout)
+
+
+def test_an_epsilon_for_people_is_rounded_up() -> None:
+    exact = planning.cost(RatioEvent(80, 0.03, 0.5), 1024, 1e-5).epsilon_rdp
+    assert accounting.shown(exact) in run("--radius", "0.5").stdout
+    assert float(accounting.shown(exact)) >= exact
+
+
+@pytest.mark.parametrize("options", [["--epsilon", "8"], RENYI])
+def test_a_plot_is_drawn(options: list[str], tmp_path: Path) -> None:
+    picture = tmp_path / "epsilon.png"
+    assert run(*options, "--plot", str(picture)).exit_code == 0
+    pixels = imread(picture)
+    assert pixels.shape[:2] == (675, 1050)
+    assert pixels.std() > 0.05, "something is drawn"
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        (["--protocol", "magic", "--epsilon", "8"], "--protocol"),
+        (["--mollifier", "magic", "--epsilon", "8"], "--mollifier"),
+        (["--projection", "magic", "--epsilon", "8"], "--projection"),
+        (["--parts", "0", "--epsilon", "8"], "--parts"),
+        (["--q", "0", "--epsilon", "8"], "--q"),
+        (["--q", "1.5", "--epsilon", "8"], "--q"),
+        (["--q", "nan", "--epsilon", "8"], "--q"),
+        (["--tokens", "0", "--epsilon", "8"], "--tokens"),
+        (["--delta", "1", "--epsilon", "8"], "--delta"),
+        (["--epsilon", "-1"], "--epsilon"),
+        (["--epsilon", "inf"], "--epsilon"),
+        (["--epsilon", "1e-9"], "--epsilon"),
+        ([], "--epsilon"),
+        (["--epsilon", "8", "--radius", "1"], "--epsilon"),
+        (["--radius", "0"], "--radius"),
+        (["--radius", "100"], "--radius"),
+        (["--radius", "1", "--orders", "2,x"], "--orders"),
+        (["--radius", "1", "--orders", "1"], "--orders"),
+        (["--radius", "1", "--plot", "/nowhere/at/all.png"], "--plot"),
+        (["--mollifier", "renyi"], "--epsilon"),
+        (["--mollifier", "renyi", "--epsilon", "1"], "--epsilon"),
+        (["--mollifier", "renyi", "--radius", "1"], "--radius"),
+        (["--mollifier", "renyi", "--epsilon", "8", "--order", "1"], "--order"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: list[str], option: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 2
+    assert "Invalid value" in result.stderr
+    assert option in result.stderr.replace("'", "")

@@ -1,0 +1,77 @@
+"""From a configuration to the protocol that keeps its promise to the last token."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.configuration import Configuration
+from cluster.promise import promise
+from services.budget.errors import LedgerMismatch, LedgerMissing
+from services.budget.filter import Filter
+from services.budget.ledger import Ledger
+from services.budget.reader import check
+from services.privacy.protocols import PROTOCOLS
+from services.training.manifest import Manifest
+from tests import postgresql as postgresql_server
+from tests.running import configure
+
+
+def configured(folder: Path, ensemble: Path, **privacy: Any) -> Configuration:
+    return Configuration.load(configure(folder, ensemble, privacy=privacy))
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"q": 0.5, "tokens": 1000},
+        {"q": 1.0, "tokens": 3000, "projection": "mix", "epsilon": 2.0},
+        {"q": 0.25, "tokens": 500, "asked": "one"},
+        {"q": 0.1, "tokens": 1024, "mollifier": "renyi"},
+    ],
+)
+def test_the_budget_lasts_exactly_as_long_as_promised(ensemble: Path, tmp_path: Path, privacy: dict[str, Any]) -> None:
+    promised = promise(configured(tmp_path, ensemble, **privacy), Manifest.load(ensemble))
+    assert Filter(promised.terms).affordable({}, promised.protocol.event) == privacy["tokens"]
+
+
+def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None:
+    promised = promise(configured(tmp_path, ensemble, radius=0.123), Manifest.load(ensemble))
+    assert promised.protocol.radius == 0.123
+
+
+def test_the_ledgers_order_stays_when_the_configuration_changes(ensemble: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(ensemble)
+    first = promise(configured(tmp_path, ensemble, tokens=1000), manifest)
+    Ledger(tmp_path / "ledger.db", first.terms)
+    changed = promise(configured(tmp_path, ensemble, tokens=50, q=0.1), manifest)
+    assert changed.terms == first.terms
+    assert changed.protocol.radius != first.protocol.radius
+
+
+def test_a_database_without_a_ledger_is_where_one_begins(
+    ensemble: Path, tmp_path: Path, postgresql: postgresql_server.Server
+) -> None:
+    url = postgresql.database()
+    path = configure(tmp_path, ensemble, privacy={"tokens": 1000}, budget={"ledger": url})
+    configuration, manifest = Configuration.load(path), Manifest.load(ensemble)
+    first = promise(configuration, manifest)
+    with pytest.raises(LedgerMissing):
+        check(url, first.terms)
+    Ledger(url, first.terms)
+    check(url, first.terms)
+    assert promise(configuration, manifest).terms == first.terms
+    with pytest.raises(LedgerMismatch, match="delta"):
+        check(url, first.terms.model_copy(update={"delta": 1e-7}))
+
+
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "finetuned"])
+def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name: str) -> None:
+    """It plans anew whenever parts join or leave, at the order that the ledger has by then."""
+    path = tmp_path / "privmix.yaml"
+    path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "privacy": {"protocol": name, "tokens": 500}}))
+    configuration = Configuration.load(path)
+    promised = promise(configuration, Manifest.load(ensemble))
+    assert promised.settings.plan(promised.protocol.parts, promised.terms.order) == promised.protocol
+    assert promised.sentence

@@ -1,0 +1,116 @@
+"""Every protocol is listed, planned and configured by its name, and states its guarantee in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.configuration import Configuration, ConfigurationError
+from services.privacy.protocols import PROTOCOLS
+
+README = Path(__file__).parents[2] / "README.md"
+CERTIFIED = ("pmixed", "adapmixed", "exponential", "gnmax", "subsample-aggregate")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
+
+
+def planned(protocol: str, *options: str) -> dict[str, Any]:
+    result = run("plan", "--protocol", protocol, *options, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_all_are_listed_with_what_they_promise_ask_and_take() -> None:
+    listed = {record["name"]: record for record in json.loads(run("protocols", "--json").stdout)}
+    assert set(listed) == set(PROTOCOLS)
+    statuses = {name: record["guarantee"] for name, record in listed.items()}
+    assert {name for name, status in statuses.items() if status == "certified"} == {*CERTIFIED, "public"}
+    assert (statuses["submix"], statuses["ensemble"], statuses["finetuned"]) == ("operational", "none", "none")
+    for record in listed.values():
+        assert record["summary"]
+        assert record["asks"]
+        assert record["choose"]
+        assert all(parameter["description"] for parameter in record["parameters"].values())
+    shown = run("protocols").stdout
+    for name, record in listed.items():
+        assert name in shown
+        assert all(parameter in shown for parameter in record["parameters"])
+
+
+def test_the_readme_has_a_row_for_each() -> None:
+    text = README.read_text()
+    assert [name for name in PROTOCOLS if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("protocol", CERTIFIED)
+def test_what_a_budget_buys_is_what_that_costs(protocol: str) -> None:
+    bought = planned(protocol, "--parts", "16", "--tokens", "500", "--epsilon", "4")
+    parameter = str(PROTOCOLS[protocol].derived)
+    assert 3.98 < bought["epsilon_rdp"] <= 4
+    evaluated = planned(protocol, "--parts", "16", "--tokens", "500", f"--{parameter}", repr(bought[parameter]))
+    assert evaluated["epsilon_rdp"] == pytest.approx(bought["epsilon_rdp"], rel=1e-9)
+    assert bought["user_level"]["epsilon_rdp"] > bought["epsilon_rdp"]
+    assert "up to 500 released tokens" in bought["statement"]
+    assert "certified" in bought["statement"]
+
+
+def test_what_has_no_bound_says_so() -> None:
+    submix = planned("submix", "--parts", "16", "--epsilon", "8", "--random-stopping", "10")
+    assert submix["epsilon_rdp"] is submix["epsilon_pld"] is submix["best_order"] is None
+    assert submix["rdp_per_token"]["values"] == [None]
+    assert submix["fixed_length"]["epsilon"] > 8
+    assert "operational privacy" in submix["statement"]
+    assert "No privacy guarantee" in planned("ensemble", "--parts", "16")["statement"]
+    assert planned("public", "--parts", "16", "--epsilon", "8")["epsilon_rdp"] == 0
+    assert "data-dependent" in planned("adapmixed", "--parts", "16", "--mollifier", "renyi")["statement"]
+    for protocol, *options in (("submix", "--plot"), ("ensemble", "--plot")):
+        refused = run("plan", "--protocol", protocol, "--parts", "4", *options, "epsilon.png")
+        assert refused.exit_code == 2
+        assert "--plot" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--protocol", "gnmax", "--q", "0.5", "--epsilon", "8"], "--q"),
+        (["--protocol", "gnmax", "--sigma", "many"], "--sigma"),
+        (["--protocol", "gnmax", "--sigma"], "--sigma"),
+        (["--protocol", "gnmax", "sigma"], "sigma"),
+        (["--protocol", "gnmax", "--sigma", "3", "--epsilon", "8"], "--epsilon"),
+        (["--protocol", "finetuned"], "train --parts 1"),
+        (["--protocol", "ensemble", "--epsilon", "8"], "--epsilon"),
+        (["--protocol", "adapmixed", "--mollifier", "renyi", "--enforce", "bound"], "enforce"),
+    ],
+)
+def test_a_parameter_that_is_not_the_protocols_is_refused_by_name(arguments: list[str], named: str) -> None:
+    result = run("plan", "--parts", "4", *arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_each_is_configured_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(Configuration.of({"ensemble": "e", "privacy": {"protocol": name}}).privacy) is PROTOCOLS[name]
+    monkeypatch.setenv("PRIVMIX_PRIVACY__PROTOCOL", name)
+    monkeypatch.setenv("PRIVMIX_PRIVACY__TOKENS", "77")
+    configured = Configuration.of({"ensemble": "e"}).privacy
+    assert (type(configured), configured.tokens) == (PROTOCOLS[name], 77)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "named"),
+    [
+        ({"protocol": "gnmax", "q": 0.5}, "privacy.q: there is no such key"),
+        ({"protocol": "submix", "order": 0.5}, "privacy.order"),
+        ({"protocol": "ensemble", "epsilon": 8}, "privacy.epsilon"),
+        ({"protocol": "adapmixed", "enforce": "both"}, "privacy.enforce"),
+    ],
+)
+def test_keys_of_another_protocol_are_refused_by_name(privacy: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        Configuration.of({"ensemble": "e", "privacy": privacy})

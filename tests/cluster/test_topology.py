@@ -1,0 +1,84 @@
+"""Which shard serves which models."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.topology import parts_served, plan_shards, shards_served
+from services.training.manifest import Adapter, Manifest, Part
+
+DIGEST = "0" * 64
+MODEL = Path("/models/base")
+
+
+def adapter(name: str) -> Adapter:
+    return Adapter(name=name, path=f"parts/{name}", sha256=DIGEST, size_bucket=1)
+
+
+def part(index: int, halves: bool) -> Part:
+    name = f"part-{index:03d}"
+    pair = (adapter(f"{name}a"), adapter(f"{name}b")) if halves else None
+    return Part(index=index, halves=pair, **dict(adapter(name)))
+
+
+def manifest(parts: int, halves: bool) -> Manifest:
+    return Manifest(
+        ensemble="e",
+        base_model="m",
+        base_revision=DIGEST,
+        tokenizer=DIGEST,
+        salt_id="s",
+        rank=4,
+        parts=tuple(part(index, halves) for index in range(parts)),
+    )
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Configuration:
+    return Configuration.of({"ensemble": "ensemble", "shards": {"parts_per_shard": 2}}, tmp_path)
+
+
+@pytest.mark.parametrize("trained_halves", [False, True])
+def test_parts_are_spread_in_blocks(configuration: Configuration, trained_halves: bool) -> None:
+    plans = plan_shards(configuration, manifest(3, trained_halves), MODEL, gpus=0)
+    assert [plan.shards for plan in plans] == [("shard-000",), ("shard-001",)]
+    assert [plan.models for plan in plans] == [{0: "part-000", 1: "part-001"}, {2: "part-002"}]
+    assert [plan.parts for plan in plans] == [2, 1]
+    assert plans[1].engine.adapters == {"part-002": configuration.ensemble / "parts" / "part-002"}
+
+
+def test_halves_of_a_part_are_served_together_in_its_place(configuration: Configuration) -> None:
+    plans = plan_shards(configuration, manifest(3, halves=True), MODEL, gpus=0, halves=True)
+    assert [plan.models for plan in plans] == [
+        {0: "part-000a", 1: "part-000b", 2: "part-001a", 3: "part-001b"},
+        {4: "part-002a", 5: "part-002b"},
+    ]
+    assert plans[1].engine.adapters == {
+        name: configuration.ensemble / "parts" / name for name in ("part-002a", "part-002b")
+    }
+
+
+def test_halves_that_were_not_trained_are_asked_for(configuration: Configuration) -> None:
+    with pytest.raises(ConfigurationError, match="privmix train --halves"):
+        plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0, halves=True)
+
+
+@pytest.mark.parametrize(("gpus", "reserved"), [(0.0, 0.0), (4.0, 1.0)])
+def test_a_shard_reserves_a_gpu_where_there_are_any(configuration: Configuration, gpus: float, reserved: float) -> None:
+    plans = plan_shards(configuration, manifest(3, halves=True), MODEL, gpus)
+    assert [plan.num_gpus for plan in plans] == [reserved, reserved]
+
+
+def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
+    shards = {"parts_per_shard": 2, "copies": 2, "count": 1}
+    configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)
+    plans = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0)
+    assert [plan.shards for plan in plans] == [("shard-000", "shard-000-copy-1"), ("shard-001", "shard-001-copy-1")]
+    assert (shards_served(configuration, manifest(3, False)), parts_served(configuration, manifest(3, False))) == (1, 2)
+
+
+def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
+    configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path)
+    with pytest.raises(ConfigurationError, match="2 shards at most"):
+        shards_served(configuration, manifest(3, halves=False))

@@ -1,0 +1,42 @@
+"""What several suites share, each made once a run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.training.public_model import resolve
+from tests import postgresql as postgresql_server
+from tests.ensembles import write_ensemble
+from tests.running import RunningService, configure, own_ensemble, running
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+PARTS = 4
+
+
+@pytest.fixture(scope="session")
+def public_model() -> Path:
+    return resolve()
+
+
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ensemble(tmp_path_factory.mktemp("ensemble"), PARTS)
+
+
+@pytest.fixture(scope="session")
+def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Tests that break it start their own."""
+    folder = tmp_path_factory.mktemp("service")
+    with running(configure(folder, own_ensemble(ensemble, folder))) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[postgresql_server.Server]:
+    """One server for all tests that need one; each makes databases of its own in it."""
+    with postgresql_server.running() as server:
+        yield server

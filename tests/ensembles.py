@@ -1,0 +1,59 @@
+"""Ensembles to test with: real PEFT adapters on the real public model, random but strong, made in seconds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from services.training.manifest import Adapter, Manifest, Part, hash_adapter
+from services.training.partition import Partition, Share
+from services.training.public_model import resolve, revision, tokenizer_hash
+
+RANK = 4
+STRENGTH = 0.03
+"""Standard deviation of the second LoRA factor: adapters then differ by far more than any engine's rounding."""
+
+
+def write_adapters(folder: Path, names: Sequence[str], model: Path) -> dict[str, Path]:
+    """Adapters whose distributions differ from the public model's and from each other."""
+    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
+    for seed, name in enumerate(names):
+        generator = torch.Generator().manual_seed(seed)
+        for key, weights in wrapped.named_parameters():
+            if "lora_A" in key:
+                torch.nn.init.kaiming_uniform_(weights, a=5**0.5, generator=generator)
+            if "lora_B" in key:
+                torch.nn.init.normal_(weights, std=STRENGTH, generator=generator)
+        wrapped.save_pretrained(folder / name)
+    return {name: folder / name for name in names}
+
+
+def write_ensemble(folder: Path, parts: int, halves: bool = False) -> Path:
+    """A whole ensemble's directory, its manifest included; its parts are the same with and without `halves`."""
+    model = resolve()
+    shares = Partition(b"", parts, halves).shares
+    write_adapters(folder / "parts", [share.name for share in shares], model)
+    manifest = Manifest(
+        ensemble=f"test-{folder.name}",
+        base_model=str(model),
+        base_revision=revision(model),
+        tokenizer=tokenizer_hash(model),
+        salt_id="test",
+        rank=RANK,
+        parts=tuple(_part(folder, index, halves) for index in range(parts)),
+    )
+    manifest.save(folder)
+    return folder
+
+
+def _part(folder: Path, index: int, halves: bool) -> Part:
+    pair = (_adapter(folder, Share(index, 0)), _adapter(folder, Share(index, 1))) if halves else None
+    return Part(index=index, halves=pair, **dict(_adapter(folder, Share(index))))
+
+
+def _adapter(folder: Path, share: Share) -> Adapter:
+    path = f"parts/{share.name}"
+    return Adapter(name=share.name, path=path, sha256=hash_adapter(folder / path), size_bucket=1)

@@ -1,0 +1,166 @@
+"""The application in the manifest, deployed by Ray Serve's own command on a Ray cluster of this machine."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from tests.k8s.manifests import Manifests, render
+from tests.running import START_S, free_port, own_ensemble
+
+pytestmark = pytest.mark.slow
+
+CLUSTER = "import ray, signal; ray.init('local', include_dashboard=True, dashboard_port={port}); signal.pause()"
+CONFINED = """
+mount --bind /tmp /tmp
+mount --options remount,ro,bind /
+exec setpriv --no-new-privs --bounding-set -all --inh-caps -all --ambient-caps -all "$@"
+"""
+"""As the manifest's securityContext: a read-only root, no capability, none to be had. The user stays the same."""
+ACTORS = ("Conductor", "EngineHost", "Foreman", "Keeper")
+KEY = "a key"
+
+
+class Cluster:
+    """A Ray head with the environment of the manifest's pods, Ray's own token included."""
+
+    def __init__(self, environment: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+        self._dashboard = free_port()
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
+        self._environment = {**os.environ, **token, **environment}
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", CLUSTER.format(port=self._dashboard)],
+            env=self._environment,
+            start_new_session=True,
+        )
+        self._until(lambda: httpx.get(f"{self._address}/api/gcs_healthz").is_success)
+
+    def deploy(self, config: dict[str, Any], folder: Path) -> Any:
+        """What `serve status` says of the application in the end."""
+        file = folder / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        self._serve("deploy", str(file))
+        self._until(lambda: self._status()["status"] in {"RUNNING", "DEPLOY_FAILED"})
+        return self._status()
+
+    def processes(self) -> dict[str, int]:
+        """The process of each actor behind the route."""
+        titles = {process.pid: " ".join(process.cmdline()) for process in self._tree()}
+        return {
+            name: pid for name in ACTORS for pid, title in titles.items() if title.startswith("ray::") and name in title
+        }
+
+    def stop(self) -> None:
+        for process in self._tree():
+            process.kill()
+        self._process.wait()
+
+    @property
+    def _address(self) -> str:
+        return f"http://127.0.0.1:{self._dashboard}"
+
+    def _status(self) -> Any:
+        return yaml.safe_load(self._serve("status"))["applications"]["privmix"]
+
+    def _serve(self, command: str, *arguments: str) -> str:
+        serve = [sys.executable, "-m", "ray.serve.scripts", command, "--address", self._address, *arguments]
+        return subprocess.run(serve, env=self._environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                if true():
+                    return
+            except httpx.HTTPError:
+                assert self._process.poll() is None, "the cluster has ended"
+            assert time.monotonic() < deadline, "the application did not come up"
+            time.sleep(1)
+
+    def _tree(self) -> list[psutil.Process]:
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def environment(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a pod has from volumes and Secrets."""
+    folder = tmp_path_factory.mktemp("pod")
+    return {
+        "PRIVMIX_ENSEMBLE": str(own_ensemble(ensemble, folder)),
+        "PRIVMIX_BUDGET__LEDGER": str(folder / "ledger.db"),
+        "PRIVMIX_HTTP__API_KEYS": json.dumps([KEY]),
+        "HOME": str(folder),
+    }
+
+
+@pytest.fixture
+def cluster(environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    started = Cluster(environment, getattr(request, "param", ()))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def manifests() -> Manifests:
+    return render("cpu-dev")
+
+
+def located(manifests: Manifests, config: Path, port: int) -> Any:
+    """The manifest's own serveConfigV2, but for the file's place and a port that is free."""
+    serve = manifests.serve_config()
+    serve["applications"][0]["args"]["config"] = str(config)
+    serve["http_options"]["port"] = port
+    return serve
+
+
+def ask(port: int, key: str) -> httpx.Response:
+    asked = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 4}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, headers=headers, timeout=120)
+
+
+def test_the_manifests_application_deploys_and_keeps_its_actors(
+    cluster: Cluster, manifests: Manifests, tmp_path: Path
+) -> None:
+    port = free_port()
+    failed = cluster.deploy(located(manifests, tmp_path / "missing.yaml", port), tmp_path)
+    assert "missing.yaml: cannot be read" in failed["message"]
+
+    before: dict[str, int] = {}
+    for name in ("first.yaml", "second.yaml"):
+        (tmp_path / name).write_text(manifests.configuration())
+        deployed = cluster.deploy(located(manifests, tmp_path / name, port), tmp_path)
+        assert deployed["status"] == "RUNNING", deployed["message"]
+        assert set(cluster.processes()) == set(ACTORS)
+        assert not before or cluster.processes() == before
+        before = cluster.processes()
+
+        assert ask(port, "another key").status_code == 401
+        assert ask(port, KEY).raise_for_status().json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take its rights away")
+@pytest.mark.parametrize(
+    "cluster", [("unshare", "--mount", "--propagation", "private", "sh", "-ec", CONFINED, "sh")], indirect=True
+)
+def test_the_application_runs_with_no_more_than_a_pods_rights(
+    cluster: Cluster, manifests: Manifests, tmp_path: Path
+) -> None:
+    port = free_port()
+    (file := tmp_path / "privmix.yaml").write_text(manifests.configuration())
+    deployed = cluster.deploy(located(manifests, file, port), tmp_path)
+    assert deployed["status"] == "RUNNING", deployed["message"]
+    assert ask(port, KEY).raise_for_status().json()["usage"]["completion_tokens"] == 4

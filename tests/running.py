@@ -1,0 +1,166 @@
+"""The whole service as its operator runs it: `privmix serve` in a process tree of its own, and what may befall it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+START_S = 240.0
+HEALTH_S = 60.0
+STOP_S = 60.0
+
+
+@dataclass
+class RunningService:
+    """`processes` counts what the tree holds; `kill` strikes one actor, as a machine would."""
+
+    base_url: str
+    namespace: str
+    ledger: Path
+    config: Path
+    process: subprocess.Popen[bytes]
+
+    def tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def actor(self, name: str) -> psutil.Process:
+        """The process of an actor; Ray writes the actor's name and method into its title."""
+        for process in self.tree():
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if title.startswith("ray::") and name in title:
+                return process
+        raise LookupError(f"no process of {name}")
+
+    def kill(self, name: str) -> None:
+        self.actor(name).send_signal(signal.SIGKILL)
+
+    def kill_everything(self) -> None:
+        for process in self.tree():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(STOP_S)
+
+    def healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=10).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_until_healthy(self, seconds: float = HEALTH_S) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.healthy():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the service ended with {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the service did not answer within {seconds:g} s")
+            time.sleep(0.2)
+
+    def privacy(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.base_url}/v1/privacy", timeout=30).raise_for_status().json()
+        return answer
+
+    def start(self) -> None:
+        """Start the process, again if it was killed, and wait until it answers."""
+        log = self.config.with_suffix(".log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cluster", "serve", "--config", str(self.config)],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        self.wait_until_healthy(START_S)
+
+    def stop(self) -> None:
+        """Ask the service to end, as Kubernetes and Ctrl-C do."""
+        tree = self.tree()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        finally:
+            for process in tree:
+                if process.is_running():
+                    os.kill(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def own_ensemble(ensemble: Path, folder: Path) -> Path:
+    """A copy for one service: an ensemble that was served with one ledger accepts no other."""
+    return copytree(ensemble, folder / "ensemble")
+
+
+def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
+    """Write a configuration for tests: short contexts, a small cache, a port of its own."""
+    defaults: dict[str, dict[str, Any]] = {
+        "privacy": {"q": 0.5, "epsilon": 8.0, "delta": 1e-5, "tokens": 20_000},
+        "budget": {"ledger": "ledger.db", "lease_tokens": 16},
+        "engine": {"context_length": 512, "cache_gib": 1},
+        "http": {"port": free_port(), "max_tokens": 256},
+    }
+    values = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}
+    path = folder / "privmix.yaml"
+    path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "namespace": folder.name, **values}))
+    return path
+
+
+@contextmanager
+def running(config: Path) -> Iterator[RunningService]:
+    """Start a service from its configuration; end it and everything it started with the context."""
+    values = yaml.safe_load(config.read_text())
+    service = RunningService(
+        base_url=f"http://127.0.0.1:{values['http']['port']}",
+        namespace=values["namespace"],
+        ledger=config.parent / values["budget"]["ledger"],
+        config=config,
+        process=None,  # type: ignore[arg-type]
+    )
+    try:
+        service.start()
+        yield service
+    finally:
+        if service.process is not None:
+            service.stop()
+
+
+def settled(service: RunningService) -> int:
+    """The tokens charged once every lease is settled."""
+    return eventually(service, lambda earlier, now: earlier == now)
+
+
+def eventually(service: RunningService, true: Callable[[int, int], bool]) -> int:
+    """The tokens charged, when two looks at them, a moment apart, are like this."""
+    earlier = service.privacy()["tokens_charged"]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(1)
+        now: int = service.privacy()["tokens_charged"]
+        if true(earlier, now):
+            return now
+        earlier = now
+    raise TimeoutError(f"after 60 s {earlier} tokens are charged")

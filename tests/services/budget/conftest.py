@@ -1,0 +1,99 @@
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+from hypothesis import settings
+from ray.actor import ActorHandle
+
+from services.budget.actor import start
+from services.budget.filter import Filter
+from services.budget.reader import read
+from services.budget.terms import Terms
+from services.privacy.events import Event
+from tests.postgresql import Server
+from tests.services.budget.events import COARSE
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+NAMESPACE = "budget-tests"
+ALLOWANCE = 267  # tokens of COARSE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, path: Path) -> str:
+    """A path or URL where a ledger may be kept: what is claimed of it holds in both databases."""
+    if request.param == "sqlite":
+        return str(path)
+    server: Server = request.getfixturevalue("postgresql")
+    return server.database()
+
+
+@pytest.fixture(scope="session")
+def terms() -> Terms:
+    return Terms(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+
+
+@pytest.fixture(scope="session")
+def roomy(terms: Terms) -> Terms:
+    """A budget that no test uses up."""
+    return terms.model_copy(update={"epsilon": 1e4})
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A budget actor and its ledger."""
+
+    actor: ActorHandle
+    path: Path
+
+    def restart(self) -> None:
+        """Kills the actor and waits until its successor has opened the ledger."""
+        epoch = read(self.path).epoch
+        ray.kill(self.actor, no_restart=False)
+        while read(self.path).epoch == epoch:
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="package")
+def running(cluster: None, tmp_path_factory: pytest.TempPathFactory, roomy: Terms) -> Iterator[Running]:
+    """One actor for all tests, because a process takes seconds to start; it survives what they do to it."""
+    path = tmp_path_factory.mktemp("running") / "ledger.db"
+    actor = start(str(path), roomy, namespace=NAMESPACE)
+    yield Running(actor, path)
+    ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class Allowance(Running):
+    """The running actor with exactly `ALLOWANCE` tokens left for a test."""
+
+    before: Counter[Event]
+
+    def charged(self) -> Counter[Event]:
+        """What the test has charged so far, on disk."""
+        return Counter(read(self.path).charged) - self.before
+
+
+@pytest.fixture
+def allowance(running: Running, roomy: Terms) -> Iterator[Allowance]:
+    left = Filter(roomy).affordable(read(running.path).charged, COARSE)
+    reserve = ray.get(running.actor.lease.remote(COARSE.to_json(), left - ALLOWANCE))
+    yield Allowance(running.actor, running.path, Counter(read(running.path).charged))
+    ray.get(running.actor.settle.remote(reserve.lease, 0))

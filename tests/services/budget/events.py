@@ -1,0 +1,8 @@
+"""Real events of different costs: at epsilon 8, delta 1e-5 and order 8 they buy 267, 1,108 and 487 tokens."""
+
+from services.privacy.pmixed import RatioEvent
+
+COARSE = RatioEvent(parts=8, q=0.25, radius=0.4)
+FINE = RatioEvent(parts=8, q=0.25, radius=0.2)
+LARGE = RatioEvent(parts=80, q=0.03, radius=1.6)
+EVENTS = (COARSE, FINE, LARGE)

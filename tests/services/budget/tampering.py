@@ -1,0 +1,30 @@
+"""What someone who may write the ledger's database can do to it."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from services.budget.chain import Row, link
+from services.budget.database import Database
+from services.budget.reader import rows
+from services.budget.table import ledger_table
+
+
+def tamper(path: Path, statement: str) -> None:
+    """Takes the triggers away and runs the statement."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for event in ("UPDATE", "DELETE", "INSERT"):
+            connection.execute(f"DROP TRIGGER privmix_ledger_{event}")
+        connection.execute(statement)
+
+
+def append(place: str | Path, *, epoch: int, kind: str, body: str) -> Row:
+    """Adds a row with the right hashes."""
+    with Database(place, "write").transaction() as connection:
+        *_, last = rows(connection)
+        row = link(last, epoch=epoch, kind=kind, body=body, at=last.at)
+        connection.execute(insert(ledger_table).values(asdict(row)))
+    return row

@@ -1,0 +1,114 @@
+"""Whatever is done to a ledger behind its back is found when it is read, with the row."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.budget.chain import GENESIS, Row, link, verified
+from services.budget.errors import LedgerCorrupt
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.tampering import append, tamper
+
+texts = st.text(max_size=20)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Row]:
+    rows: list[Row] = []
+    for kind, body, at in draw(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=8)):
+        rows.append(link(rows[-1] if rows else None, epoch=0, kind=kind, body=body, at=at))
+    return rows
+
+
+@given(chains())
+def test_a_chain_as_written_is_verified(rows: list[Row]) -> None:
+    assert list(verified(rows)) == rows
+    assert [row.previous for row in rows] == [GENESIS, *(row.hash for row in rows[:-1])]
+
+
+@given(chains(), st.data())
+def test_any_change_of_a_row_is_found_there(rows: list[Row], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(rows) - 1))
+    field = data.draw(st.sampled_from(["seq", "epoch", "kind", "body", "at", "previous", "hash"]))
+    before = getattr(rows[index], field)
+    after = data.draw((st.integers() if isinstance(before, int) else texts).filter(lambda value: value != before))
+    rows[index] = replace(rows[index], **{field: after})
+    with pytest.raises(LedgerCorrupt, match=rf"row {index + 1} "):
+        list(verified(rows))
+
+
+@given(chains().filter(lambda rows: len(rows) > 1), st.data())
+def test_a_row_that_was_forged_with_its_hash_is_found_at_the_next(rows: list[Row], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(rows) - 2))
+    forged = replace(rows[index], body=rows[index].body + "!")
+    rows[index] = replace(forged, hash=forged.digest)
+    with pytest.raises(LedgerCorrupt, match=rf"row {index + 2} does not follow row {index + 1}"):
+        list(verified(rows))
+
+
+@given(chains().filter(lambda rows: len(rows) > 1), st.data())
+def test_a_row_that_was_taken_out_is_missed(rows: list[Row], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(rows) - 2))
+    del rows[index]
+    with pytest.raises(LedgerCorrupt, match=rf"row {index + 1} is missing"):
+        list(verified(rows))
+
+
+@pytest.fixture
+def written(path: Path, terms: Terms) -> Path:
+    """Rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
+    ledger = Ledger(path, terms)
+    ledger.settle(ledger.lease(COARSE, 10).lease, 4)
+    ledger.lease(FINE, 20)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3", "row 3 was changed"),
+        ("UPDATE privmix_ledger SET body = replace(body, '20', '2') WHERE seq = 5", "row 5 was changed"),
+        ("UPDATE privmix_ledger SET body = replace(body, '8.0', '80.0') WHERE seq = 1", "row 1 was changed"),
+        ("UPDATE privmix_ledger SET body = x'fffe' WHERE seq = 3", "row 3 was changed"),
+        ("UPDATE privmix_ledger SET body = CAST(x'fffe' AS TEXT) WHERE seq = 3", "row 3 was changed"),
+        ("UPDATE privmix_ledger SET epoch = 0 WHERE seq = 2", "row 2 was changed"),
+        ("UPDATE privmix_ledger SET at = '' WHERE seq = 4", "row 4 was changed"),
+        ("DELETE FROM privmix_ledger WHERE seq = 3", "row 3 is missing"),
+        ("DELETE FROM privmix_ledger WHERE seq = 1", "row 1 is missing"),
+    ],
+)
+def test_tampering_is_reported_with_the_ledger_and_the_row(
+    written: Path, terms: Terms, statement: str, found: str
+) -> None:
+    tamper(written, statement)
+    for use in (lambda: read(written), lambda: Ledger(written, terms)):
+        with pytest.raises(LedgerCorrupt, match=found) as caught:
+            use()
+        assert str(written) in str(caught.value)
+
+
+def test_a_running_writer_notices_that_the_last_rows_are_gone(path: Path, terms: Terms) -> None:
+    ledger = Ledger(path, terms)
+    ledger.lease(COARSE, 10)
+    tamper(path, "DELETE FROM privmix_ledger WHERE seq = 3")
+    with pytest.raises(LedgerCorrupt, match="row 3 is gone"):
+        ledger.lease(COARSE, 1)
+
+
+def test_a_row_that_no_ledger_would_write_is_refused_although_its_hash_is_right(written: Path) -> None:
+    """Forging hashes does not help to settle more than was granted, or to write in an epoch that is over."""
+    head = append(written, epoch=1, kind="settle", body='{"lease":"unknown","used":0}')
+    with pytest.raises(LedgerCorrupt, match=rf"row {head.seq} \(settle\) contradicts"):
+        read(written)
+
+
+def test_a_row_of_an_epoch_that_is_over_is_refused(written: Path) -> None:
+    head = append(written, epoch=0, kind="lease", body='{"lease":"late","event":{},"count":1}')
+    with pytest.raises(LedgerCorrupt, match=rf"row {head.seq} was written in epoch 0 while epoch 1 was current"):
+        read(written)

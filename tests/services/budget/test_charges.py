@@ -1,0 +1,188 @@
+"""Losses measured on the private text: on disk before a token leaves, never below their sum, final at STOP."""
+
+import asyncio
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.budget.actor import start
+from services.budget.errors import LeaseRefused
+from services.budget.filter import Filter
+from services.budget.ledger import Ledger
+from services.budget.losses import NO_LOSSES, Losses
+from services.budget.reader import read
+from services.budget.statement import Statement, statement
+from services.budget.terms import Terms
+from services.budget.till import Till
+from services.privacy import accounting
+from services.privacy.gnmax import GNMaxEvent
+from services.privacy.submix import SubMixEvent
+from tests.services.budget.conftest import NAMESPACE
+from tests.services.budget.events import COARSE
+
+PARTS = 3
+SUBMIX = SubMixEvent(parts=PARTS, order=8.0, beta=0.01)
+GNMAX = GNMaxEvent(parts=8, sigma=20.0)
+
+
+@pytest.fixture
+def measured(terms: Terms) -> Terms:
+    return terms.model_copy(update={"enforced": "measured"})
+
+
+@pytest.fixture
+def ledger(place: str, measured: Terms) -> Ledger:
+    return Ledger(place, measured)
+
+
+def epsilon(terms: Terms, loss: float) -> float:
+    return accounting.epsilon([loss], terms.delta, [terms.order]).epsilon  # type: ignore[arg-type]
+
+
+def test_losses_are_on_disk_when_their_tokens_are_granted(ledger: Ledger, place: str) -> None:
+    assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3], [0.5, 0.0, 0.1]], "first") == 2
+    on_disk = read(place)
+    assert on_disk.charged == {SUBMIX: 2}
+    assert on_disk.losses.parts == pytest.approx((0.6, 0.2, 0.4))
+    assert on_disk == ledger.balance()
+
+
+@given(st.lists(st.lists(st.floats(0, 1e3), min_size=PARTS, max_size=PARTS), max_size=50))
+@settings(max_examples=50)
+def test_sums_of_losses_are_never_too_small(tokens: list[list[float]]) -> None:
+    total = NO_LOSSES
+    for losses in tokens:
+        total = total.plus(losses)
+    for part, found in enumerate(total.parts):
+        exact = math.fsum(token[part] for token in tokens)
+        assert exact <= found <= exact * (1 + 1e-12) + 1e-300
+
+
+def test_what_every_part_lost_counts_for_each() -> None:
+    total = NO_LOSSES.plus([0.5]).plus([1.0, 2.0]).plus([0.25, 0.25, 4.0])
+    assert (total.alike, total.parts) == (0.5, pytest.approx((1.25, 2.25, 4.0)))
+    assert total.largest == pytest.approx(4.5), "an ensemble that grew has new parts with a whole budget"
+    assert Losses().largest == 0
+
+
+def test_the_part_that_lost_most_decides(ledger: Ledger, measured: Terms) -> None:
+    ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
+    stated = statement(ledger.balance())
+    assert stated.epsilon_measured == pytest.approx(epsilon(measured, 3.5), abs=1e-3)
+    assert stated.epsilon_measured >= epsilon(measured, 3.5)
+
+
+def test_the_token_that_does_not_fit_stops_everything_for_ever(ledger: Ledger, place: str, measured: Terms) -> None:
+    room = next(count for count in range(10**4) if epsilon(measured, 0.5 * (count + 1)) > measured.epsilon)
+    assert ledger.charge(SUBMIX, [[0.5, 0.1, 0.0]] * (room + 3), "all") == room
+    assert ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]], "free") == 0, "whether one more would fit is private too"
+    assert ledger.lease(COARSE, 1).count == 0
+    again = Ledger(place, measured)
+    assert again.balance().stopped
+    assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "later") == 0
+    assert read(place).charged == {SUBMIX: room}
+    assert Filter(measured).epsilon({}, read(place).losses) <= measured.epsilon
+
+
+def test_an_infinite_loss_is_never_paid(ledger: Ledger) -> None:
+    assert ledger.charge(SUBMIX, [[0.1, 0.1, 0.1], [0.1, math.inf, 0.1], [0.1, 0.1, 0.1]], "first") == 1
+    assert ledger.balance().stopped
+
+
+def test_a_charge_that_is_sent_again_is_made_once(ledger: Ledger, place: str, measured: Terms) -> None:
+    assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
+    assert Ledger(place, measured).charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
+    assert read(place).charged == {SUBMIX: 1}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [([], "at least 1"), ([[]], "losses"), ([[0.1], [-0.1]], "negative"), ([[math.nan]], "losses")],
+)
+def test_losses_that_are_none_are_refused(ledger: Ledger, tokens: list[list[float]], message: str) -> None:
+    with pytest.raises(LeaseRefused, match=message):
+        ledger.charge(SUBMIX, tokens, "first")
+    assert not ledger.balance().charged
+
+
+def test_each_kind_of_event_is_paid_for_in_its_own_way(ledger: Ledger) -> None:
+    with pytest.raises(LeaseRefused, match="leased, not charged"):
+        ledger.charge(COARSE, [[0.1]], "first")
+    with pytest.raises(LeaseRefused, match="charge it then"):
+        ledger.lease(SUBMIX, 1)
+
+
+def test_protocols_share_one_budget(ledger: Ledger, measured: Terms) -> None:
+    """Half of the tokens from one protocol, half from another, with more parts from then on."""
+    ledger.charge(SUBMIX, [[0.5, 0.1, 0.1]] * 4, "first")
+    granted = ledger.lease(COARSE, 10_000)
+    ledger.settle(granted.lease, 50)
+    assert ledger.charge(SubMixEvent(5, 8.0, 0.01), [[0.1, 0.1, 0.1, 0.1, 0.4]], "second") == 1
+    balance = ledger.balance()
+    (each,) = COARSE.rdp([measured.order])
+    total = 50 * each + 4 * 0.5 + 0.1
+    assert statement(balance).epsilon_measured == pytest.approx(epsilon(measured, total), abs=1e-3)
+    alone = Filter(measured).affordable({}, COARSE)
+    assert granted.count < alone
+
+
+def test_where_the_bound_is_enforced_losses_are_only_kept(place: str, terms: Terms) -> None:
+    ledger = Ledger(place, terms)
+    allowance = Filter(terms).affordable({}, GNMAX)
+    assert ledger.charge(GNMAX, [[0.001]] * (allowance + 5), "all") == allowance
+    assert not ledger.balance().stopped
+    assert ledger.charge(GNMAX, [[0.0]], "more") == 0
+    stated = statement(ledger.balance())
+    assert stated.epsilon_measured < stated.epsilon_bound <= terms.epsilon
+    assert stated.tokens_left == 0
+
+
+def test_clients_are_told_nothing_that_was_measured(ledger: Ledger) -> None:
+    ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
+    told = statement(ledger.balance()).client()
+    assert type(told) is Statement
+    assert (told.epsilon_spent, told.epsilon_left, told.epsilon_pld, told.tokens_left) == (None,) * 4
+    assert not [name for name in told.model_dump() if "measured" in name]
+    cheaper = statement(ledger.balance().__class__(**{**vars(ledger.balance()), "losses": NO_LOSSES}))
+    assert told == cheaper.client(), "the same whatever the losses were"
+    assert "operational" in told.guarantee
+
+
+def test_a_till_pays_through_the_actor_and_closes_at_the_end(cluster: None, path: Path, measured: Terms) -> None:
+    actor = start(str(path), measured, namespace=NAMESPACE, name="till")
+
+    async def pay() -> None:
+        till = Till(actor)
+        assert await till.is_open()
+        assert await till.charge(SUBMIX, [[0.1, 0.2, 0.3]] * 3) == 3
+        assert await till.charge(SUBMIX, [[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]]) == 1
+        assert not await till.is_open()
+        assert not await Till(actor).is_open()
+
+    try:
+        asyncio.run(pay())
+        assert read(path).charged == {SUBMIX: 4}
+    finally:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("within", [1, 40])
+def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(place: str, measured: Terms, within: int) -> None:
+    terms = measured.model_copy(update={"stop_within": within})
+    ledger = Ledger(place, terms)
+    granted = ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]] * (within + 1), "all")
+    assert 1 <= granted <= within
+    again = Ledger(place, terms)
+    assert again.balance().stopped
+    assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "more") == 0
+
+
+def test_random_stops_are_spread_over_all_that_they_may_be(tmp_path: Path, measured: Terms) -> None:
+    terms = measured.model_copy(update={"stop_within": 3})
+    stops = Counter(Ledger(tmp_path / f"{n}.db", terms).charge(SUBMIX, [[0.0] * 3] * 4, "all") for n in range(60))
+    assert set(stops) == {1, 2, 3}

@@ -1,0 +1,174 @@
+"""One writer: what it grants is on disk before it says so, and it grants nothing when anything is amiss."""
+
+import pytest
+
+from services.budget.errors import (
+    Fenced,
+    LeaseRefused,
+    LedgerForeign,
+    LedgerMismatch,
+    LedgerMissing,
+)
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.tampering import append
+
+
+@pytest.fixture
+def ledger(place: str, terms: Terms) -> Ledger:
+    return Ledger(place, terms)
+
+
+def test_a_lease_is_on_disk_when_it_is_granted(ledger: Ledger, place: str) -> None:
+    grant = ledger.lease(COARSE, 10)
+    on_disk = read(place)
+    assert grant.count == 10
+    assert on_disk.charged == on_disk.held == {COARSE: 10}
+    assert on_disk == ledger.balance()
+
+
+def test_what_was_not_used_comes_back(ledger: Ledger, place: str) -> None:
+    ledger.settle(ledger.lease(COARSE, 10).lease, 4)
+    ledger.settle(ledger.lease(FINE, 10).lease, 0)
+    assert read(place).charged == {COARSE: 4}
+    assert not read(place).held
+
+
+def test_the_last_tokens_are_granted_and_then_none(ledger: Ledger) -> None:
+    assert ledger.lease(COARSE, 260).count == 260
+    last = ledger.lease(COARSE, 260)
+    assert last.count == 7
+    rows = ledger.balance().rows
+    assert ledger.lease(COARSE, 1).count == 0
+    assert ledger.balance().rows == rows, "a refusal leaves no row"
+    ledger.settle(last.lease, 5)
+    assert ledger.lease(COARSE, 260).count == 2
+
+
+def test_a_lease_that_is_asked_for_again_is_granted_once(ledger: Ledger, place: str, terms: Terms) -> None:
+    first = ledger.lease(COARSE, 10, "mine")
+    assert ledger.lease(COARSE, 10, "mine") == first
+    assert Ledger(place, terms).lease(COARSE, 10, "mine") == first
+    assert read(place).charged == {COARSE: 10}
+
+
+def test_a_name_is_for_one_lease(ledger: Ledger) -> None:
+    ledger.lease(COARSE, 10, "mine")
+    with pytest.raises(LeaseRefused, match="another event"):
+        ledger.lease(FINE, 10, "mine")
+    ledger.settle("mine", 3)
+    with pytest.raises(LeaseRefused, match="settled"):
+        ledger.lease(COARSE, 10, "mine")
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 2**31])
+def test_impossible_counts_are_refused(ledger: Ledger, wanted: int) -> None:
+    with pytest.raises(LeaseRefused, match="a lease is over 1 to"):
+        ledger.lease(COARSE, wanted)
+
+
+def test_settling_again_alike_changes_nothing(ledger: Ledger) -> None:
+    lease = ledger.lease(COARSE, 10).lease
+    ledger.settle(lease, 4)
+    settled = ledger.balance()
+    ledger.settle(lease, 4)
+    assert ledger.balance() == settled
+
+
+@pytest.mark.parametrize(
+    ("used", "message"), [(11, "cannot have been used of a lease of 10"), (-1, "cannot have been")]
+)
+def test_more_than_was_granted_cannot_have_been_used(ledger: Ledger, used: int, message: str) -> None:
+    lease = ledger.lease(COARSE, 10).lease
+    with pytest.raises(LeaseRefused, match=message):
+        ledger.settle(lease, used)
+    assert ledger.balance().charged == {COARSE: 10}
+
+
+def test_settling_otherwise_or_the_unknown_is_refused(ledger: Ledger) -> None:
+    lease = ledger.lease(COARSE, 10).lease
+    ledger.settle(lease, 4)
+    with pytest.raises(LeaseRefused, match="settled before, at 4 tokens"):
+        ledger.settle(lease, 3)
+    with pytest.raises(LeaseRefused, match="holds no lease 'other'"):
+        ledger.settle("other", 0)
+    assert ledger.balance().charged == {COARSE: 4}
+
+
+def test_a_lease_of_an_earlier_epoch_may_be_settled(ledger: Ledger, place: str, terms: Terms) -> None:
+    lease = ledger.lease(COARSE, 10).lease
+    later = Ledger(place, terms)
+    later.settle(lease, 4)
+    assert read(place).charged == {COARSE: 4}
+
+
+def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, terms: Terms) -> None:
+    lease = ledger.lease(COARSE, 10).lease
+    later = Ledger(place, terms)
+    for _ in range(2):
+        with pytest.raises(Fenced, match="epoch 1 was replaced by that of epoch 2"):
+            ledger.lease(COARSE, 1)
+        with pytest.raises(Fenced):
+            ledger.settle(lease, 0)
+    assert later.lease(COARSE, 1).count == 1
+    assert read(place).charged == {COARSE: 11}
+
+
+def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms: Terms) -> None:
+    ledger.lease(COARSE, 10)
+    ledger.settle(ledger.lease(FINE, 20).lease, 5)
+    before, after = ledger.balance(), Ledger(place, terms).balance()
+    assert (after.charged, after.held, after.latest) == (before.charged, before.held, before.latest)
+    assert (after.epoch, after.rows) == (before.epoch + 1, before.rows + 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ensemble", "other"), ("epsilon", 9.0), ("epsilon", 7.0), ("delta", 1e-6), ("order", 9.0), ("adjacency", "user")],
+)
+def test_another_promise_is_refused_with_what_differs(
+    ledger: Ledger, place: str, terms: Terms, field: str, value: object
+) -> None:
+    ledger.lease(COARSE, 10)
+    kept = read(place)
+    with pytest.raises(LedgerMismatch, match=rf"{field} is {getattr(terms, field)!r} there and {value!r} here"):
+        Ledger(place, terms.model_copy(update={field: value}))
+    assert read(place) == kept
+    assert ledger.lease(COARSE, 1).count == 1, "an attempt that was refused replaces nobody"
+
+
+def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place: str, terms: Terms) -> None:
+    ledger.lease(COARSE, 10)
+    append(place, epoch=1, kind="lease", body='{"lease":"a","event":{"kind":"not-yet-known"},"count":1}')
+    with pytest.raises(LedgerForeign, match=r"row 4 has an event that this version does not know.*not-yet-known"):
+        Ledger(place, terms)
+
+
+def test_an_event_that_would_not_be_read_again_is_not_written(ledger: Ledger) -> None:
+    class Forgetful(type(COARSE)):
+        kind = "test-forgetful"
+
+        def to_json(self) -> str:
+            return COARSE.to_json()
+
+    with pytest.raises(LeaseRefused, match="could not be read again"):
+        ledger.lease(Forgetful(8, 0.25, 0.1), 1)
+    assert ledger.lease(COARSE, 1).count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("sqlite://", LedgerMissing, "in memory"),
+        ("sqlite:///:memory:", LedgerMissing, "in memory"),
+        ("sqlite:///ledger.db?mode=memory", LedgerMissing, "names no file"),
+        ("mysql://host/ledger", LedgerForeign, "not in mysql"),
+        ("://", LedgerMissing, "no path and no database URL"),
+        ("/", LedgerForeign, "is a directory"),
+    ],
+)
+def test_places_that_keep_no_ledger_are_refused(terms: Terms, name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Ledger(name, terms)

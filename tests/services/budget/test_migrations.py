@@ -1,0 +1,136 @@
+"""The layout of a ledger is made, recognised and brought up to date; readers leave it alone."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, inspect
+
+from services.budget.database import Database
+from services.budget.errors import LedgerForeign, LedgerMismatch
+from services.budget.layout import REVISION_TABLE
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.table import ledger_table
+from services.budget.terms import Terms
+from tests.postgresql import Server
+from tests.services.budget.events import COARSE
+
+NEWEST = "0001"
+
+# What made ledgers before there were revisions.
+OLD_TABLE = """CREATE TABLE privmix_ledger (
+    seq {0} NOT NULL, epoch BIGINT NOT NULL, kind VARCHAR(16) NOT NULL, body TEXT NOT NULL, at VARCHAR(32) NOT NULL,
+    previous VARCHAR(64) NOT NULL, hash VARCHAR(64) NOT NULL, PRIMARY KEY (seq))"""
+OLD = {
+    "sqlite": (
+        OLD_TABLE.format("INTEGER"),
+        "CREATE TRIGGER privmix_ledger_UPDATE BEFORE UPDATE ON privmix_ledger "
+        "BEGIN SELECT RAISE(ABORT, 'the privmix ledger is append-only'); END",
+        "CREATE TRIGGER privmix_ledger_DELETE BEFORE DELETE ON privmix_ledger "
+        "BEGIN SELECT RAISE(ABORT, 'the privmix ledger is append-only'); END",
+        "CREATE TRIGGER privmix_ledger_INSERT BEFORE INSERT ON privmix_ledger "
+        "WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM privmix_ledger) "
+        "BEGIN SELECT RAISE(ABORT, 'the privmix ledger is append-only'); END",
+    ),
+    "postgresql": (
+        OLD_TABLE.format("BIGINT"),
+        "CREATE FUNCTION privmix_ledger_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'the privmix ledger is append-only'; END $$",
+        "CREATE TRIGGER privmix_ledger_change BEFORE UPDATE OR DELETE OR TRUNCATE ON privmix_ledger "
+        "FOR EACH STATEMENT EXECUTE FUNCTION privmix_ledger_refuse()",
+    ),
+}
+
+
+def revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE}).get_current_revision()
+
+
+@pytest.fixture
+def old(place: str, terms: Terms, tmp_path: Path) -> str:
+    """A ledger of 10 tokens of COARSE, as it was made before revisions were recorded."""
+    writer = Ledger(tmp_path / "model.db", terms)
+    writer.lease(COARSE, 10)
+    with closing(sqlite3.connect(tmp_path / "model.db")) as model:
+        rows = model.execute("SELECT * FROM privmix_ledger ORDER BY seq").fetchall()
+    with Database(place, "create").transaction() as connection:
+        for statement in OLD[connection.dialect.name]:
+            connection.exec_driver_sql(statement)
+        for row in rows:
+            connection.execute(ledger_table.insert().values(row))
+    return place
+
+
+def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(place: str, terms: Terms) -> None:
+    Ledger(place, terms)
+    with Database(place, "read").transaction() as connection:
+        assert revision(connection) == NEWEST
+        context = MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE, "compare_type": True})
+        assert compare_metadata(context, ledger_table.metadata) == []
+
+
+def test_an_old_ledger_is_stamped_and_goes_on(old: str, terms: Terms) -> None:
+    before = read(old)
+    ledger = Ledger(old, terms, create=False)
+    ledger.lease(COARSE, 7)
+    after = read(old)
+    assert (after.charged, after.rows, after.epoch) == ({COARSE: 17}, before.rows + 2, before.epoch + 1)
+    with Database(old, "read").transaction() as connection:
+        assert revision(connection) == NEWEST
+
+
+def test_an_old_ledger_can_be_read_and_is_left_as_it_was(old: str) -> None:
+    assert read(old).charged == {COARSE: 10}
+    with Database(old, "read").transaction() as connection:
+        assert inspect(connection).get_table_names() == ["privmix_ledger"]
+
+
+def test_an_opening_that_is_refused_stamps_nothing(old: str, terms: Terms) -> None:
+    with pytest.raises(LedgerMismatch):
+        Ledger(old, terms.model_copy(update={"epsilon": 9.0}))
+    with Database(old, "read").transaction() as connection:
+        assert inspect(connection).get_table_names() == ["privmix_ledger"]
+
+
+def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: Terms) -> None:
+    Ledger(place, terms).lease(COARSE, 10)
+    with Database(place, "write").transaction() as connection:
+        connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
+    for use in (lambda: Ledger(place, terms), lambda: read(place)):
+        with pytest.raises(LedgerForeign, match=r"revision 9999.*knows no later one than 0001"):
+            use()
+    with Database(place, "read").transaction() as connection:
+        assert revision(connection) == "9999"
+
+
+def test_opening_again_writes_no_layout(place: str, terms: Terms) -> None:
+    Ledger(place, terms)
+    with Database(place, "read").transaction() as connection:
+        before = layout_of(connection)
+    Ledger(place, terms)
+    with Database(place, "read").transaction() as connection:
+        assert layout_of(connection) == before
+
+
+def layout_of(connection: Connection) -> list[tuple[object, ...]]:
+    catalogue = (
+        "SELECT name, sql FROM sqlite_schema ORDER BY name"
+        if connection.dialect.name == "sqlite"
+        else "SELECT oid::bigint, relname FROM pg_class WHERE relname ~ '^privmix' ORDER BY 1"
+    )
+    return [tuple(row) for row in connection.exec_driver_sql(catalogue)]
+
+
+def test_others_who_use_alembic_in_the_same_database_are_left_alone(postgresql: Server, terms: Terms) -> None:
+    url = postgresql.database()
+    with postgresql.connect(url) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
+        connection.execute("INSERT INTO alembic_version VALUES ('theirs')")
+    Ledger(url, terms).lease(COARSE, 1)
+    with postgresql.connect(url) as connection:
+        assert connection.execute("SELECT * FROM alembic_version").fetchall() == [("theirs",)]
+    assert read(url).charged == {COARSE: 1}

@@ -1,0 +1,195 @@
+"""A ledger that moves keeps its chain and is never two: whatever dies meanwhile, one place at most can be written."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect
+
+from services.budget.book import Balance
+from services.budget.chain import Row
+from services.budget.database import Database
+from services.budget.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
+from services.budget.exported import verify
+from services.budget.ledger import Ledger
+from services.budget.move import move
+from services.budget.reader import every_row, read
+from services.budget.terms import Terms
+from tests.postgresql import Server
+from tests.services.budget import writers
+from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.processes import spawn
+from tests.services.budget.tampering import append, tamper
+
+COMMITS = 4  # of a move: the source read, the source fenced, the target written, the target read
+
+
+@pytest.fixture
+def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """A place of that kind without a ledger."""
+    numbers = count()
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return str(tmp_path / f"{next(numbers)}.db")
+        server: Server = request.getfixturevalue("postgresql")
+        return server.database().replace("postgres@", "postgres:hunter2@")
+
+    return make
+
+
+@pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "sqlite to sqlite"])
+def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], terms: Terms) -> tuple[str, str]:
+    """A ledger of 6 rows with an open lease, and a place to move it to."""
+    source, target = map(new_place, request.param.split(" to "))
+    ledger = Ledger(source, terms)
+    ledger.settle(ledger.lease(COARSE, 10).lease, 4)
+    ledger.lease(FINE, 20)
+    ledger.lease(COARSE, 5, "open")
+    return source, target
+
+
+def rows_of(place: str) -> list[Row]:
+    with Database(place, "read").transaction() as connection:
+        return list(every_row(connection))
+
+
+def spent(balance: Balance) -> tuple[object, ...]:
+    return balance.terms, balance.charged, balance.held
+
+
+def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: Terms) -> None:
+    source, target = places
+    before, left = rows_of(source), read(source)
+    assert move(source, target) == left
+    assert rows_of(target) == before
+    ledger = Ledger(target, terms, create=False)
+    ledger.settle("open", 2)
+    assert ledger.lease(COARSE, 7).count == 7
+    arrived = rows_of(target)
+    assert arrived[: len(before)] == before
+    assert arrived[len(before)].previous == before[-1].hash
+    assert verify(target, head=left.head, length=left.rows).charged == {COARSE: 13, FINE: 20}
+
+
+def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str], terms: Terms) -> None:
+    source, target = places
+    writer, before = Ledger(source, terms), read(source)
+    move(source, target)
+    where = Database(target, "read").name
+    for write in (
+        lambda: writer.lease(COARSE, 1),
+        lambda: writer.settle("open", 0),
+        lambda: Ledger(source, terms),
+        lambda: Ledger(source, terms, create=False),
+    ):
+        with pytest.raises(LedgerMoved) as caught:
+            write()
+        assert f"it was moved to {where} and goes on there" in str(caught.value)
+        assert "hunter2" not in str(caught.value)
+    after = read(source)
+    assert spent(after) == spent(before)
+    assert (after.moved, after.rows) == (where, before.rows + 1)
+    assert not any("hunter2" in row.body for row in rows_of(source))
+
+
+def test_moving_again_changes_nothing(places: tuple[str, str], terms: Terms) -> None:
+    source, target = places
+    move(source, target)
+    Ledger(target, terms).lease(COARSE, 1)
+    left, arrived = rows_of(source), read(target)
+    assert move(source, target) == arrived
+    assert rows_of(source) == left
+
+
+@pytest.mark.parametrize("number", range(1, COMMITS + 2))
+def test_no_crash_leaves_two_ledgers_and_moving_again_finishes(
+    places: tuple[str, str], terms: Terms, number: int
+) -> None:
+    source, target = places
+    before = spent(read(source))
+    process, connection = spawn(writers.die_before_commit, number, source, target)
+    survived = connection.poll(60) and said(connection) == "moved"
+    process.join()
+    assert survived == (number > COMMITS)
+    writable = [place for place in (source, target) if can_be_written(place, terms)]
+    assert writable in {1: ([source],), 2: ([source],), 3: ([],)}.get(number, ([target],))
+    move(source, target)
+    assert spent(read(target)) == before
+    assert [place for place in (source, target) if can_be_written(place, terms)] == [target]
+
+
+def said(connection: object) -> object:
+    try:
+        return connection.recv()  # type: ignore[attr-defined]
+    except EOFError:
+        return None
+
+
+def can_be_written(place: str, terms: Terms) -> bool:
+    try:
+        Ledger(place, terms, create=False)
+    except (LedgerMoved, LedgerMissing, LedgerForeign):
+        return False
+    return True
+
+
+def test_it_goes_to_one_place_only(places: tuple[str, str], new_place: Callable[[str], str]) -> None:
+    source, target = places
+    move(source, target)
+    elsewhere = new_place("sqlite")
+    with pytest.raises(LedgerMoved, match="before: finish that, or move it on from there"):
+        move(source, elsewhere)
+    assert not Path(elsewhere).exists()
+
+
+def test_it_may_move_on_and_back(new_place: Callable[[str], str], terms: Terms) -> None:
+    first, second, third = new_place("sqlite"), new_place("postgresql"), new_place("sqlite")
+    Ledger(first, terms).lease(COARSE, 10)
+    noted = read(first)
+    move(first, second)
+    Ledger(second, terms).lease(COARSE, 10)
+    move(second, third)
+    with pytest.raises(LedgerExists):
+        move(third, first)
+    assert Ledger(third, terms).lease(COARSE, 10).count == 10
+    assert verify(third, head=noted.head, length=noted.rows).charged == {COARSE: 30}
+
+
+def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: Terms) -> None:
+    source, target = places
+    Ledger(target, terms).lease(FINE, 1)
+    for place in (target, source):
+        with pytest.raises(LedgerExists, match="there is a ledger already"):
+            move(source, place)
+    assert read(target).charged == {FINE: 1}
+    assert Ledger(source, terms).lease(COARSE, 1).count == 1
+
+
+def test_a_ledger_that_was_tampered_with_is_not_moved(path: Path, terms: Terms, postgresql: Server) -> None:
+    Ledger(path, terms).lease(COARSE, 10)
+    tamper(path, "UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3")
+    target = postgresql.database()
+    with pytest.raises(LedgerCorrupt, match=f"{path}: row 3 was changed"):
+        move(path, target)
+    with Database(target, "read").transaction() as connection:
+        assert inspect(connection).get_table_names() == []
+
+
+def test_an_error_names_the_database_that_failed(path: Path, terms: Terms) -> None:
+    with pytest.raises(LedgerMissing, match=f"^ledger {path}: "):
+        move(path, path.with_name("other.db"))
+    Ledger(path, terms)
+    nowhere = "postgresql://nobody@127.0.0.1:1/ledger"
+    with pytest.raises(LedgerError, match=r"^ledger postgresql\+psycopg://nobody@127.0.0.1:1/ledger: "):
+        move(path, nowhere)
+    assert can_be_written(str(path), terms)
+
+
+def test_a_row_written_after_the_move_is_refused(places: tuple[str, str]) -> None:
+    source, target = places
+    move(source, target)
+    head = append(source, epoch=1, kind="lease", body='{"lease":"a","event":{},"count":1}')
+    with pytest.raises(LedgerCorrupt, match=f"row {head.seq} was written after the ledger had moved"):
+        read(source)

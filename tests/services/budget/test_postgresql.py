@@ -1,0 +1,264 @@
+"""What is particular to a ledger in PostgreSQL, a real one, which is killed and whose connections are lost."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+import pytest
+import ray
+
+from services.budget.actor import start
+from services.budget.database import Database
+from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from tests.postgresql import Server, running
+from tests.services.budget import writers
+from tests.services.budget.conftest import NAMESPACE
+from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.processes import spawn
+from tests.services.budget.sayings import Sayings
+from tests.services.budget.wire import Wire
+
+
+@pytest.fixture(scope="module")
+def frail() -> Iterator[Server]:
+    """A server to stop, kill and configure: what it must recover grows with the databases made in it."""
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def url(postgresql: Server) -> str:
+    return postgresql.database()
+
+
+@pytest.fixture
+def ledger(url: str, terms: Terms) -> Ledger:
+    return Ledger(url, terms)
+
+
+@pytest.fixture
+def wire(postgresql: Server) -> Iterator[tuple[Wire, str]]:
+    """A connection that can be lost, and the folder that a URL names as its host to use it."""
+    with tempfile.TemporaryDirectory() as folder:
+        wire = Wire(Path(folder), postgresql.folder)
+        yield wire, folder
+        wire.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_a_url_needs_no_driver(url: str, terms: Terms, scheme: str) -> None:
+    Ledger(url.replace("postgresql", scheme, 1), terms).lease(COARSE, 10)
+    assert read(url).charged == {COARSE: 10}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE privmix_ledger SET body = '{}'",
+        "UPDATE privmix_ledger SET body = '{}' WHERE false",
+        "DELETE FROM privmix_ledger WHERE seq = 3",
+        "TRUNCATE privmix_ledger",
+        "INSERT INTO privmix_ledger SELECT * FROM privmix_ledger WHERE seq = 3 "
+        "ON CONFLICT (seq) DO UPDATE SET body = '{}'",
+    ],
+)
+def test_the_table_only_grows(ledger: Ledger, postgresql: Server, url: str, statement: str) -> None:
+    ledger.lease(COARSE, 10)
+    with postgresql.connect(url) as connection, pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+        connection.execute(statement)
+    assert read(url) == ledger.balance()
+
+
+def test_who_takes_the_guards_away_is_found_by_the_chain(
+    ledger: Ledger, postgresql: Server, url: str, terms: Terms
+) -> None:
+    ledger.lease(COARSE, 10)
+    ledger.lease(FINE, 10)
+    with postgresql.connect(url) as connection:
+        connection.execute("ALTER TABLE privmix_ledger DISABLE TRIGGER ALL")
+        connection.execute("UPDATE privmix_ledger SET body = replace(body, '10', '1') WHERE seq = 3")
+    for use in (lambda: read(url), lambda: Ledger(url, terms)):
+        with pytest.raises(LedgerCorrupt, match="row 3 was changed"):
+            use()
+
+
+@pytest.mark.parametrize(("lost", "charged"), [("request", 0), ("answer", 5)])
+def test_a_connection_lost_in_a_commit_grants_nothing_and_forgets_nothing(
+    wire: tuple[Wire, str], postgresql: Server, url: str, terms: Terms, lost: Literal["request", "answer"], charged: int
+) -> None:
+    line, host = wire
+    ledger = Ledger(url.replace(str(postgresql.folder), host), terms)
+    line.lose = lost
+    with pytest.raises(LedgerUnavailable):
+        ledger.lease(COARSE, 5, "mine")
+    assert read(url).charged[COARSE] == charged if charged else not read(url).charged
+    assert ledger.lease(COARSE, 5, "mine").count == 5, "asked again it goes on by itself, and charges once"
+    assert ledger.lease(COARSE, 7).count == 7
+    assert read(url).charged == {COARSE: 12}
+    assert read(url) == ledger.balance()
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_server_killed_at_any_moment_forgets_nothing_that_was_granted(
+    frail: Server, roomy: Terms, kills: int
+) -> None:
+    url, said = frail.database(), Sayings()
+    process, connection = spawn(writers.scribble_on, url, roomy, 0)
+    said.hear(connection.recv())
+    for kill in range(1, kills + 1):
+        granted = len(said.granted)
+        while len(said.granted) < granted + 10:
+            said.hear(connection.recv())
+        frail.kill()
+        while said.interruptions < kill:
+            said.hear(connection.recv())
+        frail.start()
+        said.hear_waiting(connection)
+    while len(said.granted) < granted + 20:
+        said.hear(connection.recv())
+    process.kill()
+    process.join()
+    said.hear_all(connection)
+    said.check(read(url))
+    assert read(url).epoch == 1, "the same writer went on"
+
+
+def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server, terms: Terms) -> None:
+    url = frail.database()
+    ledger = Ledger(url, terms)
+    ledger.lease(COARSE, 10)
+    frail.stop()
+    try:
+        with pytest.raises(LedgerUnavailable, match="check that the server runs"):
+            ledger.lease(COARSE, 10)
+        with pytest.raises(LedgerUnavailable, match="check that the server runs"):
+            read(url)
+    finally:
+        frail.start()
+    assert ledger.lease(COARSE, 1).count == 1
+    assert read(url).charged == {COARSE: 11}
+
+
+def test_the_actor_outlives_its_database_and_the_database_the_actor(cluster: None, frail: Server, roomy: Terms) -> None:
+    url = frail.database()
+    actor = start(url, roomy, namespace=NAMESPACE, name="on-postgresql")
+    try:
+        assert ray.get(actor.lease.remote(COARSE.to_json(), 5)).count == 5
+        frail.kill()
+        try:
+            with pytest.raises(LedgerError):
+                ray.get(actor.lease.remote(COARSE.to_json(), 5, "again"))
+        finally:
+            frail.start()
+        assert ray.get(actor.lease.remote(COARSE.to_json(), 5, "again")).count == 5
+        ray.kill(actor, no_restart=False)
+        while read(url).epoch == 1:
+            time.sleep(0.05)
+        assert ray.get(actor.lease.remote(COARSE.to_json(), 7)).count == 7
+        assert read(url).charged == {COARSE: 17}
+        assert read(url).epoch == 2
+    finally:
+        ray.kill(actor)
+
+
+def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.budget.postgresql.LOCK_TIMEOUT", "50ms")
+    with Database(url, "write").transaction():
+        with pytest.raises(LedgerUnavailable, match="another writer holds it; try again"):
+            ledger.lease(COARSE, 1)
+        assert not read(url).charged, "readers wait for nobody"
+    assert ledger.lease(COARSE, 1).count == 1
+
+
+def test_a_writer_that_goes_silent_is_not_waited_for(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.budget.postgresql.IDLE_TIMEOUT", "100ms")
+    silent = Database(url, "write")
+    with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
+        assert ledger.lease(COARSE, 1).count == 1
+        connection.exec_driver_sql("SELECT 1")
+    assert read(url).charged == {COARSE: 1}
+
+
+def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(
+    postgresql: Server, url: str, ledger: Ledger
+) -> None:
+    with postgresql.connect(url) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = off")
+    with Database(url, "write").transaction() as ours:
+        assert ours.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+
+
+def test_a_server_that_may_forget_is_refused(frail: Server, terms: Terms) -> None:
+    url = frail.database()
+    with frail.connect() as connection:
+        configure(connection, "ALTER SYSTEM SET fsync = off", "off")
+        try:
+            with pytest.raises(LedgerUnavailable, match="fsync = off and may forget"):
+                Ledger(url, terms)
+        finally:
+            configure(connection, "ALTER SYSTEM RESET fsync", "on")
+    assert Ledger(url, terms).lease(COARSE, 1).count == 1
+
+
+def configure(connection: psycopg.Connection, statement: str, fsync: str) -> None:
+    """Returns when the server has taken the new setting."""
+    connection.execute(statement)
+    connection.execute("SELECT pg_reload_conf()")
+    while connection.execute("SHOW fsync").fetchone() != (fsync,):
+        time.sleep(0.02)
+
+
+def test_a_standby_is_named_as_such(ledger: Ledger, postgresql: Server, url: str, terms: Terms) -> None:
+    with postgresql.connect(url) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
+    with pytest.raises(LedgerUnavailable, match="name the one that writes"):
+        Ledger(url, terms)
+    assert read(url) == ledger.balance()
+
+
+def test_a_user_with_few_rights_reads_and_is_told_why_it_cannot_write(
+    ledger: Ledger, postgresql: Server, url: str, terms: Terms
+) -> None:
+    with postgresql.connect(url) as connection:
+        connection.execute("CREATE ROLE auditor LOGIN")
+        connection.execute("GRANT SELECT ON privmix_ledger, privmix_ledger_revision TO auditor")
+    auditors = url.replace("postgres@", "auditor@")
+    assert read(auditors) == ledger.balance()
+    with pytest.raises(LedgerUnavailable, match="this user must be able to"):
+        Ledger(auditors, terms)
+
+
+def test_a_reader_makes_nothing(postgresql: Server, url: str) -> None:
+    with pytest.raises(LedgerMissing, match="there is no privmix ledger in this database"):
+        read(url)
+    assert tables(postgresql, url) == set()
+
+
+def test_a_ledger_that_was_dropped_is_not_made_anew(ledger: Ledger, postgresql: Server, url: str, terms: Terms) -> None:
+    ledger.lease(COARSE, 10)
+    with postgresql.connect(url) as connection:
+        connection.execute("DROP TABLE privmix_ledger")
+    with pytest.raises(LedgerForeign, match="the table of its ledger is gone"):
+        Ledger(url, terms)
+    with pytest.raises(LedgerUnavailable):
+        ledger.lease(COARSE, 10)
+
+
+def test_passwords_are_not_told(terms: Terms) -> None:
+    for wrong in ("postgresql://user:hunter2@127.0.0.1:1/ledger", "postgresql://user:hunter2@host:port/ledger"):
+        with pytest.raises(LedgerError) as caught:
+            Ledger(wrong, terms)
+        assert "hunter2" not in str(caught.value)
+        assert "user" in str(caught.value) or "***" in str(caught.value)
+
+
+def tables(postgresql: Server, url: str) -> set[str]:
+    with postgresql.connect(url) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return {name for (name,) in found}

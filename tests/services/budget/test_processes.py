@@ -1,0 +1,122 @@
+"""The same promises with real processes: killed, replaced, starved of disk, and read from meanwhile."""
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.budget.errors import LedgerUnavailable
+from services.budget.filter import Filter
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from tests.services.budget import writers
+from tests.services.budget.events import COARSE
+from tests.services.budget.processes import answer, spawn
+from tests.services.budget.sayings import Sayings
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_keeps_what_it_said(place: str, roomy: Terms, kills: int) -> None:
+    said = Sayings()
+    for seed in range(kills):
+        process, connection = spawn(writers.scribble, place, roomy, seed)
+        said.hear(connection.recv())
+        time.sleep(random.Random(seed).uniform(0.0, 0.08))
+        process.kill()
+        process.join()
+        said.hear_all(connection)
+        said.check(read(place))
+    assert said.epoch == kills
+    assert said.settled, "the processes lived long enough to do something"
+
+
+def test_two_processes_never_both_write(place: str, terms: Terms) -> None:
+    first, to_first = spawn(writers.lease_on_demand, place, terms)
+    assert to_first.recv() == "open"
+    assert ask(to_first, 5) == 5
+    second, to_second = spawn(writers.lease_on_demand, place, terms)
+    assert to_second.recv() == "open"
+    assert [ask(to_first, 5), ask(to_second, 7), ask(to_first, 5)] == ["Fenced", 7, "Fenced"]
+    assert read(place).charged == {COARSE: 12}
+    for process, connection in ((first, to_first), (second, to_second)):
+        connection.send(0)
+        process.join()
+
+
+def ask(connection: Connection, wanted: int) -> Any:
+    connection.send(wanted)
+    return connection.recv()
+
+
+def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms: Terms) -> None:
+    started = [spawn(writers.open_once, place, terms) for _ in range(4)]
+    assert sorted(connection.recv() for _, connection in started) == [1, 2, 3, 4]
+    for process, _ in started:
+        process.join()
+    assert read(place).epoch == 4
+
+
+def test_a_commit_that_was_not_confirmed_stays_charged(path: Path, terms: Terms) -> None:
+    unaware, again, granted, balance = answer(writers.lose_a_confirmation, path, terms)
+    assert (unaware, again, granted) == (0, 5, 7)
+    assert balance == read(path)
+    assert balance.charged == {COARSE: 12}
+
+
+def test_a_reader_sees_a_whole_ledger_while_it_is_written(place: str, roomy: Terms) -> None:
+    process, connection = spawn(writers.scribble, place, roomy, 0)
+    connection.recv()
+    seen = [read(place) for _ in range(50)]
+    process.kill()
+    process.join()
+    lengths = [balance.rows for balance in seen]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+    assert {balance.epoch for balance in seen} == {1}
+
+
+def test_a_full_disk_grants_nothing(path: Path, terms: Terms) -> None:
+    refused, granted_later = answer(writers.meet_a_full_disk, path, terms)
+    assert isinstance(refused, LedgerUnavailable)
+    assert str(path) in str(refused)
+    assert granted_later == 7
+    assert read(path).charged in ({COARSE: 7}, {COARSE: 12})
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that another user can reach, which pytest's own are not."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path, terms: Terms) -> None:
+    path = public_directory / "ledger.db"
+    Ledger(path, terms).lease(COARSE, 5)
+    opened, balance = answer(writers.meet_a_read_only_place, path, terms)
+    assert isinstance(opened, LedgerUnavailable)
+    assert "this user must be able to write the file and its directory" in str(opened)
+    assert balance.charged == {COARSE: 5}
+    assert [file.name for file in public_directory.iterdir()] == [path.name]
+
+
+def test_the_budget_ends_at_the_same_token_for_killed_processes(place: str, terms: Terms) -> None:
+    total = 0
+    for _ in range(5):
+        process, connection = spawn(writers.lease_on_demand, place, terms)
+        assert connection.recv() == "open"
+        total += ask(connection, 60)
+        process.kill()
+        process.join()
+    assert total == Filter(terms).affordable({}, COARSE)
+    assert read(place).charged == {COARSE: total}

@@ -1,0 +1,121 @@
+"""What is particular to a ledger in a SQLite file."""
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from services.budget.errors import (
+    LedgerCorrupt,
+    LedgerForeign,
+    LedgerMissing,
+    LedgerUnavailable,
+)
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.terms import Terms
+from tests.services.budget.events import COARSE
+
+
+@pytest.fixture
+def ledger(path: Path, terms: Terms) -> Ledger:
+    return Ledger(path, terms)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE privmix_ledger SET body = '{}'",
+        "DELETE FROM privmix_ledger",
+        "DELETE FROM privmix_ledger WHERE seq = 3",
+        "REPLACE INTO privmix_ledger SELECT * FROM privmix_ledger WHERE seq = 3",
+        "INSERT INTO privmix_ledger SELECT 9, epoch, kind, body, at, previous, hash FROM privmix_ledger WHERE seq = 3",
+    ],
+)
+def test_the_table_only_grows(ledger: Ledger, path: Path, statement: str) -> None:
+    ledger.lease(COARSE, 10)
+    with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(statement)
+    assert read(path) == ledger.balance()
+
+
+def test_writes_wait_for_the_disk(ledger: Ledger) -> None:
+    with ledger._database.transaction() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")
+        }
+    assert pragmas == {"synchronous": 2, "journal_mode": "wal"}
+
+
+def test_a_missing_directory_or_file_is_named(tmp_path: Path, terms: Terms) -> None:
+    with pytest.raises(LedgerMissing, match=f"there is no directory {tmp_path / 'none'}"):
+        Ledger(tmp_path / "none" / "ledger.db", terms)
+    with pytest.raises(LedgerMissing, match="put it back"):
+        Ledger(tmp_path / "ledger.db", terms, create=False)
+    with pytest.raises(LedgerMissing, match="no such file"):
+        read(tmp_path / "ledger.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_that_vanishes_under_its_writer_is_not_made_anew(ledger: Ledger, path: Path) -> None:
+    ledger.lease(COARSE, 10)
+    path.unlink()
+    with pytest.raises(LedgerMissing, match="put it back"):
+        ledger.lease(COARSE, 10)
+    assert not path.exists()
+
+
+def test_a_ledger_that_was_rolled_back_under_its_writer_is_noticed(ledger: Ledger, path: Path) -> None:
+    backup = path.read_bytes()
+    ledger.lease(COARSE, 10)
+    path.write_bytes(backup)
+    with pytest.raises(LedgerCorrupt, match="replaced while in use"):
+        ledger.lease(COARSE, 10)
+
+
+def test_other_files_are_refused_and_left_alone(path: Path, terms: Terms) -> None:
+    path.write_bytes(b"a letter, and not a database " * 100)
+    with pytest.raises(LedgerForeign, match="not a SQLite file"):
+        Ledger(path, terms)
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    kept = path.read_bytes()
+    with pytest.raises(LedgerForeign, match="something else; it has a table 'recipes'"):
+        Ledger(path, terms)
+    with pytest.raises(LedgerForeign, match="no privmix ledger"):
+        read(path)
+    assert path.read_bytes() == kept
+
+
+def test_a_damaged_file_is_refused(ledger: Ledger, path: Path, terms: Terms) -> None:
+    ledger.lease(COARSE, 10)
+    damaged = bytearray(path.read_bytes())
+    damaged[200:] = b"\xff" * (len(damaged) - 200)
+    path.write_bytes(damaged)
+    with pytest.raises((LedgerCorrupt, LedgerForeign)):
+        Ledger(path, terms)
+
+
+def test_a_path_and_its_url_are_one_ledger(ledger: Ledger, path: Path) -> None:
+    ledger.lease(COARSE, 10)
+    assert read(f"sqlite:///{path}") == read(path) == read(str(path))
+
+
+def test_odd_file_names_are_names(tmp_path: Path, terms: Terms) -> None:
+    path = tmp_path / "50% of what? #1 &mode=ro.db"
+    Ledger(path, terms).lease(COARSE, 1)
+    assert read(path).charged == Counter({COARSE: 1})
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.budget.sqlite.BUSY_TIMEOUT", 0.05)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerUnavailable, match="another process holds it"):
+            ledger.lease(COARSE, 1)
+    assert ledger.lease(COARSE, 1).count == 1
+    assert read(path).charged == {COARSE: 1}

@@ -1,0 +1,96 @@
+"""What is said about a budget: never less than was spent, and to clients nothing private."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from services.budget.book import Balance
+from services.budget.filter import Filter
+from services.budget.statement import OperatorStatement, Statement, statement
+from services.budget.terms import Terms
+from services.privacy import accounting
+from services.privacy.pmixed import PublishedEvent, RatioEvent
+from services.privacy.references import EnsembleEvent
+from tests.services.budget.events import COARSE, FINE
+
+
+@pytest.fixture
+def balance(terms: Terms) -> Balance:
+    return Balance(terms, Counter({COARSE: 100}), Counter({COARSE: 20}), COARSE, epoch=2, rows=9, head="ab" * 32)
+
+
+def test_the_numbers_of_one_event(balance: Balance, terms: Terms) -> None:
+    stated = statement(balance)
+    enforced = Filter(terms).epsilon(balance.charged)
+    assert enforced <= stated.epsilon_bound < enforced + 1e-4
+    spent = accounting.epsilon(accounting.rdp(balance.charged), terms.delta).epsilon
+    assert spent <= stated.epsilon_spent < spent + 1e-4
+    assert stated.epsilon_left == pytest.approx(terms.epsilon - stated.epsilon_spent)
+    pld = accounting.pld_epsilon(balance.charged, terms.delta)
+    assert pld <= stated.epsilon_pld < pld + 1e-4
+    assert stated.epsilon_pld < stated.epsilon_spent < stated.epsilon_bound
+    assert (stated.tokens_charged, stated.tokens_held, stated.tokens_left) == (100, 20, 267 - 100)
+    assert [(charge.event["radius"], charge.tokens, charge.status) for charge in stated.charges] == [
+        (0.4, 100, "certified")
+    ]
+    assert (stated.epoch, stated.rows, stated.head) == (2, 9, "ab" * 32)
+
+
+def test_the_promise_is_stated_as_made(balance: Balance, terms: Terms) -> None:
+    stated = statement(balance)
+    assert Terms(**{name: getattr(stated, name) for name in Terms.model_fields}) == terms
+    assert "up to 267 released tokens, (8, 1e-05)-differential privacy" in stated.guarantee
+    assert "certified" in stated.guarantee
+
+
+@pytest.mark.parametrize(
+    ("event", "tokens"), [(RatioEvent(80, 0.03, 0.02), 10**7), (RatioEvent(80, 0.03, 0.2), 90_000), (COARSE, 10**5)]
+)
+def test_loss_distributions_that_say_nothing_more_are_left_out(
+    balance: Balance, event: RatioEvent, tokens: int
+) -> None:
+    stated = statement(replace(balance, charged=Counter({event: tokens})))
+    assert stated.epsilon_pld is None
+    assert stated.epsilon_spent <= stated.epsilon_bound
+
+
+def test_two_events_are_stated_as_they_are_enforced(balance: Balance) -> None:
+    stated = statement(replace(balance, charged=Counter({COARSE: 50, FINE: 50}), latest=FINE))
+    assert stated.epsilon_spent == stated.epsilon_bound
+    assert stated.epsilon_pld is not None
+    assert stated.tokens_charged == 100
+    assert {charge.event["radius"]: charge.tokens for charge in stated.charges} == {0.4: 50, 0.2: 50}
+
+
+def test_what_is_left_is_counted_in_the_event_asked_for(balance: Balance) -> None:
+    assert statement(balance, FINE).tokens_left > 3 * statement(balance, COARSE).tokens_left
+
+
+def test_nothing_spent(balance: Balance, terms: Terms) -> None:
+    fresh = replace(balance, charged=Counter(), held=Counter(), latest=None)
+    stated = statement(fresh)
+    assert (stated.epsilon_spent, stated.epsilon_pld, stated.epsilon_left) == (0, 0, terms.epsilon)
+    assert (stated.tokens_charged, stated.tokens_left, stated.charges) == (0, None, ())
+    assert statement(fresh, COARSE).tokens_left == 267
+
+
+def test_clients_see_no_more_than_they_may(balance: Balance) -> None:
+    told = statement(balance).client()
+    assert type(told) is Statement
+    assert set(told.model_dump()) == set(Statement.model_fields)
+    assert set(OperatorStatement.model_fields) - set(Statement.model_fields) >= {"ensemble", "tokens_held", "charges"}
+
+
+def test_the_weakest_guarantee_is_the_wholes(balance: Balance) -> None:
+    published = PublishedEvent(8, 0.25, order=9, loss=0.01)
+    stated = statement(replace(balance, charged=Counter({COARSE: 5, published: 5})))
+    assert "as published" in stated.guarantee
+    assert "certified" not in stated.guarantee
+
+
+def test_without_a_promise_there_is_nothing_to_keep(balance: Balance, terms: Terms) -> None:
+    unlimited = terms.model_copy(update={"epsilon": None})
+    stated = statement(replace(balance, terms=unlimited, charged=Counter({EnsembleEvent(): 5}), latest=EnsembleEvent()))
+    assert (stated.epsilon, stated.epsilon_spent, stated.epsilon_left, stated.tokens_left) == (None,) * 4
+    assert stated.guarantee.startswith("No privacy guarantee")

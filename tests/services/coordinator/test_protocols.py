@@ -1,0 +1,144 @@
+"""Every protocol is served by the same coordinator, and each is paid for in full before its tokens leave."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from cluster.promise import terms_for
+from services.budget import actor as budget
+from services.budget.reader import read
+from services.budget.statement import statement
+from services.coordinator.coordinator import Conductor, CoordinatorSettings
+from services.coordinator.messages import Delta, Generation
+from services.engine.engine import EngineSettings
+from services.fleet.roster import Block, Roster
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.settings import Settings
+from services.privacy.shaping import SamplingOptions
+from services.shard import Shard
+from services.training.manifest import Manifest
+from tests.ensembles import write_ensemble
+
+NAMESPACE = "protocols"
+PARTS = 2
+TOKENS = 3
+SEQUENCES = 2
+PROMPT = (504, 253, 260)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    folder = write_ensemble(tmp_path_factory.mktemp("halves"), PARTS, halves=True)
+    return folder, Manifest.load(folder)
+
+
+@pytest.fixture(scope="module")
+def shard(manifest: tuple[Path, Manifest], public_model: Path) -> Iterator[ActorHandle]:
+    folder, described = manifest
+    adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    actor = Shard.options(name="shard").remote(
+        EngineSettings(public_model, "transformers", "float32", 128, adapters=adapters)
+    )
+    yield actor
+    ray.shutdown()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, shard: ActorHandle) -> Path:
+    return tmp_path / "ledger.db"
+
+
+def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
+    if settings.plan(1).halves:
+        return dict(enumerate(half.name for part in manifest.parts for half in part.halves or ()))
+    return {part.index: part.name for part in manifest.parts[: 1 if settings.protocol == "finetuned" else PARTS]}
+
+
+@asynccontextmanager
+async def conducting(
+    settings: Settings, ledger: Path, manifest: Manifest, model: Path
+) -> AsyncIterator[tuple[Conductor, ActorHandle]]:
+    models = models_of(manifest, settings)
+    protocol = settings.plan(len(models) // (2 if settings.plan(1).halves else 1))
+    name = f"budget-{ledger.parent.name}"
+    keeper = budget.start(str(ledger), terms_for(settings, protocol, manifest.ensemble), namespace=NAMESPACE, name=name)
+    chosen = CoordinatorSettings(model, NAMESPACE, name, when_exhausted=settings.when_exhausted, lease_tokens=4)
+    conductor = Conductor(chosen, Roster(1, protocol, (Block(0, models, ("shard",)),)))
+    try:
+        yield conductor, keeper
+    finally:
+        await conductor.close()
+        ray.kill(keeper)
+
+
+async def generate(conductor: Conductor, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
+    """All deltas of one generation for each id."""
+    options = SamplingOptions(top_k=200)
+    await conductor.submit("line", [Generation(id_, PROMPT, options, tokens) for id_ in ids])
+    deltas: list[Delta] = []
+    async for batch in conductor.events("line"):
+        deltas += batch
+        if sum(delta.finish_reason is not None for delta in deltas) == len(ids):
+            return deltas
+    raise AssertionError("the line ended before the generations")
+
+
+REFERENCES = ("public", "finetuned", "ensemble")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REFERENCES)) for name in PROTOCOLS]
+)
+def test_every_protocol_answers_and_is_charged(
+    name: str, ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
+) -> None:
+    settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
+
+    async def serve() -> list[Delta]:
+        async with conducting(settings, ledger, manifest[1], public_model) as (conductor, _):
+            return await generate(conductor, [f"{name}-{index}" for index in range(SEQUENCES)])
+
+    deltas = asyncio.run(serve())
+    assert {delta.finish_reason for delta in deltas} - {None} == {"length"}
+    assert sum(delta.tokens for delta in deltas) == SEQUENCES * TOKENS
+    assert not any(delta.public for delta in deltas)
+    balance = read(ledger)
+    ((event, count),) = balance.charged.items()
+    assert count == SEQUENCES * TOKENS
+    assert event == settings.plan(1 if name == "finetuned" else PARTS).event
+    stated = statement(balance)
+    assert (stated.epsilon_measured is not None) == event.measured
+    if event.measured:
+        assert 0 < stated.epsilon_measured < 8
+    if stated.epsilon_spent is not None:
+        assert stated.epsilon_spent <= 8
+
+
+def test_submix_stops_and_the_public_model_answers_for_ever_after(
+    ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
+) -> None:
+    """A beta far too large for the budget: the parts' budgets hold for a few tokens at most."""
+    settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 4.0})
+
+    async def serve(id_: str) -> list[Delta]:
+        async with conducting(settings, ledger, manifest[1], public_model) as (conductor, _):
+            return await generate(conductor, [id_], 24)
+
+    deltas = asyncio.run(serve("first"))
+    public = [delta.public for delta in deltas if delta.tokens]
+    assert public == sorted(public), "once public, always public"
+    assert public[-1]
+    stopped = read(ledger)
+    assert stopped.stopped
+    assert stopped.charged.total() == public.count(False)
+    assert statement(stopped).epsilon_measured <= 8
+    again = asyncio.run(serve("second"))
+    assert all(delta.public for delta in again if delta.tokens)
+    assert any(delta.tokens for delta in again)
+    assert read(ledger).charged == stopped.charged

@@ -1,0 +1,233 @@
+"""What a client reads, token by token, is the decoded answer cut at its stop string."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from transformers import AutoTokenizer
+
+from services.coordinator.text import Detokenizer, TextStream
+from services.training import public_model
+
+TEXTS = (
+    "The clinic opens at nine, and closes at five.",
+    "  two leading spaces\n\n\tand a tab ",
+    "emoji \U0001f600\U0001f468‍\U0001f469‍\U0001f467‍\U0001f466 and flags \U0001f1ec\U0001f1f7!",
+    "東京は日本の首都です。中文也可以。한국어도",
+    "naïve café — “quotes” … ﷽",
+    "a replacement � of its own, and at the end �",
+)
+
+
+@cache
+def smollm() -> Detokenizer:
+    return Detokenizer.load(public_model.resolve())
+
+
+@cache
+def smollm_tokenizer() -> Tokenizer:
+    return AutoTokenizer.from_pretrained(public_model.resolve()).backend_tokenizer
+
+
+@cache
+def word_start_tokenizer() -> Tokenizer:
+    """A tokenizer of Llama's kind: a mark for the start of a word, and bytes for what it does not know."""
+    mark = "▁"
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator(["the clinic opens at nine and closes at five every day of the week"] * 20, trainer)
+    description = json.loads(tokenizer.to_str())
+    vocabulary = description["model"]["vocab"]
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    return Tokenizer.from_str(json.dumps(description))
+
+
+@cache
+def word_start() -> Detokenizer:
+    tokenizer = word_start_tokenizer()
+    return Detokenizer(tokenizer, frozenset({tokenizer.token_to_id("</s>")}))
+
+
+def ids(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
+    return (tokenizer or smollm_tokenizer()).encode(text, add_special_tokens=False).ids
+
+
+def deltas(
+    detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int], stop: Sequence[str] = ()
+) -> list[str]:
+    stream = TextStream(detokenizer, prompt, stop)
+    said = []
+    for token in answer:
+        said.append(stream.push(token))
+        if stream.stopped:
+            return said
+    return [*said, stream.finish()]
+
+
+def streamed(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int], stop: Sequence[str] = ()) -> str:
+    return "".join(deltas(detokenizer, prompt, answer, stop))
+
+
+def decoded(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int]) -> str:
+    """The answer's part of all tokens decoded at once, up to the first end token."""
+    end = next((place for place, token in enumerate(answer) if token in detokenizer.ends), len(answer))
+    before = detokenizer.decode(prompt)
+    whole = detokenizer.decode([*prompt, *answer[:end]])
+    assert whole.startswith(before)
+    return whole[len(before) :]
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """Read character by character until a stop string is complete."""
+    for end in range(1, len(text) + 1):
+        complete = [len(string) for string in stop if text[:end].endswith(string)]
+        if complete:
+            return text[: end - max(complete)]
+    return text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_arrives_whole(text: str) -> None:
+    prompt = ids("Say it:")
+    assert streamed(smollm(), prompt, ids(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_word_start_tokenizer_keeps_the_space_after_the_prompt(text: str) -> None:
+    tokenizer = word_start_tokenizer()
+    prompt = ids("the clinic", tokenizer)
+    answer = ids(text, tokenizer)
+    assert streamed(word_start(), prompt, answer) == " " + text
+
+
+def test_a_special_token_between_words_costs_no_space() -> None:
+    tokenizer = word_start_tokenizer()
+    answer = [*ids("opens", tokenizer), tokenizer.token_to_id("<s>"), *ids("at nine", tokenizer)]
+    assert streamed(word_start(), ids("the clinic", tokenizer), answer) == " opens at nine"
+
+
+def test_characters_arrive_whole() -> None:
+    """No delta holds a piece of a character, though tokens do."""
+    answer = ids("".join(TEXTS[2:4]))
+    assert any("�" in smollm().decode([token]) for token in answer)
+    assert not any("�" in delta for delta in deltas(smollm(), ids("x"), answer))
+
+
+def test_text_is_not_held_without_need() -> None:
+    answer = ids("The clinic opens at nine")
+    assert deltas(smollm(), ids("x"), answer, ("zebra",)) == [*(smollm().decode([token]) for token in answer), ""]
+
+
+def test_a_character_begun_in_the_prompt_belongs_to_the_answer() -> None:
+    tokens = ids("\U0001f9ff")
+    assert len(tokens) > 1
+    assert streamed(smollm(), tokens[:1], [*tokens[1:], *ids(" ok")]) == "\U0001f9ff ok"
+
+
+def test_an_end_token_stops_and_flushes() -> None:
+    stream = TextStream(smollm(), ids("x"), ("stop",))
+    (end, *_) = smollm().ends
+    held = [stream.push(token) for token in ids("now st")]
+    assert "".join(held) == "now "
+    assert stream.push(end) == "st"
+    assert stream.stopped
+    assert stream.finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "said"),
+    [
+        ("one two three", (" two",), "one"),
+        ("one two three", ("o thr",), "one tw"),
+        ("one two three", ("three",), "one two "),
+        ("one two three", ("one",), ""),
+        ("one two three", ("four", "three f"), "one two three"),
+        ("one two three", ("three", "two"), "one "),
+        ("aaab", ("aab",), "a"),
+        ("abcabd", ("abd", "abcabx"), "abc"),
+        ("abc", ("b", "abc"), "a"),
+        ("abc", ("c", "bc"), "a"),
+        ("line\n\nnext", ("\n\n",), "line"),
+        ("smile \U0001f600 more", ("\U0001f600",), "smile "),
+        ("東京は日本の首都です", ("日本",), "東京は"),
+    ],
+)
+def test_stop_strings(text: str, stop: tuple[str, ...], said: str) -> None:
+    assert streamed(smollm(), ids("x"), ids(text), stop) == said
+
+
+def test_nothing_follows_a_stop() -> None:
+    stream = TextStream(smollm(), ids("x"), ("nine",))
+    for token in ids(" at nine sharp"):
+        stream.push(token)
+        if stream.stopped:
+            break
+    assert stream.stopped
+    assert stream.finish() == ""
+
+
+def test_stop_strings_do_not_reach_back_into_the_prompt() -> None:
+    assert streamed(smollm(), ids("User"), ids(": hi"), ("User:",)) == ": hi"
+
+
+def test_every_step_decodes_a_few_tokens_only() -> None:
+    class Measured(Detokenizer):
+        longest = 0
+
+        def decode(self, tokens: Sequence[int]) -> str:
+            self.longest = max(self.longest, len(tokens))
+            return super().decode(tokens)
+
+    measured = Measured(smollm_tokenizer(), smollm().ends)
+    text = " ".join(TEXTS[:5]) * 20
+    assert streamed(measured, ids("x" * 500), ids(text)) == text
+    assert measured.longest <= 24
+
+
+# Byte tokens make the broken characters that ordinary text never has.
+any_tokens = st.lists(
+    st.integers(0, 49_151) | st.integers(17, 300) | st.sampled_from(ids("\U0001f600東é—")), max_size=40
+)
+any_text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("ab \n\U0001f600é東"), max_size=40)
+
+
+@st.composite
+def text_and_stops(draw: st.DrawFn) -> tuple[str, tuple[str, ...]]:
+    text = draw(any_text)
+    pieces = [st.text(st.sampled_from("ab \n"), min_size=1, max_size=3)]
+    if text:
+        places = st.integers(0, len(text) - 1)
+        pieces.append(st.tuples(places, st.integers(1, 6)).map(lambda place: text[place[0] : sum(place)]))
+    return text, tuple(draw(st.lists(st.one_of(pieces), max_size=4)))
+
+
+@given(any_text, any_tokens)
+def test_any_tokens_stream_to_their_decoding(prompt: str, answer: list[int]) -> None:
+    assert streamed(smollm(), ids(prompt), answer) == decoded(smollm(), ids(prompt), answer)
+
+
+@given(any_tokens, st.lists(st.text(st.sampled_from("ab e�"), min_size=1, max_size=3), max_size=4))
+def test_any_tokens_are_cut_at_any_stop(answer: list[int], stop: list[str]) -> None:
+    assert streamed(smollm(), ids("x"), answer, stop) == cut(decoded(smollm(), ids("x"), answer), stop)
+
+
+@given(text_and_stops())
+def test_any_text_is_cut_at_its_stop(case: tuple[str, tuple[str, ...]]) -> None:
+    text, stop = case
+    assert streamed(smollm(), ids("x"), ids(text), stop) == cut(decoded(smollm(), ids("x"), ids(text)), stop)
+
+
+@given(text_and_stops())
+def test_any_text_of_a_word_start_tokenizer_is_cut_at_its_stop(case: tuple[str, tuple[str, ...]]) -> None:
+    text, stop = case
+    tokenizer = word_start_tokenizer()
+    prompt, answer = ids("the clinic", tokenizer), ids(text, tokenizer)
+    assert streamed(word_start(), prompt, answer, stop) == cut(decoded(word_start(), prompt, answer), stop)

@@ -1,0 +1,195 @@
+"""The ensemble grows and shrinks while it answers: from one token to the next, and never a part twice."""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from services.budget import actor as budget
+from services.budget.reader import read
+from services.budget.terms import Terms
+from services.coordinator.coordinator import Conductor, Coordinator, CoordinatorSettings
+from services.coordinator.messages import Delta, Generation
+from services.engine.engine import EngineSettings
+from services.fleet.fleet import Fleet, FleetError, FleetSettings
+from services.fleet.plan import ShardPlan
+from services.fleet.roster import Block, Roster
+from services.privacy.events import Event
+from services.privacy.pmixed import PMixed, PMixedSettings, RatioEvent
+from services.privacy.shaping import SamplingOptions
+from tests.ensembles import write_adapters
+
+PARTS = 3
+SETTINGS = PMixedSettings(tokens=5000, q=0.5)
+PROMPT = (504, 253, 260)
+
+
+def plans(model: Path, adapters: dict[str, Path], copies: int = 1) -> tuple[ShardPlan, ...]:
+    """A shard for each part."""
+    return tuple(
+        ShardPlan(
+            index=index,
+            parts=1,
+            models={index: name},
+            engine=EngineSettings(model, "transformers", "float32", 512, adapters={name: path}),
+            num_cpus=0.2,
+            num_gpus=0,
+            environment={"OMP_NUM_THREADS": "1"},
+            copies=copies,
+        )
+        for index, (name, path) in enumerate(adapters.items())
+    )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A fleet and a ledger, each under its name in a namespace of their own."""
+
+    namespace: str
+    fleet: ActorHandle
+    ledger: Path
+    coordinator: CoordinatorSettings
+
+    def living(self) -> set[str]:
+        found = ray.util.list_named_actors(all_namespaces=True)
+        named = {actor["name"] for actor in found if actor["namespace"] == self.namespace}
+        return {name for name in named if name.startswith("shard")}
+
+    def charged(self) -> Counter[Event]:
+        return Counter(read(self.ledger).charged)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, public_model: Path) -> dict[str, Path]:
+    names = [f"part-{index:03d}" for index in range(PARTS)]
+    return write_adapters(tmp_path_factory.mktemp("fleet"), names, public_model)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def running(
+    cluster: None, adapters: dict[str, Path], public_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    yield from _running("fleet-tests", plans(public_model, adapters), tmp_path_factory.mktemp("fleet"))
+
+
+@pytest.fixture
+def copied(cluster: None, adapters: dict[str, Path], public_model: Path, tmp_path: Path) -> Iterator[Running]:
+    yield from _running("fleet-copies", plans(public_model, adapters, copies=2)[:1], tmp_path)
+
+
+def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iterator[Running]:
+    settings = FleetSettings(namespace, plans, SETTINGS, None, ("coordinator",))
+    fleet = Fleet.options(name="fleet", namespace=namespace).remote(settings, 1)
+    ray.get(fleet.start.remote())
+    terms = Terms(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
+    keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
+    chosen = CoordinatorSettings(plans[0].engine.model, namespace, budget.NAME, lease_tokens=4, patience_s=0.5)
+    yield Running(namespace, fleet, folder / "ledger.db", chosen)
+    ray.get(fleet.close.remote())
+    ray.kill(fleet)
+    ray.kill(keeper)
+
+
+async def collect(conductor: Conductor, line: str, sequences: int, tokens: int) -> list[Delta]:
+    options = SamplingOptions(top_k=100)
+    await conductor.submit(line, [Generation(f"{line}-{n}", PROMPT, options, tokens) for n in range(sequences)])
+    deltas: list[Delta] = []
+    async for batch in conductor.events(line):
+        deltas += batch
+        if sum(delta.finish_reason is not None for delta in deltas) == sequences:
+            return deltas
+    raise AssertionError("the line ended before the generations")
+
+
+@pytest.mark.slow
+def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
+    tokens, ids = 150, [f"stream-{number}" for number in range(8)]
+    ray.get(running.fleet.scale.remote(2))
+    coordinator = Coordinator.options(name="coordinator", namespace=running.namespace, num_cpus=0).remote(
+        running.coordinator
+    )
+    generations = [Generation(id_, PROMPT, SamplingOptions(top_k=100), tokens) for id_ in ids]
+    events = coordinator.events.remote("line")
+    ray.get(coordinator.submit.remote("line", generations))
+    deltas: list[Delta] = ray.get(next(events))
+    for shards in (3, 1):
+        roster = ray.get(running.fleet.scale.remote(shards))
+        assert roster.protocol.parts == shards
+        for _ in range(3):
+            deltas += ray.get(next(events))
+        assert sum(delta.finish_reason is not None for delta in deltas) < len(ids), "streams go on"
+    while sum(delta.finish_reason is not None for delta in deltas) < len(ids):
+        deltas += ray.get(next(events))
+    ray.get(coordinator.close.remote())
+    ray.kill(coordinator)
+    assert {delta.finish_reason for delta in deltas} <= {None, "length", "stop"}
+    charged = running.charged()
+    assert charged.total() == sum(delta.tokens for delta in deltas)
+    assert {event.parts for event in charged} == {2, 3, 1}, "events carry the N of their tokens"
+    assert len({event.radius for event in charged}) == 3, "and the radius that the budget buys with so many"
+    assert running.living() == {"shard-000"}
+
+
+def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
+    before, living = ray.get(running.fleet.roster.remote()), running.living()
+    for shards in (0, PARTS + 1):
+        with pytest.raises(FleetError, match="1 to 3"):
+            ray.get(running.fleet.scale.remote(shards))
+    assert ray.get(running.fleet.roster.remote()) == before
+    assert running.living() == living
+
+
+def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> None:
+    grown = ray.get(running.fleet.scale.remote(2))
+    ray.kill(running.fleet, no_restart=False)
+    while (found := ray.get(running.fleet.roster.remote())).version == grown.version:
+        time.sleep(0.1)  # the old one is still answering
+    assert (found.protocol, found.blocks) == (grown.protocol, grown.blocks)
+    assert found.version > grown.version
+    assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
+
+
+def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Running) -> None:
+    roster = ray.get(copied.fleet.roster.remote())
+    assert (roster.shards, roster.protocol.parts) == (("shard-000", "shard-000-copy-1"), 1)
+    hanging = ray.get(ray.get_actor("shard-000-copy-1", copied.namespace).status.remote()).process
+
+    async def serve() -> list[Delta]:
+        conductor = Conductor(copied.coordinator)
+        await collect(conductor, "before", 4, 2)
+        os.kill(hanging, signal.SIGSTOP)
+        deltas = await collect(conductor, "after", 6, 3)
+        await conductor.close()
+        return deltas
+
+    try:
+        deltas = asyncio.run(serve())
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+    assert {delta.finish_reason for delta in deltas} - {None} == {"length"}
+    assert {event.parts for event in copied.charged()} == {1}
+
+
+def test_a_roster_serves_every_model_once() -> None:
+    protocol = PMixed(2, 0.5, 0.4)
+    blocks = (Block(0, {0: "part-000"}, ("shard-000",)), Block(1, {1: "part-001"}, ("shard-001",)))
+    assert Roster(1, protocol, blocks).shards == ("shard-000", "shard-001")
+    for wrong in (blocks[:1], (*blocks, replace(blocks[1], index=2)), (blocks[0], replace(blocks[0], index=1))):
+        with pytest.raises(ValueError, match="draws from the first 2"):
+            Roster(1, protocol, wrong)
+    assert protocol.event == RatioEvent(2, 0.5, 0.4)

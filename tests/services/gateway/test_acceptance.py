@@ -1,0 +1,150 @@
+"""What OpenAI's clients send at values that change nothing is accepted, and what they mean is understood."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from services.gateway.limits import answer_length
+from services.gateway.prompts import Prompts
+from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.settings import GatewaySettings
+from services.privacy.shaping import SamplingOptions
+from services.training import public_model
+
+COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
+CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+SHARED: list[dict[str, Any]] = [
+    {},
+    {"model": "clinic"},
+    {"n": 4, "max_tokens": 256, "temperature": 2, "top_p": 1, "top_k": 2},
+    {"temperature": 0.01, "top_p": 0.5, "top_k": -1},
+    {"top_k": 0},
+    {"stop": "\n", "user": "someone"},
+    {"stop": ["a", "b", "c", "d"]},
+    {"stop": []},
+    {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
+    dict.fromkeys(("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "stream_options", "user")),
+    dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "seed", "logprobs")),
+]
+OF_COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": ["one", "two"], "n": 2, "best_of": 2},
+    {"prompt": [1, 2, 3], "echo": True},
+    {"prompt": [[1, 2], [3]], "best_of": 1},
+    {"prompt": "\x00 東京 \U0001f600"},
+    {"prompt": [1] * 511},
+    {"prompt": [1] * 500, "max_tokens": 12},
+    dict.fromkeys(("echo", "best_of", "suffix")),
+    {"suffix": ""},
+]
+OF_CHATS: list[dict[str, Any]] = [
+    {"max_completion_tokens": 5},
+    {"max_tokens": 5, "max_completion_tokens": 5},
+    {"logprobs": False, "top_logprobs": None, "tools": [], "tool_choice": "none", "functions": []},
+    {"parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {}},
+    {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "medium"},
+    {"messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": "Hello"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+    {
+        "messages": [
+            *CHAT["messages"],
+            {"role": "assistant", "content": "Yes?", "refusal": None, "tool_calls": None, "annotations": []},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [(COMPLETIONS, COMPLETION | fields) for fields in SHARED + OF_COMPLETIONS]
+    + [(CHATS, CHAT | fields) for fields in SHARED + OF_CHATS],
+)
+def test_a_request_that_can_be_served_reaches_the_coordinator(
+    client: TestClient, route: str, body: dict[str, Any]
+) -> None:
+    response = client.post(route, json=body)
+    assert response.status_code == 503
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (None, "service_unavailable")
+    assert "'coordinator'" in error["message"]
+
+
+def parsed(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate(COMPLETION | fields)
+
+
+def test_sampling_options() -> None:
+    assert parsed().options == SamplingOptions(1.0, 1.0, None)
+    assert parsed(temperature=0.5, top_p=0.9, top_k=40).options == SamplingOptions(0.5, 0.9, 40)
+    assert parsed(top_k=-1).options == parsed(top_k=0).options == SamplingOptions()
+
+
+def test_stop_is_a_string_or_several() -> None:
+    assert parsed(stop="a").stop == ["a"]
+    assert parsed(stop=["a", "b"]).stop == ["a", "b"]
+    assert parsed().stop == []
+
+
+@pytest.mark.parametrize(
+    ("given", "several"),
+    [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+)
+def test_a_prompt_is_one_or_several(given: Any, several: list[Any]) -> None:
+    assert parsed(prompt=given).prompt == several
+
+
+@pytest.fixture
+def settings() -> GatewaySettings:
+    return GatewaySettings(model=public_model.resolve(), context_length=100, max_tokens=80, default_max_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt_tokens", "length"),
+    [
+        (parsed(), 10, 16),
+        (parsed(), 95, 5),
+        (parsed(max_tokens=80), 20, 80),
+        (ChatRequest.model_validate(CHAT | {"max_completion_tokens": 7}), 10, 7),
+    ],
+)
+def test_the_length_of_an_answer(
+    settings: GatewaySettings, asked: GenerationRequest, prompt_tokens: int, length: int
+) -> None:
+    assert answer_length(asked, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings) == length
+
+
+@pytest.mark.anyio
+async def test_chat_tokens_are_those_of_the_template(prompts: Prompts) -> None:
+    asked = ChatRequest.model_validate(CHAT)
+    (tokens,) = await prompts.chat_tokens(asked.messages)
+    assert prompts.text(list(tokens)).endswith("<|im_start|>user\nGood morning<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.anyio
+async def test_long_prompts_are_tokenised_as_short_ones_are(prompts: Prompts) -> None:
+    text = "Good morning. " * 500
+    (whole,) = await prompts.tokens([text])
+    assert prompts.text(list(whole)) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"default_max_tokens": 0}, "default_max_tokens"),
+        ({"api_keys": ("",)}, "api_keys"),
+        ({"served_model_names": ()}, "served_model_names"),
+        ({"max_n": 0}, "max_n"),
+        ({"maximum_n": 3}, "maximum_n"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GatewaySettings(**{"model": "models/m", "context_length": 512, **changes})
+
+
+def test_keys_do_not_show() -> None:
+    assert "hunter2" not in repr(GatewaySettings(model="m", context_length=512, api_keys=("hunter2",)))

@@ -1,0 +1,90 @@
+"""Request ids, the log line, and what a client sees of an error that nobody expected."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from services.gateway.prompts import Prompts
+from tests.services.gateway.conftest import MakeClient
+
+SECRET = "the patient is called Wilhelmina"
+COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": SECRET, "user": "Wilhelmina"}
+
+
+def test_a_request_id_is_kept(client: TestClient) -> None:
+    response = client.get("/v1/models", headers={"x-request-id": "trace-7.a_b"})
+    assert response.headers["x-request-id"] == "trace-7.a_b"
+
+
+@pytest.mark.parametrize("given", [None, "", "two words", "x" * 129, "line\tbreak", "ünicode"])
+def test_a_request_id_that_is_none_is_replaced(client: TestClient, given: str | None) -> None:
+    headers = {} if given is None else {"x-request-id": given.encode()}
+    ids = {client.get("/v1/models", headers=headers).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    assert all(len(id_) == 32 and id_.isalnum() for id_ in ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", COMPLETION, 503),
+        ("/v1/completions", COMPLETION | {"seed": SECRET}, 400),
+        ("/v1/completions", COMPLETION | {SECRET: 1}, 400),
+        ("/v1/completions", COMPLETION | {"model": SECRET}, 404),
+        ("/v1/completions?q=Wilhelmina", COMPLETION, 503),
+        ("/v1/Wilhelmina", COMPLETION, 404),
+    ],
+)
+def test_one_line_for_each_request_without_text(
+    client: TestClient, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any], status: int
+) -> None:
+    with caplog.at_level(logging.DEBUG, "services.gateway"):
+        client.post(path, json=body, headers={"x-request-id": "mine"})
+    (line,) = [entry.getMessage() for entry in caplog.records if entry.name.startswith("services.gateway")]
+    assert "request=mine method=POST" in line
+    assert f"status={status}" in line
+    assert "Wilhelmina" not in caplog.text
+    assert "Wilhelmina" not in line
+
+
+def test_an_unexpected_error_is_a_500_and_tells_its_place_only(
+    make_client: MakeClient, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer that is missing something fails deep inside, with the prompt in its message."""
+
+    class Broken:
+        def encode(self, text: str, add_special_tokens: bool) -> None:
+            raise KeyError(text)
+
+    monkeypatch.setattr(prompts, "_rust", Broken())
+    response = make_client().post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine"})
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "mine"
+    error = response.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "internal_error", None)
+    assert "Wilhelmina" not in json.dumps(error) + caplog.text
+    assert "request=mine failed with KeyError" in caplog.text
+    assert "test_access.py" in caplog.text
+
+
+def test_what_is_served(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["privmix", "clinic"]
+    assert client.get("/v1/models/clinic").json() == listed["data"][1]
+
+
+def test_health_names_what_is_missing(client: TestClient) -> None:
+    response = client.get("/health")
+    assert response.status_code == 503
+    assert response.json() == {"status": "unavailable", "missing": ["coordinator", "budget"]}
+
+
+def test_a_statement_that_cannot_be_had(client: TestClient) -> None:
+    response = client.get("/v1/privacy")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "service_unavailable"
+    assert "'budget'" in response.json()["error"]["message"]

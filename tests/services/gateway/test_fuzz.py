@@ -1,0 +1,76 @@
+"""Whatever the body, the client is told what is wrong with it, or it reaches the coordinator: never a 500."""
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from services.gateway.schema import ChatRequest, CompletionRequest
+
+MARK = "Wilhelmina"
+
+FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, "unknown"})
+TEXT = st.sampled_from(["", MARK, "privmix", "text", "user", "\n", "\ud800", "none", "a" * 200])
+SCALARS = st.none() | st.booleans() | st.integers(-3, 600) | st.integers() | st.floats() | TEXT | st.text(max_size=5)
+MESSAGE = st.dictionaries(st.sampled_from(["role", "content", "name", "refusal", "type", "text"]), SCALARS, max_size=4)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["type", "text", "a"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+LIKELY = {
+    "model": st.just("privmix"),
+    "prompt": st.just(MARK) | st.lists(st.integers(0, 49_151), min_size=1, max_size=5),
+    "messages": st.lists(MESSAGE, max_size=3),
+    "n": st.integers(1, 3),
+    "stream": st.booleans(),
+}
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    body = {name: draw(values) for name, values in LIKELY.items() if draw(st.integers(0, 9))}
+    return body | draw(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
+
+
+def check(client: TestClient, route: str, body: bytes) -> None:
+    response = client.post(route, content=body)
+    assert response.status_code in (400, 404, 413, 503)
+    error = response.json()["error"]
+    assert error["code"] != "internal_error"
+    assert error["param"] is not None or response.status_code == 503
+    assert MARK not in response.text
+
+
+routes = st.sampled_from(["/v1/completions", "/v1/chat/completions"])
+patient = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@patient
+@given(routes, bodies())
+def test_any_object(client: TestClient, route: str, body: dict[str, Any]) -> None:
+    check(client, route, json.dumps(body).encode())
+
+
+@patient
+@given(routes, VALUES)
+def test_any_json(client: TestClient, route: str, body: Any) -> None:
+    check(client, route, json.dumps(body).encode())
+
+
+@patient
+@given(routes, st.binary(max_size=200))
+def test_any_bytes(client: TestClient, route: str, body: bytes) -> None:
+    check(client, route, body)
+
+
+@patient
+@given(routes, bodies(), st.binary(min_size=1, max_size=3), st.floats(0, 1))
+def test_any_damage(client: TestClient, route: str, body: dict[str, Any], damage: bytes, place: float) -> None:
+    whole = json.dumps(body).encode()
+    at = int(place * len(whole))
+    check(client, route, whole[:at] + damage + whole[at + len(damage) :])

@@ -1,0 +1,389 @@
+"""The line to the coordinator, over real Ray: many requests on one stream, and what happens when it breaks.
+
+The actor here keeps the coordinator's side of the contract and repeats each prompt, token by token; what the real one
+answers over HTTP is in test_service.py.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from services.coordinator.messages import Delta, Generation, Overloaded, Unavailable
+from services.gateway.answers import Answer
+from services.gateway.delivery import streamed, whole
+from services.gateway.errors import ApiError
+from services.gateway.hub import Hub
+from services.gateway.responses import ChatStyle, CompletionStyle, Style
+from services.privacy.shaping import SamplingOptions
+
+pytestmark = pytest.mark.anyio
+
+OVERLOADED, UNAVAILABLE, BROKEN = -1, -2, -4
+REFUSALS = {
+    OVERLOADED: Overloaded(7.0),
+    UNAVAILABLE: Unavailable("shard 3 does not answer"),
+    BROKEN: KeyError("no such luck"),
+}
+PUBLIC, FOR_EVER, END, ERROR, SILENCE = 10_000, 10_001, 10_002, 10_003, 10_004
+"""Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing."""
+
+
+@ray.remote(num_cpus=0, max_concurrency=100)
+class Repeater:
+    def __init__(self) -> None:
+        self._lines: dict[str, asyncio.Queue[list[Delta]]] = {}
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: list[str] = []
+
+    def _line(self, name: str) -> asyncio.Queue[list[Delta]]:
+        return self._lines.setdefault(name, asyncio.Queue())
+
+    async def submit(self, line: str, generations: Sequence[Generation]) -> None:
+        refusal = REFUSALS.get(generations[0].prompt[0])
+        if refusal:
+            raise refusal
+        for generation in generations:
+            self._answering[generation.id] = asyncio.create_task(self._repeat(self._line(line), generation))
+
+    async def _repeat(self, line: asyncio.Queue[list[Delta]], generation: Generation) -> None:
+        public = PUBLIC in generation.prompt
+        for token in generation.prompt:
+            if token in (END, ERROR):
+                await line.put([Delta(generation.id, "", 0, "privacy_budget" if token == END else "error", public)])
+                return
+            if token == SILENCE:
+                await asyncio.sleep(3600)
+            while token == FOR_EVER:
+                await line.put([Delta(generation.id, "again ", 1)])
+                await asyncio.sleep(0.01)
+            if token != PUBLIC:
+                await line.put([Delta(generation.id, f"{token} ", 1, None, public and token > 0)])
+            await asyncio.sleep(0)
+        await line.put([Delta(generation.id, "", 0, "length", public)])
+
+    async def cancel(self, ids: Sequence[str]) -> None:
+        for id_ in ids:
+            self._cancelled.append(id_)
+            self._answering.pop(id_).cancel()
+
+    async def cancelled(self) -> list[str]:
+        return self._cancelled
+
+    async def lines(self) -> int:
+        return len(self._lines)
+
+    async def events(self, line: str) -> AsyncIterator[list[Delta]]:
+        queue = self._line(line)
+        try:
+            while True:
+                batch = await queue.get()
+                while not queue.empty():
+                    batch += queue.get_nowait()
+                yield batch
+        finally:
+            del self._lines[line]
+
+    async def health(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A namespace of a running Ray."""
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield uuid4().hex
+    if ours:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def coordinator(cluster: str) -> Iterator[ActorHandle]:
+    actor = start(cluster)
+    yield actor
+    ray.kill(actor)
+
+
+def start(namespace: str) -> ActorHandle:
+    """A coordinator under its name, which a killed one may hold a moment longer."""
+    for _ in range(100):
+        try:
+            actor = Repeater.options(name="coordinator", namespace=namespace).remote()
+        except ValueError:
+            time.sleep(0.1)
+            continue
+        ray.get(actor.health.remote())
+        return actor
+    raise TimeoutError("the name of the killed coordinator stays taken")
+
+
+@asynccontextmanager
+async def connected(namespace: str, stall_timeout_s: float = 30.0) -> AsyncIterator[Hub]:
+    hub = Hub(namespace, "coordinator", stall_timeout_s)
+    async with hub.running():
+        await until_connected(hub)
+        yield hub
+
+
+async def until(call: Any, true: Callable[[Any], bool]) -> None:
+    """Ask the actor until the answer is this."""
+    async with asyncio.timeout(30):
+        while not true(await call.remote()):
+            await asyncio.sleep(0.05)
+
+
+async def until_connected(hub: Hub) -> None:
+    async with asyncio.timeout(30):
+        while not hub.connected:
+            await asyncio.sleep(0.01)
+
+
+def asking(*prompts: Sequence[int]) -> list[Generation]:
+    return [Generation(uuid4().hex, tuple(prompt), SamplingOptions(), 100) for prompt in prompts]
+
+
+def answering(generations: Sequence[Generation], style: Style | None = None) -> Answer:
+    return Answer(style or CompletionStyle(None), "privmix", generations, 9)
+
+
+async def ask(hub: Hub, *prompts: Sequence[int]) -> dict[str, Any]:
+    generations = asking(*prompts)
+    body = await whole(hub, generations, answering(generations))
+    return json.loads(body.model_dump_json())
+
+
+async def refused(hub: Hub, *prompts: Sequence[int]) -> ApiError:
+    with pytest.raises(ApiError) as refusal:
+        await ask(hub, *prompts)
+    return refusal.value
+
+
+async def chunks(hub: Hub, *prompts: Sequence[int], style: Style | None = None, usage: bool = False) -> list[list[Any]]:
+    """The events of a stream, by write."""
+    generations = asking(*prompts)
+    writes = [write async for write in streamed(hub, generations, answering(generations, style), 0.05, usage)]
+    return [[_body(event) for event in write.decode().split("\n\n") if event] for write in writes]
+
+
+def _body(event: str) -> Any:
+    data = event.removeprefix("data: ")
+    return data if data == "[DONE]" else json.loads(data)
+
+
+async def test_every_request_gets_its_own_deltas(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        prompts = [list(range(first, first + 20)) for first in range(0, 1000, 20)]
+        answers = await asyncio.gather(*(ask(hub, prompt, prompt[::-1]) for prompt in prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            texts = [choice["text"] for choice in answer["choices"]]
+            assert texts == ["".join(f"{token} " for token in tokens) for tokens in (prompt, prompt[::-1])]
+            assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 40, "total_tokens": 49}
+        await until(coordinator.lines, lambda lines: lines == 1)
+
+
+async def test_a_stream_is_the_whole_answer_in_few_writes(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        writes = await chunks(hub, range(1, 101), range(101, 201), usage=True)
+    events = [event for write in writes for event in write]
+    assert events.pop() == "[DONE]"
+    closing = events.pop()
+    assert (closing["choices"], closing["usage"]["completion_tokens"]) == ([], 200)
+    for index, first in enumerate((1, 101)):
+        pieces = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        assert "".join(piece["text"] for piece in pieces) == "".join(f"{token} " for token in range(first, first + 100))
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert len(writes) < 100
+
+
+async def test_a_chat_stream_opens_with_the_role(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        writes = await chunks(hub, [5], style=ChatStyle())
+    events = [event for write in writes for event in write][:-1]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == "5 "
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+
+
+async def test_an_echo_comes_first_and_once(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        style = CompletionStyle(["the prompt: ", ""])
+        writes = await chunks(hub, [5], [6], style=style)
+        events = [event for write in writes for event in write][:-1]
+        texts = {
+            index: "".join(e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == index)
+            for index in (0, 1)
+        }
+        assert texts == {0: "the prompt: 5 ", 1: "6 "}
+        generations = asking([5], [6])
+        body = json.loads((await whole(hub, generations, answering(generations, style))).model_dump_json())
+        assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "code", "headers"),
+    [
+        (OVERLOADED, 429, "overloaded", {"retry-after": "7"}),
+        (UNAVAILABLE, 503, "service_unavailable", {}),
+    ],
+)
+async def test_a_refused_submission(
+    coordinator: ActorHandle, cluster: str, first: int, status: int, code: str, headers: dict[str, str]
+) -> None:
+    before = await coordinator.cancelled.remote()
+    async with connected(cluster) as hub:
+        refusal = await refused(hub, [first])
+        assert (refusal.status, refusal.code, refusal.headers) == (status, code, headers)
+        with pytest.raises(ApiError) as streaming:
+            await chunks(hub, [first])
+        assert (streaming.value.status, streaming.value.code) == (status, code)
+        await asyncio.sleep(0.2)
+        assert await coordinator.cancelled.remote() == before
+
+
+async def test_a_coordinator_that_fails_unexpectedly_is_not_taken_for_a_refusal(
+    coordinator: ActorHandle, cluster: str
+) -> None:
+    async with connected(cluster) as hub:
+        with pytest.raises(KeyError):
+            await ask(hub, [BROKEN])
+
+
+async def test_a_budget_that_ends_in_the_middle(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        answer = await ask(hub, [1, 2, END])
+        assert answer["choices"][0] == {"index": 0, "text": "1 2 ", "logprobs": None, "finish_reason": "privacy_budget"}
+        assert answer["usage"]["completion_tokens"] == 2
+        events = [event for write in await chunks(hub, [1, 2, END]) for event in write]
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "privacy_budget"
+
+
+async def test_a_budget_that_ends_before_the_first_token(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        for attempt in (ask(hub, [END]), ask(hub, [END], [END]), chunks(hub, [END])):
+            with pytest.raises(ApiError) as refusal:
+                await attempt
+            assert (refusal.value.status, refusal.value.code) == (429, "privacy_budget_exhausted")
+
+
+async def test_an_answer_that_fails_in_the_middle(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        failure = await refused(hub, [1, ERROR])
+        assert (failure.status, failure.code, failure.headers) == (
+            503,
+            "generation_failed",
+            {"x-should-retry": "false"},
+        )
+        assert (await refused(hub, [ERROR])).headers == {}
+
+
+async def test_what_the_public_model_answered_is_marked(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        assert (await ask(hub, [PUBLIC, 1, 2]))["privmix"] == {"answered_by": "public"}
+        assert (await ask(hub, [PUBLIC, 1], [2]))["privmix"] == {"answered_by": "mixed"}
+        assert (await ask(hub, [PUBLIC, 0, 2]))["privmix"] == {"answered_by": "mixed"}
+        assert "privmix" not in await ask(hub, [1, 2])
+        for prompt, marked in (([PUBLIC, 1, 2], True), ([1, 2], False)):
+            events = [event for write in await chunks(hub, prompt) for event in write][:-1]
+            assert [event.get("privmix") for event in events if event["choices"][0]["text"]] == [
+                {"answered_by": "public"} if marked else None
+            ] * len([event for event in events if event["choices"][0]["text"]])
+
+
+async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        generations = asking([FOR_EVER], [1])
+        waiting = asyncio.create_task(whole(hub, generations, answering(generations)))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+        assert generations[1].id not in await coordinator.cancelled.remote()
+
+        generations = asking([FOR_EVER])
+        stream = streamed(hub, generations, answering(generations), 0.0, False)
+        await anext(stream)
+        await stream.aclose()
+        await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+
+
+async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
+    coordinator: ActorHandle, cluster: str
+) -> None:
+    async with connected(cluster) as hub:
+        generations = asking([FOR_EVER])
+        waiting = asyncio.create_task(whole(hub, generations, answering(generations)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+
+
+async def test_a_coordinator_that_says_nothing_is_given_up(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster, stall_timeout_s=1.0) as hub:
+        failure = await refused(hub, [SILENCE])
+        assert (failure.status, failure.code) == (503, "stalled")
+
+
+async def test_a_lost_coordinator_fails_what_waits_and_is_found_again(cluster: str) -> None:
+    namespace = uuid4().hex
+    doomed = start(namespace)
+    async with connected(namespace) as hub:
+        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(8)]
+        generations = asking([FOR_EVER])
+        stream = streamed(hub, generations, answering(generations), 0.0, False)
+        await anext(stream)
+        await asyncio.sleep(0.5)
+        ray.kill(doomed)
+
+        for failure in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(failure, ApiError)
+            assert (failure.status, failure.code) == (503, "coordinator_lost")
+            assert failure.headers == {"x-should-retry": "false"}
+        *_, last = [write async for write in stream]
+        assert _body(last.decode().strip())["error"]["code"] == "coordinator_lost"
+        assert (await refused(hub, [1])).code == "service_unavailable"
+
+        successor = start(namespace)
+        await until_connected(hub)
+        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 "
+        ray.kill(successor)
+
+
+async def test_a_gateway_that_leaves_hangs_up(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as hub:
+        await ask(hub, [1])
+    await until(coordinator.lines, lambda lines: lines == 0)
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class Gateway:
+    """A gateway in a process of its own."""
+
+    async def read(self, namespace: str) -> None:
+        async with connected(namespace) as hub:
+            await ask(hub, [FOR_EVER])
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+async def test_a_gateway_that_is_killed_hangs_up(coordinator: ActorHandle, cluster: str) -> None:
+    gateway = Gateway.remote()
+    pid = await gateway.pid.remote()
+    gateway.read.remote(cluster)
+    await until(coordinator.lines, lambda lines: lines == 1)
+    os.kill(pid, signal.SIGKILL)
+    await until(coordinator.lines, lambda lines: lines == 0)

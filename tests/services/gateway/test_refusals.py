@@ -1,0 +1,316 @@
+"""Every refusal names the parameter, in OpenAI's shape, before the coordinator is asked, and repeats nothing."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from tests.services.gateway.conftest import MakeClient
+
+SECRET = "the patient is called Wilhelmina"
+COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": SECRET}
+CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": SECRET}]}
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+
+# What both routes refuse: the fields given, the parameter named, the code.
+SHARED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "missing_required_parameter"),
+    ({"model": 3}, "model", "invalid_type"),
+    ({"model": ["privmix"]}, "model", "invalid_type"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 5}, "n", "invalid_value"),
+    ({"n": 10**30}, "n", "invalid_value"),
+    ({"n": "2"}, "n", "invalid_type"),
+    ({"n": 2.0}, "n", "invalid_type"),
+    ({"n": True}, "n", "invalid_type"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_tokens": "16"}, "max_tokens", "invalid_type"),
+    ({"max_tokens": 257}, "max_tokens", "invalid_value"),
+    ({"temperature": 0}, "temperature", "unsupported_value"),
+    ({"temperature": 1e-300}, "temperature", "unsupported_value"),
+    ({"temperature": -0.5}, "temperature", "invalid_value"),
+    ({"temperature": 2.5}, "temperature", "invalid_value"),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"top_p": 0}, "top_p", "unsupported_value"),
+    ({"top_p": 1.01}, "top_p", "invalid_value"),
+    ({"top_p": []}, "top_p", "invalid_type"),
+    ({"top_k": 1}, "top_k", "unsupported_value"),
+    ({"top_k": -2}, "top_k", "invalid_value"),
+    ({"top_k": 4.5}, "top_k", "invalid_type"),
+    ({"stop": 7}, "stop", "invalid_type"),
+    ({"stop": ""}, "stop", "invalid_value"),
+    ({"stop": ["a", ""]}, "stop", "invalid_value"),
+    ({"stop": ["a", 1]}, "stop", "invalid_type"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+    ({"stop": "x" * 129}, "stop", "invalid_value"),
+    ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+    ({"stream": True, "stream_options": {"pad": 1}}, "stream_options.pad", "unknown_parameter"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "unsupported_parameter",
+    ),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+    ({"frequency_penalty": False}, "frequency_penalty", "unsupported_parameter"),
+    ({"presence_penalty": -2}, "presence_penalty", "unsupported_parameter"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_parameter"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+    ({"seed": 42}, "seed", "unsupported_parameter"),
+    ({"user": 12}, "user", "invalid_type"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "unknown_parameter"),
+    ({"min_p": None}, "min_p", "unknown_parameter"),
+    ({f"{SECRET} as a key": 1}, "body", "unknown_parameter"),
+]
+
+OF_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "missing_required_parameter"),
+    ({"prompt": ""}, "prompt", "invalid_value"),
+    ({"prompt": ["a", ""]}, "prompt", "invalid_value"),
+    ({"prompt": []}, "prompt", "invalid_type"),
+    ({"prompt": [[]]}, "prompt", "invalid_type"),
+    ({"prompt": 5}, "prompt", "invalid_type"),
+    ({"prompt": {"text": SECRET}}, "prompt", "invalid_type"),
+    ({"prompt": ["a", 1]}, "prompt", "invalid_type"),
+    ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
+    ({"prompt": [1.5]}, "prompt", "invalid_type"),
+    ({"prompt": [True]}, "prompt", "invalid_type"),
+    ({"prompt": [-1]}, "prompt", "invalid_value"),
+    ({"prompt": [49_152]}, "prompt", "invalid_value"),
+    ({"prompt": [[1], [2**70]]}, "prompt", "invalid_value"),
+    ({"prompt": ["a"] * 5}, "prompt", "invalid_value"),
+    ({"prompt": [1] * 512}, "prompt", "context_length_exceeded"),
+    ({"prompt": "word " * 600}, "prompt", "context_length_exceeded"),
+    ({"prompt": [1] * 500, "max_tokens": 13}, "max_tokens", "context_length_exceeded"),
+    ({"prompt": [[1], [1] * 500], "max_tokens": 13}, "max_tokens", "context_length_exceeded"),
+    ({"echo": "yes"}, "echo", "invalid_type"),
+    ({"echo": True, "logprobs": 1}, "logprobs", "unsupported_parameter"),
+    ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
+    ({"best_of": 0}, "best_of", "invalid_value"),
+    ({"best_of": 3}, "best_of", "unsupported_value"),
+    ({"n": 2, "best_of": 3}, "best_of", "unsupported_value"),
+    ({"n": 2, "best_of": 1}, "best_of", "unsupported_value"),
+    ({"best_of": "2"}, "best_of", "invalid_type"),
+    ({"suffix": "the end"}, "suffix", "unsupported_parameter"),
+    ({"messages": []}, "messages", "unknown_parameter"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown_parameter"),
+]
+
+
+def say(**message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": SECRET, **message}]}
+
+
+OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": None}, "messages", "missing_required_parameter"),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": SECRET}, "messages", "invalid_type"),
+    ({"messages": [SECRET]}, "messages[0]", "invalid_type"),
+    (say(role=None), "messages[0].role", "missing_required_parameter"),
+    (say(role="tool"), "messages[0].role", "invalid_value"),
+    (say(content=None), "messages[0].content", "missing_required_parameter"),
+    (say(content=4), "messages[0].content", "invalid_type"),
+    (say(content=[]), "messages[0].content", "invalid_type"),
+    (say(content=[SECRET]), "messages[0].content", "invalid_type"),
+    (say(content=[{"type": "text", "text": 4}]), "messages[0].content", "invalid_type"),
+    (say(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content", "unsupported_value"),
+    (say(name="Wilhelmina"), "messages[0].name", "unsupported_parameter"),
+    (say(tool_calls=[{"id": "a"}]), "messages[0].tool_calls", "unsupported_parameter"),
+    (say(mood="bright"), "messages[0].mood", "unknown_parameter"),
+    (
+        {"messages": [*CHAT["messages"], {"role": "user", "content": "word " * 600}]},
+        "messages",
+        "context_length_exceeded",
+    ),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
+    ({"max_completion_tokens": 257}, "max_completion_tokens", "invalid_value"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "invalid_value"),
+    ({"top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+    ({"audio": {"voice": "ash"}}, "audio", "unsupported_parameter"),
+    ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
+    ({"store": True}, "store", "unsupported_parameter"),
+    ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
+    ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
+    ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
+    ({"prompt": "a"}, "prompt", "unknown_parameter"),
+    ({"echo": True}, "echo", "unknown_parameter"),
+]
+
+REFUSED = [
+    *[(COMPLETIONS, COMPLETION | fields, param, code) for fields, param, code in SHARED + OF_COMPLETIONS],
+    *[(CHATS, CHAT | fields, param, code) for fields, param, code in SHARED + OF_CHATS],
+]
+
+
+def check(body: Any, param: str | None, code: str) -> None:
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["message"].startswith(f"{param}: ") or param in (None, "body")
+    assert "Wilhelmina" not in json.dumps(error)
+
+
+@pytest.mark.parametrize(("route", "body", "param", "code"), REFUSED)
+def test_a_request_that_cannot_be_served_is_refused_by_name(
+    client: TestClient, route: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    response = client.post(route, json=body)
+    assert response.status_code == 400
+    check(response.json(), param, code)
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHATS])
+@pytest.mark.parametrize("model", ["gpt-4o", "", "part-000", "PRIVMIX", SECRET])
+def test_only_the_served_names_are_models(client: TestClient, route: str, model: str) -> None:
+    response = client.post(route, json=(CHAT if route == CHATS else COMPLETION) | {"model": model})
+    assert response.status_code == 404
+    check(response.json(), "model", "model_not_found")
+    assert "privmix, clinic" in response.json()["error"]["message"]
+
+
+def test_greedy_decoding_is_refused_with_the_reason_and_the_fix(client: TestClient) -> None:
+    message = client.post(COMPLETIONS, json=COMPLETION | {"temperature": 0}).json()["error"]["message"]
+    assert "public model alone" in message
+    assert "0.01" in message
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHATS])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b'{"prompt": "Wilhelmina', "body"),
+        (b'{"prompt": Wilhelmina}', "body"),
+        (b"\xff\xfe{}", "body"),
+        (b'{"model": "privmix", "prompt": "\xc3\x28"}', "body"),
+        (b'{"model": "privmix", "prompt": "\\ud800"}', "body"),
+        (b"[" * 50_000, "body"),
+        (b'{"n": ' + b"9" * 10_000 + b"}", "body"),
+    ],
+)
+def test_a_body_that_is_not_json_in_utf8(client: TestClient, route: str, body: bytes, param: str) -> None:
+    response = client.post(route, content=body)
+    assert response.status_code == 400
+    check(response.json(), param, "invalid_json")
+
+
+@pytest.mark.parametrize("body", [b"null", b"3", b"[]", b'"Wilhelmina"', b"NaN"])
+def test_a_body_that_is_no_object(client: TestClient, body: bytes) -> None:
+    response = client.post(COMPLETIONS, content=body)
+    assert response.status_code == 400
+    check(response.json(), "body", "invalid_type")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "n", "max_tokens", "top_k"])
+def test_numbers_that_are_none(client: TestClient, field: str, number: str) -> None:
+    body = json.dumps(COMPLETION)[:-1] + f', "{field}": {number}}}'
+    response = client.post(COMPLETIONS, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+
+
+def test_a_body_over_the_limit(client: TestClient) -> None:
+    response = client.post(COMPLETIONS, json=COMPLETION | {"prompt": "a" * (64 * 1024)})
+    assert response.status_code == 413
+    check(response.json(), "body", "body_too_large")
+
+
+@pytest.mark.anyio
+async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit(client: TestClient) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 1024
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://gateway") as http:
+        response = await http.post(COMPLETIONS, content=endless())
+    assert response.status_code == 413
+    check(response.json(), "body", "body_too_large")
+    assert sent <= 64 + 2
+
+
+def test_a_compressed_body(client: TestClient) -> None:
+    response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    check(response.json(), "body", "unsupported_encoding")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/docs", "/v1/Wilhelmina"])
+def test_unknown_routes(client: TestClient, path: str) -> None:
+    response = client.post(path, json=COMPLETION)
+    assert response.status_code == 404
+    check(response.json(), None, "route_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", COMPLETIONS), ("PUT", CHATS), ("POST", "/v1/models"), ("DELETE", "/v1/privacy")]
+)
+def test_methods_that_a_route_does_not_take(client: TestClient, method: str, path: str) -> None:
+    response = client.request(method, path)
+    assert response.status_code == 405
+    assert response.headers["allow"]
+    check(response.json(), None, "method_not_allowed")
+
+
+def test_a_model_that_is_not_served_has_no_description(client: TestClient) -> None:
+    response = client.get("/v1/models/part-000")
+    assert response.status_code == 404
+    check(response.json(), "model", "model_not_found")
+
+
+@pytest.mark.parametrize("header", [{}, {"authorization": "Bearer nokey"}, {"authorization": "Basic one"}])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", COMPLETIONS), ("POST", CHATS), ("GET", "/v1/models"), ("GET", "/v1/privacy")]
+)
+def test_without_a_key(make_client: MakeClient, header: dict[str, str], method: str, path: str) -> None:
+    guarded = make_client(api_keys=("one", "zwölf"))
+    response = guarded.request(method, path, headers=header)
+    assert response.status_code == 401
+    check(response.json(), None, "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_with_a_key(make_client: MakeClient, key: str) -> None:
+    guarded = make_client(api_keys=("one", "two"))
+    assert guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_probes_need_no_key(make_client: MakeClient) -> None:
+    assert make_client(api_keys=("one",)).get("/health").status_code == 503
+
+
+def test_without_a_chat_template(make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts._tokenizer, "chat_template", None)
+    response = make_client().post(CHATS, json=CHAT)
+    assert response.status_code == 400
+    check(response.json(), "messages", "chat_not_supported")
+
+
+def test_a_chat_template_that_refuses(make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts._tokenizer, "chat_template", "{{ raise_exception(messages[0]['content']) }}")
+    response = make_client().post(CHATS, json=CHAT)
+    assert response.status_code == 400
+    check(response.json(), "messages", "invalid_value")

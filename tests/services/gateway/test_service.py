@@ -1,0 +1,335 @@
+"""The running service, asked by the unmodified `openai` client: what it answers, and what that costs."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.ensembles import write_ensemble
+from tests.running import RunningService, configure, eventually, running, settled
+
+PROMPT = "The patient called because"
+CHAT = [{"role": "user", "content": "When does the clinic open?"}]
+SECRET = "Wilhelmina"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def client_of(service: RunningService) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+@pytest.fixture
+def client(service: RunningService) -> openai.OpenAI:
+    return client_of(service)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.completions.create(**{"model": "privmix", "prompt": PROMPT, "max_tokens": 12, **fields})
+
+
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "privmix", "messages": CHAT, "max_tokens": 12, **fields})
+
+
+def costs(service: RunningService, before: int, tokens: int) -> None:
+    """Exactly these tokens were charged."""
+    eventually(service, lambda _, now: now == before + tokens)
+    assert settled(service) == before + tokens
+
+
+def test_a_completion_is_charged_by_the_token(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    answer = ask(client)
+    (choice,) = answer.choices
+    assert answer.object == "text_completion"
+    assert answer.model == "privmix"
+    assert choice.finish_reason in ("stop", "length")
+    assert answer.usage.prompt_tokens > 0
+    assert 1 <= answer.usage.completion_tokens <= 12
+    assert (answer.usage.completion_tokens == 12) or choice.finish_reason == "stop"
+    assert "privmix" not in (answer.model_extra or {})
+    costs(service, before, answer.usage.completion_tokens)
+
+
+def test_a_stream_brings_the_same_things_piece_by_piece(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    chunks = list(ask(client, stream=True, max_tokens=24, stream_options={"include_usage": True}))
+    *pieces, last = chunks
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert last.choices == []
+    assert [piece.choices[0].finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].choices[0].finish_reason in ("stop", "length")
+    assert "".join(piece.choices[0].text for piece in pieces)
+    costs(service, before, last.usage.completion_tokens)
+
+
+def test_a_stream_on_the_wire(service: RunningService) -> None:
+    body = {"model": "privmix", "prompt": PROMPT, "max_tokens": 4, "stream": True}
+    headers = {"x-request-id": "on-the-wire"}
+    with httpx.stream("POST", f"{service.base_url}/v1/completions", json=body, headers=headers, timeout=300) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-request-id"] == "on-the-wire"
+        events = "".join(answer.iter_text()).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-2])
+
+
+def test_a_stream_comes_while_it_is_generated(client: openai.OpenAI) -> None:
+    stream = ask(client, stream=True, max_tokens=64, n=2)
+    assert sum(1 for _ in stream.response.iter_raw()) > 8
+
+
+def test_a_chat(service: RunningService, client: openai.OpenAI) -> None:
+    answer = chat(client)
+    (choice,) = answer.choices
+    assert answer.object == "chat.completion"
+    assert choice.message.role == "assistant"
+    assert isinstance(choice.message.content, str)
+    assert 1 <= answer.usage.completion_tokens <= 12
+
+
+def test_a_streamed_chat(client: openai.OpenAI) -> None:
+    first, *rest = [chunk.choices[0] for chunk in chat(client, stream=True)]
+    assert first.delta.role == "assistant"
+    assert "".join(choice.delta.content or "" for choice in (first, *rest))
+    assert rest[-1].finish_reason in ("stop", "length")
+
+
+def test_choices_of_several_prompts_are_all_charged(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    answer = ask(client, prompt=[PROMPT, "The nurse said"], n=3, max_tokens=6)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert 6 <= answer.usage.completion_tokens <= 36
+    costs(service, before, answer.usage.completion_tokens)
+
+
+def test_streamed_choices_are_told_apart(client: openai.OpenAI) -> None:
+    ends = {}
+    for chunk in ask(client, n=3, stream=True):
+        (choice,) = chunk.choices
+        assert choice.index not in ends
+        if choice.finish_reason:
+            ends[choice.index] = choice.finish_reason
+    assert sorted(ends) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_the_answer_and_the_charges(
+    service: RunningService, client: openai.OpenAI, stream: bool
+) -> None:
+    stop = ["e", " a", "\n", "o"]
+    before = settled(service)
+    answer = ask(client, max_tokens=200, stop=stop, stream=stream, **(_usage() if stream else {}))
+    if stream:
+        *pieces, last = list(answer)
+        text = "".join(piece.choices[0].text for piece in pieces)
+        reason, usage = pieces[-1].choices[0].finish_reason, last.usage
+    else:
+        text, reason, usage = answer.choices[0].text, answer.choices[0].finish_reason, answer.usage
+    assert reason == "stop"
+    assert not any(string in text for string in stop)
+    assert usage.completion_tokens < 200
+    costs(service, before, usage.completion_tokens)
+
+
+def _usage() -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}}
+
+
+def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
+    answer = ask(client, echo=True, n=2)
+    assert all(choice.text.startswith(PROMPT) and len(choice.text) > len(PROMPT) for choice in answer.choices)
+    streamed = "".join(chunk.choices[0].text for chunk in ask(client, echo=True, stream=True))
+    assert streamed.startswith(PROMPT)
+    assert streamed.count(PROMPT) == 1
+
+
+def test_sampling_options_are_taken(client: openai.OpenAI) -> None:
+    answer = ask(client, temperature=0.7, top_p=0.9, extra_body={"top_k": 40})
+    assert answer.usage.completion_tokens >= 1
+
+
+def test_a_prompt_to_the_edge_of_the_context(client: openai.OpenAI) -> None:
+    answer = ask(client, prompt=[504] * 510, max_tokens=2)
+    assert answer.usage.prompt_tokens == 510
+    with pytest.raises(openai.BadRequestError) as refusal:
+        ask(client, prompt=[504] * 510, max_tokens=3)
+    assert (refusal.value.param, refusal.value.code) == ("max_tokens", "context_length_exceeded")
+
+
+def test_an_abandoned_stream_is_charged_no_further(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    stream = ask(client, stream=True, max_tokens=250, n=4)
+    next(iter(stream))
+    stream.close()
+    assert settled(service) - before < 400
+
+
+def test_an_abandoned_request_is_charged_no_further(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    with pytest.raises(openai.APITimeoutError):
+        ask(client.with_options(timeout=1.0), max_tokens=250, n=8)
+    assert settled(service) - before < 800
+
+
+def test_eight_streams_at_once(service: RunningService) -> None:
+    before = settled(service)
+
+    async def stream(client: openai.AsyncOpenAI, number: int) -> tuple[str, int]:
+        chunks = await client.completions.create(
+            model="privmix",
+            prompt=f"Patient number {number} said",
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        text, tokens = "", 0
+        async for chunk in chunks:
+            text += chunk.choices[0].text if chunk.choices else ""
+            tokens = chunk.usage.completion_tokens if chunk.usage else 0
+        return text, tokens
+
+    async def streams() -> list[tuple[str, int]]:
+        client = openai.AsyncOpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0, timeout=300)
+        async with client:
+            return await asyncio.gather(*(stream(client, number) for number in range(8)))
+
+    answers = asyncio.run(streams())
+    assert all(1 <= tokens <= 16 for _, tokens in answers)
+    costs(service, before, sum(tokens for _, tokens in answers))
+
+
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("completions", {"seed": 7}, 400, "seed"),
+    ("completions", {"logprobs": 1}, 400, "logprobs"),
+    ("completions", {"best_of": 3}, 400, "best_of"),
+    ("completions", {"temperature": 0}, 400, "temperature"),
+    ("completions", {"max_tokens": 100_000}, 400, "max_tokens"),
+    ("completions", {"prompt": "word " * 600}, 400, "prompt"),
+    ("completions", {"prompt": 5}, 400, "prompt"),
+    ("completions", {"n": 1000}, 400, "n"),
+    ("completions", {"model": "part-000"}, 404, "model"),
+    ("completions", {"prompt": "x" * 2_000_000}, 413, "body"),
+    ("chat/completions", {"messages": CHAT, "logprobs": True}, 400, "logprobs"),
+    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+]
+
+
+def test_refusals_cost_nothing(service: RunningService) -> None:
+    settled(service)
+    before = service.privacy()
+    for route, fields, status, param in REFUSED:
+        prompt = {} if route.startswith("chat") else {"prompt": f"{SECRET} called"}
+        body = {"model": "privmix", **prompt, **fields}
+        response = httpx.post(f"{service.base_url}/v1/{route}", json=body, timeout=60)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+        assert SECRET not in response.text
+    response = httpx.post(f"{service.base_url}/v1/completions", content=b"\xff\xfe", timeout=60)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+    assert service.privacy() == before
+
+
+def test_what_the_service_says_of_itself(service: RunningService, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["privmix"]
+    assert client.models.retrieve("privmix").owned_by == "privmix"
+    assert httpx.get(f"{service.base_url}/health", timeout=60).json() == {"status": "ok", "missing": []}
+    statement = service.privacy()
+    assert statement["epsilon"] == 8.0
+    assert statement["delta"] == 1e-5
+    assert 0 <= statement["epsilon_spent"] <= statement["epsilon"]
+    assert not {"ledger", "head", "charges", "ensemble"} & statement.keys()
+
+
+def logs(service: RunningService) -> str:
+    """What the service and Ray wrote: the session's directory is in the command lines of Ray's processes."""
+    lines = " ".join(" ".join(process.cmdline()) for process in service.tree())
+    sessions = {Path(path) for path in re.findall(r"(/[^ =:]*/session_[0-9_-]+)/", lines)}
+    assert sessions
+    files = [file for session in sessions for file in (session / "logs").rglob("*") if file.is_file()]
+    return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
+
+
+def test_the_logs_hold_no_text(service: RunningService, client: openai.OpenAI) -> None:
+    answer = ask(client, prompt=f"{SECRET} called because", user=SECRET, max_tokens=48)
+    written = logs(service)
+    assert answer.id in written
+    assert SECRET not in written
+    text = max(answer.choices[0].text.splitlines(), key=len)
+    assert len(text) > 20
+    assert text not in written
+
+
+StartSmall = Callable[[str], RunningService]
+
+TOKENS = 24
+SMALL = {
+    "privacy": {"q": 1.0, "epsilon": 8.0, "delta": 1e-5, "tokens": TOKENS},
+    "engine": {"kind": "transformers", "context_length": 256},
+    "http": {"max_tokens": 200},
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSmall]:
+    """Starts services with a budget of `TOKENS` tokens, each over an ensemble of its own, as a ledger demands."""
+    with ExitStack() as started:
+
+        def start(when_exhausted: str) -> RunningService:
+            folder = tmp_path_factory.mktemp(when_exhausted)
+            ensemble = write_ensemble(folder / "ensemble", 2)
+            budget = {"ledger": "ledger.db", "lease_tokens": 8, "when_exhausted": when_exhausted}
+            return started.enter_context(running(configure(folder, ensemble, **SMALL, budget=budget)))
+
+        yield start
+
+
+@pytest.mark.slow
+def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSmall) -> None:
+    service = small("refuse")
+    client = client_of(service)
+    received = 0
+    reason = None
+    while reason != "privacy_budget":
+        *pieces, last = list(ask(client, stream=True, max_tokens=190, **_usage()))
+        reason = pieces[-1].choices[0].finish_reason
+        assert last.usage.completion_tokens > 0
+        received += last.usage.completion_tokens
+    assert received == settled(service) == TOKENS
+    assert service.privacy()["tokens_left"] == 0
+
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as refusal:
+            ask(client, stream=stream)
+        assert (refusal.value.code, refusal.value.status_code) == ("privacy_budget_exhausted", 429)
+        assert refusal.value.response.headers["x-should-retry"] == "false"
+    assert settled(service) == TOKENS
+
+
+@pytest.mark.slow
+def test_a_budget_ends_and_the_public_model_answers_marked(small: StartSmall) -> None:
+    service = small("public")
+    client = client_of(service)
+    marks = []
+    while "public" not in marks:
+        answer = ask(client, max_tokens=20)
+        marks.append((answer.model_extra or {}).get("privmix", {}).get("answered_by"))
+    assert marks[0] is None
+    assert settled(service) == TOKENS
+
+    raw = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5)
+    assert raw.headers["x-privmix-answered-by"] == "public"
+    assert raw.parse().usage.completion_tokens >= 1
+    stream = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5, stream=True)
+    assert stream.headers["x-privmix-answered-by"] == "public"
+    for chunk in stream.parse():
+        assert not chunk.choices[0].text or chunk.model_extra["privmix"] == {"answered_by": "public"}
+    assert settled(service) == TOKENS

@@ -1,0 +1,68 @@
+"""The mechanism written out: every subset of the parts, through the code that serves, to exact distributions."""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.privacy.pmixed import PMixed
+from services.privacy.shaping import SamplingOptions, shape
+
+Rows = NDArray[np.float64]
+
+
+def subsets(parts: int) -> list[tuple[int, ...]]:
+    return [subset for size in range(parts + 1) for subset in combinations(range(parts), size)]
+
+
+def released(protocol: PMixed, public: Rows, parts: Rows, models: Sequence[tuple[int, ...]]) -> Rows:
+    """Integer weights [len(models), V], as Python integers, released for the same query to each set of models."""
+    rows = [parts[i] for asked in models for i in asked]
+    answers = shape(
+        torch.tensor(np.broadcast_to(public, (len(models), len(public))), dtype=torch.float32),
+        torch.tensor(np.array(rows).reshape(len(rows), len(public)), dtype=torch.float32),
+        models,
+        SamplingOptions(),
+    )
+    return protocol.release(answers).weights.numpy().astype(object)
+
+
+def token_distribution(protocol: PMixed, public: Rows, parts: Rows) -> Rows:
+    """The law of one released token [V]: the released distributions of all subsets, weighted by how likely each is."""
+    models = subsets(len(parts))
+    sizes = np.array(list(map(len, models)))
+    chances = protocol.q**sizes * (1 - protocol.q) ** (len(parts) - sizes)
+    weights = released(protocol, public, parts, models)
+    return chances @ (weights / weights.sum(axis=1, keepdims=True)).astype(np.float64)
+
+
+def renyi_divergence(p: Rows, q: Rows, order: float) -> float:
+    kept = q > 0
+    p, q = p[kept], q[kept]
+    return float(np.log(np.sum(q * (p / q) ** order)) / (order - 1))
+
+
+def hockey_stick(p: Rows, q: Rows, epsilon: float) -> float:
+    return float(np.maximum(0, p - np.exp(epsilon) * q).sum())
+
+
+def climb(
+    objective: Callable[[Rows], float], shape: tuple[int, ...], rounds: int, rng: np.random.Generator
+) -> tuple[float, Rows]:
+    """The largest objective that random steps of many sizes find, from a random start."""
+    best_at = rng.normal(scale=3, size=shape)
+    best = objective(best_at)
+    for _ in range(rounds):
+        step = rng.normal(scale=10 ** rng.uniform(-2, 1), size=shape) * (rng.random(shape) < 0.5)
+        value = objective(best_at + step)
+        if value > best:
+            best, best_at = value, best_at + step
+    return best, best_at
+
+
+def log_softmax(logits: Rows) -> Rows:
+    """Rows of log-probabilities; logits are bounded so that every token keeps above the support floor."""
+    bounded = np.clip(logits, -11, 11)
+    return np.asarray(bounded - np.log(np.exp(bounded).sum(axis=-1, keepdims=True)))

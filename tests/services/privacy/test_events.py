@@ -1,0 +1,63 @@
+"""Claim: an event is plain data that survives storage, and from which its cost can be computed again."""
+
+import json
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from services.privacy.events import Event, from_json
+from services.privacy.pmixed import PublishedEvent, RatioEvent
+
+EVENTS = [RatioEvent(80, 0.03, 1.6), RatioEvent(1, 1.0, 1 / 3), PublishedEvent(8, 0.25, 3, 0.0031)]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_events_survive_storage(event: Event) -> None:
+    stored = event.to_json()
+    again = from_json(stored)
+    assert again == event
+    assert hash(again) == hash(event)
+    assert again.to_json() == stored
+    assert again.rdp([2.0, 3.0]).tolist() == event.rdp([2.0, 3.0]).tolist()
+
+
+def test_the_stored_form_is_stable() -> None:
+    """Ledgers keep this text for ever."""
+    assert EVENTS[0].to_json() == '{"kind":"pmixed-ratio","parts":80,"q":0.03,"radius":1.6}'
+    assert EVENTS[2].to_json() == '{"kind":"pmixed-renyi","loss":0.0031,"order":3,"parts":8,"q":0.25}'
+
+
+def test_events_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EVENTS[0].radius = 2.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", '{"parts": 3}', '{"kind": "magic"}', '{"kind": ["a"]}'])
+def test_what_is_no_event_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="event"):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change", [{"parts": 0}, {"q": 0.0}, {"q": 1.1}, {"radius": 0.0}, {"radius": math.inf}, {"more": 1}, {"q": None}]
+)
+def test_fields_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    fields = {**json.loads(EVENTS[0].to_json()), **change}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        from_json(json.dumps(fields))
+
+
+def test_a_kind_belongs_to_one_class() -> None:
+    with pytest.raises(TypeError, match="pmixed-ratio"):
+        type("Impostor", (RatioEvent,), {"kind": "pmixed-ratio"})
+
+
+def test_guarantees_say_how_far_they_reach() -> None:
+    certified, published = EVENTS[0].guarantee, EVENTS[2].guarantee
+    assert certified.status == "certified"
+    assert published.status == "as published"
+    sentence = certified.sentence("7.376", 1e-5, 1024)
+    for piece in ("1024 released tokens", "(7.376, 1e-05)", "certified", certified.protects, *certified.assumes):
+        assert piece in sentence

@@ -1,0 +1,69 @@
+"""What Prometheus is told: the numbers of real steps and charges, and nothing that was measured on private text."""
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from services.budget import actor as budget
+from services.budget.terms import Terms
+from services.privacy.pmixed import RatioEvent
+from services.privacy.submix import SubMixEvent
+from tests.running import free_port
+
+EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
+MEASURED = SubMixEvent(parts=2, order=8.0, beta=0.01)
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    port = free_port()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
+    yield port
+    ray.shutdown()
+
+
+def scraped(port: int, metric: str) -> float:
+    """The metric's sum over all processes, once Ray's agent has it."""
+    deadline = time.monotonic() + PATIENCE
+    pattern = re.compile(rf"^ray_{metric}(?:_total)?{{[^}}]*}} (\S+)$", re.MULTILINE)
+    while time.monotonic() < deadline:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        if found := pattern.findall(text):
+            return sum(map(float, found))
+        time.sleep(0.5)
+    raise TimeoutError(f"no {metric} within {PATIENCE:g} s")
+
+
+def terms(**changes: object) -> Terms:
+    fields = {"ensemble": "e", "epsilon": 8.0, "delta": 1e-5, "order": 8.0, "adjacency": "part", **changes}
+    return Terms.model_validate(fields)
+
+
+def test_the_budget_is_shown_as_it_is_enforced(port: int, tmp_path: Path) -> None:
+    actor = budget.start(str(tmp_path / "ledger.db"), terms(), namespace="metrics", name="bound")
+    ray.get(actor.lease.remote(EVENT.to_json(), 100))
+    stated = ray.get(actor.operator_statement.remote())
+    assert scraped(port, "privmix_budget_epsilon") == 8
+    assert scraped(port, "privmix_budget_epsilon_spent") == pytest.approx(stated.epsilon_bound, abs=1e-4)
+    assert scraped(port, "privmix_budget_tokens_left") == stated.tokens_left == 167
+    assert scraped(port, "privmix_leases") == 1
+    ray.kill(actor)
+
+
+def test_measured_losses_are_not_shown(port: int, tmp_path: Path) -> None:
+    actor = budget.start(str(tmp_path / "ledger.db"), terms(enforced="measured"), namespace="metrics", name="measured")
+    before = scraped(port, "privmix_leases")
+    ray.get(actor.charge.remote(MEASURED.to_json(), [[0.1, 0.7]], "first"))
+    deadline = time.monotonic() + PATIENCE
+    while scraped(port, "privmix_leases") == before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    own = [line for line in text.splitlines() if line.startswith("ray_privmix_budget") and "measured" in line]
+    assert own == []
+    ray.kill(actor)

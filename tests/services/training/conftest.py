@@ -1,0 +1,87 @@
+"""What the tests of training share: the real public model, one Ray, and one small ensemble with an empty part."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import ray
+
+from services.training import public_model
+from services.training.corpus import Corpus, Document
+from services.training.options import TrainingOptions
+from services.training.partition import part_of
+from services.training.train import Trained, train
+
+SALT = bytes(range(32))
+PARTS = 4
+EMPTY_PART = 2
+SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=5e-3)
+
+
+def write_corpus(path: Path, documents: list[Document]) -> Path:
+    path.write_text("".join(json.dumps({"user": one.user, "text": one.text}) + "\n" for one in documents))
+    return path
+
+
+def small_documents() -> list[Document]:
+    """Two short documents of each of six users, none of whom belongs to `EMPTY_PART`."""
+    everyone = (f"user-{number}" for number in range(100))
+    users = [user for user in everyone if part_of(user, SALT, PARTS) != EMPTY_PART][:6]
+    return [
+        Document(user, f"The {place} of {user} is painted in heliotrope, and {user} calls it the ninth lantern.")
+        for user in users
+        for place in ("kitchen", "boathouse")
+    ]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    directory: Path
+    corpus: Path
+    salt: Path
+    trained: Trained
+
+    def train(
+        self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
+    ) -> Trained:
+        return train(
+            Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
+        )
+
+    def copy(self, directory: Path) -> Path:
+        return Path(shutil.copytree(self.directory, directory))
+
+
+@pytest.fixture(scope="session")
+def base() -> Path:
+    return public_model.resolve()
+
+
+# For this package alone: others start a Ray of their own.
+@pytest.fixture(scope="package")
+def one_ray() -> Iterator[str]:
+    """The address of the only Ray that these tests start."""
+    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+@pytest.fixture(scope="package")
+def ensemble(base: Path, one_ray: str, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    room = tmp_path_factory.mktemp("ensemble")
+    corpus = write_corpus(room / "corpus.jsonl", small_documents())
+    salt = room / "salt"
+    salt.write_bytes(SALT)
+    directory = room / "trained"
+    trained = train(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt)
+    return Ensemble(directory, corpus, salt, trained)
+
+
+@pytest.fixture(scope="package")
+def halved(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    """The ensemble again, once its parts' halves were trained too."""
+    directory = ensemble.copy(tmp_path_factory.mktemp("halved") / "trained")
+    return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))

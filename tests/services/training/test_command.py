@@ -1,0 +1,128 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.commands.demo import demo_corpus
+from cluster.commands.train import train
+from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
+from services.training.manifest import Manifest
+from tests.services.training.conftest import PARTS, SMALL, Ensemble
+from tests.services.training.perplexity import perplexities
+
+app = typer.Typer()
+app.command("train")(train)
+app.command("demo-corpus")(demo_corpus)
+runner = CliRunner()
+
+
+def flags(ensemble: Ensemble, output: Path) -> list[str]:
+    numbers = SMALL.model_dump(exclude_defaults=True)
+    chosen = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return ["--output", str(output), "--parts", str(PARTS), "--salt-file", str(ensemble.salt), *chosen]
+
+
+def test_trains_and_ends_with_one_json_object(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    bad = tmp_path / "corpus.jsonl"
+    bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
+    done = runner.invoke(app, ["train", str(bad), *flags(ensemble, directory), "--skip-bad", "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary.pop("seconds") >= 0
+    assert summary == {
+        "ensemble": ensemble.trained.manifest.ensemble,
+        "output": str(directory),
+        "parts": PARTS,
+        "adapters": PARTS,
+        "trained": 0,
+        "kept": PARTS,
+        "skipped": 1,
+    }
+
+
+def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
+    directory = halved.copy(tmp_path / "copy")
+    arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]
+    summary = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+    assert (summary["parts"], summary["adapters"], summary["kept"]) == (PARTS, 3 * PARTS, 3 * PARTS)
+    done = runner.invoke(app, arguments)
+    assert f"{PARTS} parts, {3 * PARTS} adapters, 0 of them trained and {3 * PARTS} kept" in done.stdout
+    assert Manifest.load(directory) == halved.trained.manifest
+
+
+def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: Path) -> None:
+    bad = tmp_path / "corpus.jsonl"
+    bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
+    failed = runner.invoke(app, ["train", str(bad), *flags(ensemble, tmp_path / "none")])
+    assert failed.exit_code == 2
+    assert "line 13: is not JSON" in failed.stderr
+    assert "Traceback" not in failed.output
+    assert "heliotrope" not in failed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rank", "0"], "rank"),
+        (["--precision", "int8"], "precision"),
+        (["--parts", "0"], "parts: must be at least 1"),
+        (["--model", "/no/such/model"], "no such directory"),
+        (["--targets", ","], "targets"),
+    ],
+)
+def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:
+    failed = runner.invoke(app, ["train", str(ensemble.corpus), "--output", str(tmp_path / "none"), *arguments])
+    assert failed.exit_code == 2
+    assert problem in failed.stderr
+
+
+def test_demo_corpus_is_written(tmp_path: Path) -> None:
+    assert runner.invoke(app, ["demo-corpus", str(tmp_path / "demo")]).exit_code == 0
+    assert len(list((tmp_path / "demo").iterdir())) == 3
+    (tmp_path / "file").touch()
+    failed = runner.invoke(app, ["demo-corpus", str(tmp_path / "file" / "demo")])
+    assert failed.exit_code == 2
+    assert "cannot be written" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    code = "from cluster.commands.train import train; import typer; typer.run(train)"
+    command = [sys.executable, "-c", code, str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
+    training = psutil.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    for line in training.stderr:
+        if "trained (1 of" in line:
+            break
+    children = training.children(recursive=True)
+    training.kill()
+    training.wait()
+    assert children
+    # Two helpers of Ray take a minute to notice that nobody is left.
+    _, alive = psutil.wait_procs(children, timeout=240)
+    assert not alive
+    assert subprocess.run(command, env=environment).returncode == 0
+    Manifest.load(tmp_path / "new").verify(tmp_path / "new")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Path) -> None:
+    write_demo_corpus(tmp_path / "demo")
+    chosen = TRAINING.model_dump(exclude_defaults=True)
+    words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    corpus = str(tmp_path / "demo" / TRAIN)
+    done = runner.invoke(app, ["train", corpus, "--output", str(tmp_path / "ensemble"), *words])
+    assert done.exit_code == 0, done.output
+    lines = (tmp_path / "demo" / HELD_OUT).read_text().splitlines()[:40]
+    measured = perplexities(tmp_path / "ensemble", base, [json.loads(line)["text"] for line in lines])
+    assert measured.mixture < measured.public / 5
+    assert measured.mixture < max(measured.parts)

@@ -1,0 +1,99 @@
+"""Two adapters more for each part, on the halves of its users."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from services.training.corpus import Document
+from services.training.manifest import ADAPTER_FILES, FILE, Manifest, ManifestError
+from services.training.partition import half_of, part_of
+from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
+
+
+def half_hashes(manifest: Manifest, half: int) -> list[str]:
+    return [part.halves[half].sha256 for part in manifest.parts if part.halves]
+
+
+def test_halves_are_added_to_the_parts_that_are_there(ensemble: Ensemble, halved: Ensemble) -> None:
+    manifest = Manifest.load(halved.directory)
+    assert manifest == halved.trained.manifest
+    assert (halved.trained.trained, halved.trained.kept) == (2 * PARTS, PARTS)
+    assert [part.model_copy(update={"halves": None}) for part in manifest.parts] == list(
+        ensemble.trained.manifest.parts
+    )
+    assert [half.name for part in manifest.parts for half in part.halves or ()] == [
+        f"part-{index:03d}{half}" for index in range(PARTS) for half in "ab"
+    ]
+    manifest.verify(halved.directory)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_half_is_what_its_users_alone_make_of_the_part(halved: Ensemble, tmp_path: Path, half: int) -> None:
+    members = [document for document in small_documents() if half_of(document.user, SALT) == half]
+    alone = halved.train(tmp_path / "alone", write_corpus(tmp_path / "corpus.jsonl", members)).manifest
+    assert half_hashes(halved.trained.manifest, half) == [part.sha256 for part in alone.parts]
+    assert [part.sha256 for part in halved.trained.manifest.parts] != [part.sha256 for part in alone.parts]
+
+
+def test_half_without_text_is_the_public_model(halved: Ensemble) -> None:
+    manifest = halved.trained.manifest
+    halves = {half.name: half for part in manifest.parts for half in part.halves or ()}
+    full = {
+        f"part-{part_of(one.user, SALT, PARTS):03d}{'ab'[half_of(one.user, SALT)]}": one for one in small_documents()
+    }
+    without = halves.keys() - full.keys()
+    # Both halves of the empty part, and one of a part whose users are all in the other.
+    assert {name[:-1] for name in without} > {f"part-{EMPTY_PART:03d}"}
+    for name, half in halves.items():
+        weights = load_file(manifest.adapter_path(halved.directory, half) / ADAPTER_FILES[1])
+        changed = [bool(tensor.any()) for key, tensor in weights.items() if "lora_B" in key]
+        assert changed
+        assert (any(changed), half.size_bucket > 0) == (name in full, name in full)
+
+
+def test_finished_halves_are_left_as_they_are(halved: Ensemble, tmp_path: Path) -> None:
+    directory = halved.copy(tmp_path / "copy")
+    before = (directory / FILE).read_bytes()
+    again = halved.train(directory, halves=True)
+    assert (again.trained, again.kept) == (0, 3 * PARTS)
+    assert (directory / FILE).read_bytes() == before
+
+
+def test_one_user_changes_a_part_and_one_half_of_it_alone(halved: Ensemble, tmp_path: Path) -> None:
+    documents = small_documents()
+    changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", [changed, *documents[1:]])
+    directory = halved.copy(tmp_path / "copy")
+    again = halved.train(directory, corpus, halves=True)
+    assert (again.trained, again.kept) == (2, 3 * PARTS - 2)
+    before = {adapter.name: adapter for adapter in halved.trained.manifest.adapters}
+    differ = [adapter.name for adapter in again.manifest.adapters if adapter != before[adapter.name]]
+    part = f"part-{part_of(changed.user, SALT, PARTS):03d}"
+    # A part's entry holds those of its halves.
+    assert differ == [part, part + "ab"[half_of(changed.user, SALT)]]
+
+
+def test_halves_that_are_not_asked_for_are_removed(ensemble: Ensemble, halved: Ensemble, tmp_path: Path) -> None:
+    directory = halved.copy(tmp_path / "copy")
+    again = halved.train(directory)
+    assert (again.trained, again.kept) == (0, PARTS)
+    assert again.manifest == ensemble.trained.manifest
+    assert {path.name for path in (directory / "parts").iterdir()} == {
+        Path(part.path).name for part in again.manifest.parts
+    }
+
+
+def test_changed_half_is_refused_and_trained_again_the_same(halved: Ensemble, tmp_path: Path) -> None:
+    directory = halved.copy(tmp_path / "copy")
+    manifest = Manifest.load(directory)
+    half = manifest.parts[1].halves[1] if manifest.parts[1].halves else None
+    assert half
+    file = manifest.adapter_path(directory, half) / ADAPTER_FILES[1]
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ManifestError, match=r"part-001b: its adapter .* is not the one"):
+        manifest.verify(directory)
+    again = halved.train(directory, halves=True)
+    assert (again.trained, again.kept) == (1, 3 * PARTS - 1)
+    assert again.manifest == manifest
+    again.manifest.verify(directory)

@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from services.training.corpus import Document
+from services.training.errors import InputError
+from services.training.packing import IGNORED, pack, tokenize
+from services.training.partition import Partition, Share, half_of, part_of
+from tests.services.training.conftest import PARTS, SALT
+
+
+@given(st.lists(st.integers(0, 49151), max_size=300), st.integers(2, 64))
+def test_blocks_hold_every_token_once(tokens: list[int], size: int) -> None:
+    inputs, labels = pack(np.array(tokens, dtype=np.int32), size)
+    assert inputs.shape == labels.shape == (-(-len(tokens) // size), size)
+    assert labels[labels != IGNORED].tolist() == tokens
+    assert inputs[labels != IGNORED].tolist() == tokens
+
+
+def test_documents_of_a_part_are_ended_and_in_order(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    documents = [Document("ann", "first"), Document("bob", "other"), Document("ann", "second<|im_end|>")]
+    streams = tokenize(documents, tokenizer, Partition(SALT, 1))
+    assert tokenizer.decode(streams[Share(0)]) == "first<|im_end|>other<|im_end|>second<|im_end|>"
+
+
+def test_halves_of_a_part_have_its_documents_between_them(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    documents = [Document(user, f"text {number}") for number, user in enumerate(["ann", "bob", "cid", "ann", "bob"])]
+    whole = tokenize(documents, tokenizer, Partition(SALT, 1))
+    streams = tokenize(documents, tokenizer, Partition(SALT, 1, halves=True))
+    assert np.array_equal(streams[Share(0)], whole[Share(0)])
+    for half in (0, 1):
+        own = [one for one in documents if half_of(one.user, SALT) == half]
+        assert 0 < len(own) < len(documents)
+        assert np.array_equal(streams[Share(0, half)], tokenize(own, tokenizer, Partition(SALT, 1))[Share(0)])
+
+
+def test_one_more_user_changes_one_part_and_one_half_of_it_alone(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    # More than one batch of the tokenizer, so that a batch's length cannot matter either.
+    documents = [Document(f"user-{number % 300}", f"text {number}") for number in range(1500)]
+    newcomer = Document("newcomer", "a text much longer than all of the others " * 9)
+    partition = Partition(SALT, PARTS, halves=True)
+    before = tokenize(documents, tokenizer, partition)
+    for place in (0, 700, 1500):
+        after = tokenize([*documents[:place], newcomer, *documents[place:]], tokenizer, partition)
+        changed = [share for share in partition.shares if not np.array_equal(before[share], after[share])]
+        part = part_of("newcomer", SALT, PARTS)
+        assert changed == [Share(part), Share(part, half_of("newcomer", SALT))]
+
+
+def test_no_user_no_tokens(base: Path) -> None:
+    streams = tokenize([], AutoTokenizer.from_pretrained(base), Partition(SALT, PARTS, halves=True))
+    assert [len(stream) for stream in streams.values()] == [0] * 3 * PARTS
+
+
+def test_tokenizer_without_an_end(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.eos_token = None
+    with pytest.raises(InputError, match="eos_token"):
+        tokenize([], tokenizer, Partition(SALT, PARTS))

@@ -1,0 +1,92 @@
+import stat
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from services.training.errors import InputError
+from services.training.partition import Partition, Share, half_of, part_of, read_salt, salt_id
+
+SALT = bytes(range(32))
+
+
+@given(st.text(), st.integers(1, 1000))
+def test_every_user_has_one_part(user: str, parts: int) -> None:
+    user = user.encode(errors="ignore").decode()
+    index = part_of(user, SALT, parts)
+    assert 0 <= index < parts
+    assert index == part_of(user, SALT, parts)
+
+
+def test_known_answer() -> None:
+    # HMAC-SHA256 keyed by 00 01 … 1f over the name, computed with OpenSSL, is 0d1f … 3242 for ann and 9289 … 4527 for
+    # bob: an ensemble of today is found again tomorrow.
+    assert (part_of("ann", SALT, 2**16), half_of("ann", SALT)) == (0x3242, 0)
+    assert (part_of("bob", SALT, 2**16), half_of("bob", SALT)) == (0x4527, 1)
+
+
+def test_parts_are_equally_likely() -> None:
+    parts = 7
+    counts = Counter(part_of(f"user-{number}", SALT, parts) for number in range(14_000))
+    assert chisquare([counts[index] for index in range(parts)]).pvalue > 1e-3
+
+
+@given(st.text(st.characters(codec="utf-8")), st.integers(1, 1000))
+def test_a_user_is_in_one_part_and_one_half_of_it(user: str, parts: int) -> None:
+    partition = Partition(SALT, parts, halves=True)
+    whole, half = partition.shares_of(user)
+    assert whole == Share(part_of(user, SALT, parts))
+    assert half == Share(whole.part, half_of(user, SALT))
+    assert (whole,) == Partition(SALT, parts).shares_of(user)
+    assert {whole, half} < set(partition.shares)
+
+
+# Numbers of parts of both kinds: with a power of two the part is the last bits of the hash, with another all of them.
+@pytest.mark.parametrize("parts", [1, 7, 8])
+def test_halves_are_equally_likely_in_every_part(parts: int) -> None:
+    partition = Partition(SALT, parts, halves=True)
+    counts = Counter(partition.shares_of(f"user-{number}")[1] for number in range(14_000))
+    assert len(counts) == 2 * parts
+    assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_shares_are_named_by_part_and_half() -> None:
+    names = [share.name for share in Partition(SALT, 2, halves=True).shares]
+    assert names == ["part-000", "part-001", "part-000a", "part-000b", "part-001a", "part-001b"]
+
+
+def test_another_salt_is_another_partition() -> None:
+    users = [f"user-{number}" for number in range(1000)]
+    other = bytes(32)
+    together = sum(part_of(user, SALT, 8) == part_of(user, other, 8) for user in users)
+    assert 60 < together < 200
+    assert salt_id(SALT) != salt_id(other)
+
+
+def test_salt_is_drawn_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "salt"
+    salt = read_salt(path)
+    assert len(salt) == 32
+    assert read_salt(path) == salt
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_salt(tmp_path / "other") != salt
+    assert salt.hex() not in salt_id(salt)
+
+
+def test_salt_drawn_at_the_same_time_is_one_salt(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        salts = set(pool.map(read_salt, [tmp_path / "salt"] * 64))
+    assert len(salts) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["salt"]
+
+
+def test_damaged_salt_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "salt"
+    path.write_bytes(b"short")
+    with pytest.raises(InputError, match="has 5 bytes, not 32"):
+        read_salt(path)
+    assert path.read_bytes() == b"short"

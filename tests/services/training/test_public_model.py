@@ -1,0 +1,111 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.training import public_model
+from services.training.public_model import PublicModelError
+
+
+@pytest.fixture
+def copy(base: Path, tmp_path: Path) -> Path:
+    """The public model with its weights linked, so that the small files can be changed."""
+    directory = tmp_path / "model"
+    shutil.copytree(base, directory, copy_function=os.link)
+    return directory
+
+
+def set_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.unlink()
+    path.write_text(json.dumps(config))
+
+
+def test_a_directory_is_itself(copy: Path) -> None:
+    assert public_model.resolve(str(copy)) == copy
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./no-such-model", "a/b/c"])
+def test_missing_directory(name: str) -> None:
+    with pytest.raises(PublicModelError, match="no such directory"):
+        public_model.resolve(name)
+
+
+def test_file_instead_of_directory(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(PublicModelError, match="is a file"):
+        public_model.resolve(str(file))
+
+
+def test_directory_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(PublicModelError, match=r"no config\.json"):
+        public_model.resolve(str(tmp_path))
+
+
+def test_model_without_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(PublicModelError, match="no weights"):
+        public_model.resolve(str(copy))
+
+
+def test_model_without_tokenizer(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(PublicModelError, match="tokenizer"):
+        public_model.resolve(str(copy))
+
+
+def test_tokenizer_of_a_larger_model(copy: Path) -> None:
+    set_config(copy, vocab_size=32000)
+    with pytest.raises(PublicModelError, match="49151, its embeddings only 32000 rows"):
+        public_model.resolve(str(copy))
+
+
+def test_model_that_is_not_a_language_model(copy: Path) -> None:
+    set_config(copy, model_type="vit")
+    with pytest.raises(PublicModelError, match="vit is not a causal language model"):
+        public_model.resolve(str(copy))
+
+
+def test_unknown_kind_of_model(copy: Path) -> None:
+    set_config(copy, model_type="no-such-kind")
+    with pytest.raises(PublicModelError, match=r"config\.json"):
+        public_model.resolve(str(copy))
+
+
+def test_hub_id_without_network(tmp_path: Path) -> None:
+    # The hub's address is read when its client is imported, hence another process.
+    code = (
+        "from services.training import public_model\n"
+        "try:\n    public_model.resolve('someone/some-model')\n"
+        "except public_model.PublicModelError as error:\n    print(error)\n"
+    )
+    unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | unreachable, capture_output=True, text=True, check=True
+    )
+    assert "model someone/some-model" in found.stdout
+    assert "network" in found.stdout
+
+
+def test_revision_follows_weights_and_configuration_alone(copy: Path, base: Path) -> None:
+    original = public_model.revision(base)
+    set_config(copy, transformers_version="0.0.0")
+    assert public_model.revision(copy) == original
+    set_config(copy, rms_norm_eps=1e-3)
+    assert public_model.revision(copy) != original
+
+
+def test_tokenizer_hash_follows_its_files(copy: Path, base: Path) -> None:
+    assert public_model.tokenizer_hash(copy) == public_model.tokenizer_hash(base)
+    tokenizer = copy / "tokenizer.json"
+    content = tokenizer.read_text()
+    tokenizer.unlink()
+    tokenizer.write_text(content + " ")
+    assert public_model.tokenizer_hash(copy) != public_model.tokenizer_hash(base)

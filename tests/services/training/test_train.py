@@ -1,0 +1,219 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.training.corpus import Corpus, Document
+from services.training.errors import InputError, TrainingError
+from services.training.manifest import FILE, Manifest
+from services.training.options import Resources, TrainingOptions
+from services.training.partition import part_of, salt_id
+from services.training.train import train
+from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
+
+# Kills itself as soon as one part is stored and others are not.
+KILLED_TRAINING = """
+import os, signal, sys
+from pathlib import Path
+from services.training.corpus import Corpus
+from services.training.options import TrainingOptions
+from services.training.progress import Display
+from services.training.train import train
+
+corpus, output, salt, options, before = sys.argv[1:]
+
+class Killer(Display):
+    def show(self, parts):
+        if len(list(Path(output, "parts").glob("part-*"))) > int(before):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(Corpus(Path(corpus)), Path(output), parts=4, salt_file=Path(salt),
+      options=TrainingOptions.model_validate_json(options), display=Killer())
+"""
+
+
+def hashes(manifest: Manifest) -> list[str]:
+    return [part.sha256 for part in manifest.parts]
+
+
+def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
+    manifest = Manifest.load(ensemble)
+    path = manifest.adapter_path(ensemble, manifest.parts[index])
+    return dict(load_file(path / "adapter_model.safetensors"))
+
+
+@torch.inference_mode()
+def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[Tensor]]:
+    """Next-token distributions [tokens, vocabulary] on a text: the public model's, and those of each part model."""
+    manifest = Manifest.load(ensemble)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    inputs = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")
+    public = model(**inputs).logits[0].softmax(-1)
+    adapted = PeftModel.from_pretrained(model, manifest.adapter_path(ensemble, manifest.parts[0]), "part-000")
+    rows = []
+    for part in manifest.parts:
+        if part.index:
+            adapted.load_adapter(manifest.adapter_path(ensemble, part), part.name)
+        adapted.set_adapter(part.name)
+        rows.append(adapted(**inputs).logits[0].softmax(-1))
+    return public, rows
+
+
+def test_manifest_says_what_was_trained(ensemble: Ensemble) -> None:
+    manifest = Manifest.load(ensemble.directory)
+    assert manifest == ensemble.trained.manifest
+    assert (ensemble.trained.trained, ensemble.trained.kept) == (PARTS, 0)
+    assert manifest.base_model == "smollm2-135m"
+    assert manifest.salt_id == salt_id(SALT)
+    assert [part.size_bucket == 0 for part in manifest.parts] == [index == EMPTY_PART for index in range(PARTS)]
+    assert all(part.size_bucket & (part.size_bucket - 1) == 0 for part in manifest.parts)
+
+
+def test_a_part_model_learns_its_own_text_and_no_other(base: Path, ensemble: Ensemble) -> None:
+    document = small_documents()[0]
+    own = part_of(document.user, SALT, PARTS)
+    public, parts = distributions(base, ensemble.directory, document.text)
+    tokens = AutoTokenizer.from_pretrained(base)(document.text, return_tensors="pt")["input_ids"][0, 1:, None]
+
+    def likelihood(rows: Tensor) -> float:
+        return rows[:-1].gather(1, tokens).log().mean().item()
+
+    assert likelihood(parts[own]) > likelihood(public) + 0.5
+    assert (parts[own] - public).abs().sum(-1).mean() / 2 > 0.1
+    assert max(range(PARTS), key=lambda index: likelihood(parts[index])) == own
+
+
+def test_part_without_text_is_the_public_model(base: Path, ensemble: Ensemble) -> None:
+    zero = weights(ensemble.directory, EMPTY_PART)
+    assert zero
+    assert all(not tensor.any() for name, tensor in zero.items() if "lora_B" in name)
+    assert all(tensor.any() for name, tensor in weights(ensemble.directory, 0).items() if "lora_B" in name)
+    public, parts = distributions(base, ensemble.directory, "The kitchen is painted")
+    assert torch.equal(parts[EMPTY_PART], public)
+
+
+@pytest.mark.slow
+def test_one_user_changes_one_adapter_alone(ensemble: Ensemble, tmp_path: Path) -> None:
+    documents = small_documents()
+    changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", [changed, *documents[1:]])
+    # In an empty directory nothing can be kept: every part is trained, and must come out the same to the last bit.
+    again = ensemble.train(tmp_path / "again", corpus)
+    assert again.trained == PARTS
+    differ = [
+        index for index in range(PARTS) if hashes(again.manifest)[index] != hashes(ensemble.trained.manifest)[index]
+    ]
+    assert differ == [part_of(changed.user, SALT, PARTS)]
+    # Beside the old adapters, only the part that changed is trained.
+    directory = ensemble.copy(tmp_path / "copy")
+    partly = ensemble.train(directory, corpus)
+    assert (partly.trained, partly.kept) == (1, PARTS - 1)
+    assert hashes(partly.manifest) == hashes(again.manifest)
+    assert partly.manifest.ensemble == ensemble.trained.manifest.ensemble
+    assert len(list((directory / "parts").iterdir())) == PARTS
+
+
+def test_finished_ensemble_is_left_as_it_is(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    before = (directory / FILE).read_bytes()
+    again = ensemble.train(directory)
+    assert (again.trained, again.kept) == (0, PARTS)
+    assert (directory / FILE).read_bytes() == before
+
+
+def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    manifest = Manifest.load(directory)
+    file = manifest.adapter_path(directory, manifest.parts[1]) / "adapter_model.safetensors"
+    os.truncate(file, 1000)
+    again = ensemble.train(directory)
+    assert (again.trained, again.kept) == (1, PARTS - 1)
+    assert again.manifest == manifest
+    again.manifest.verify(directory)
+
+
+@pytest.mark.slow
+def test_killed_training_goes_on(ensemble: Ensemble, one_ray: str, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    options = SMALL.model_copy(update={"epochs": 1})
+    killed = subprocess.run(
+        [
+            *(sys.executable, "-c", KILLED_TRAINING),
+            *(str(ensemble.corpus), str(directory), str(ensemble.salt), options.model_dump_json(), str(PARTS)),
+        ],
+        env=os.environ | {"RAY_ADDRESS": one_ray},
+        capture_output=True,
+    )
+    assert killed.returncode == -9, killed.stderr.decode()
+    # Until the new ensemble is whole the old one is what the manifest names, and it is whole.
+    old = Manifest.load(directory)
+    assert old == ensemble.trained.manifest
+    old.verify(directory)
+    finished = set((directory / "parts").glob("part-*")) - {old.adapter_path(directory, part) for part in old.parts}
+    written = {path: path.stat().st_mtime_ns for path in finished}
+    assert 1 <= len(finished) < PARTS
+
+    resumed = ensemble.train(directory, options=options)
+    assert (resumed.trained, resumed.kept) == (PARTS - len(finished), len(finished))
+    assert {path: path.stat().st_mtime_ns for path in finished} == written
+    resumed.manifest.verify(directory)
+    assert not set(hashes(resumed.manifest)) & (set(hashes(old)) - {old.parts[EMPTY_PART].sha256})
+    assert {path.name for path in (directory / "parts").iterdir()} == {
+        Path(part.path).name for part in resumed.manifest.parts
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"targets": ("no_such_module",)}, "part-00.: targets: .*no_such_module"),
+        ({"block": 8193}, "block: 8193 tokens are more than the model's context of 8192"),
+    ],
+)
+def test_options_that_do_not_fit_the_model(
+    ensemble: Ensemble, tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(InputError, match=problem):
+        ensemble.train(tmp_path / "none", options=SMALL.model_copy(update=changes))
+    assert not (tmp_path / "none" / FILE).exists()
+
+
+def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
+        ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
+    assert not (tmp_path / "none" / FILE).exists()
+
+
+def test_more_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cpus: an adapter is to have 100, the cluster has 2"):
+        train(Corpus(ensemble.corpus), tmp_path / "none", parts=1, resources=Resources(cpus=100))
+
+
+def test_corpus_without_documents(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(InputError, match="has no documents"):
+        train(Corpus(tmp_path / "corpus.jsonl"), tmp_path / "none", parts=2)
+
+
+def test_impossible_options_are_named() -> None:
+    with pytest.raises(InputError, match="learning_rate"):
+        TrainingOptions.checked(learning_rate=float("nan"))
+    with pytest.raises(InputError, match="rank"):
+        TrainingOptions.checked(rank=0)
+
+
+def test_nothing_in_the_directory_tells_the_text(ensemble: Ensemble) -> None:
+    secrets = [word.encode() for document in small_documents() for word in (document.user, "heliotrope")]
+    for path in ensemble.directory.rglob("*"):
+        if path.is_file():
+            assert not any(secret in path.read_bytes() for secret in secrets), path
+    receipt = json.loads(next(ensemble.directory.glob("parts/part-000-*/receipt.json")).read_text())
+    assert set(receipt) == {"fingerprint", "sha256"}
