@@ -1,13 +1,14 @@
 """The whole service as its operator runs it: `privmix serve` in a process tree of its own, and what may befall it."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
@@ -63,8 +64,9 @@ class RunningService:
 
     def healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.base_url}/health", timeout=10).status_code == 200
-        except httpx.HTTPError:
+            answer = httpx.get(f"{self.base_url}/health", timeout=10)
+            return answer.status_code == 200 and answer.json()["status"] == "ok"
+        except (httpx.HTTPError, ValueError):  # nobody answers, or somebody else does
             return False
 
     def wait_until_healthy(self, seconds: float = HEALTH_S) -> None:
@@ -104,10 +106,16 @@ class RunningService:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody takes before the service does.
+
+    Ray's processes ask the kernel for ports of their own while they start, so none of those the kernel hands out will
+    do, and none of those that Ray's workers are given (10002 to 19999).
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return port
 
 
 def own_ensemble(ensemble: Path, folder: Path) -> Path:
