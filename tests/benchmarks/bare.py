@@ -1,0 +1,140 @@
+"""What the service is measured against: one vLLM engine behind Ray Serve.
+
+    python -m tests.benchmarks.bare PORT FOLDER --context-length 512 --cache-gib 2
+
+For each completion it decodes a row for the public model and one for each adapter in FOLDER with vLLM's plain
+`generate`, and streams the public model's: the engine work of a token that asks every part, and nothing else.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import psutil
+import typer
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from ray import serve
+from ray.serve.config import HTTPOptions
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cluster.session import connected
+from services.engine import lora_on_cpu
+from services.engine.engine import EngineSettings
+from services.training.public_model import resolve
+from tests.ensembles import RANK
+
+ROWS = 256
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": str(psutil.cpu_count()),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+class WithOurOperators:
+    """Mixed into vLLM's worker, whose process imports this module for it: the shards' LoRA operators for the CPU."""
+
+    lora_on_cpu.install()
+
+
+class Bare:
+    """OpenAI's streamed completions, as few of them as the measurement reads."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._loras = [LoRARequest(name, at, str(path)) for at, (name, path) in enumerate(settings.adapters.items(), 1)]
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(round(settings.cache_gib))
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(settings.model),
+                dtype=settings.dtype,
+                max_model_len=settings.context_length,
+                max_num_seqs=ROWS,
+                enable_lora=True,
+                max_loras=len(self._loras) + 1,
+                max_lora_rank=max(8, RANK),
+                distributed_executor_backend="uni",
+                enforce_eager=True,
+                generation_config="vllm",
+                worker_extension_cls=f"{__name__}.{WithOurOperators.__qualname__}",
+                disable_log_stats=True,
+            )
+        )
+
+    async def stream(self, prompt: str, tokens: int) -> AsyncGenerator[str, None]:
+        answer = {"id": uuid4().hex, "object": "text_completion", "created": 0, "model": "bare"}
+        silent = asyncio.gather(*(self._decode(prompt, tokens, lora) for lora in self._loras))
+        released = 0
+        params = _params(tokens, RequestOutputKind.DELTA, detokenize=True)
+        async for output in self._engine.generate(prompt, params, uuid4().hex):
+            (piece,) = output.outputs
+            released += len(piece.token_ids)
+            choice = {"index": 0, "text": piece.text, "finish_reason": piece.finish_reason, "logprobs": None}
+            yield _event({**answer, "choices": [choice]})
+        await silent
+        usage = {"prompt_tokens": 0, "completion_tokens": released, "total_tokens": released}
+        yield _event({**answer, "choices": [], "usage": usage}) + "data: [DONE]\n\n"
+
+    async def _decode(self, prompt: str, tokens: int, lora: LoRARequest) -> None:
+        params = _params(tokens, RequestOutputKind.FINAL_ONLY, detokenize=False)
+        async for _ in self._engine.generate(prompt, params, uuid4().hex, lora_request=lora):
+            pass
+
+
+def _params(tokens: int, kind: RequestOutputKind, *, detokenize: bool) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=detokenize, output_kind=kind)
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def application(settings: EngineSettings) -> serve.Application:
+    routes = FastAPI()
+
+    @serve.deployment(
+        max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": ENVIRONMENT}}
+    )
+    @serve.ingress(routes)
+    class Route:
+        def __init__(self, settings: EngineSettings) -> None:
+            from tests.benchmarks.bare import Bare  # the deployment travels by value, and vLLM's processes find this
+
+            self._bare = Bare(settings)
+
+        @routes.post("/v1/completions")
+        async def completions(self, body: dict[str, Any]) -> StreamingResponse:
+            return StreamingResponse(
+                self._bare.stream(body["prompt"], body["max_tokens"]), media_type="text/event-stream"
+            )
+
+        @routes.get("/health")
+        async def health(self) -> dict[str, str]:
+            return {"status": "ok"}
+
+    return Route.bind(settings)
+
+
+def main(
+    port: int, folder: Path, context_length: Annotated[int, typer.Option()], cache_gib: Annotated[float, typer.Option()]
+) -> None:
+    """Serve until SIGTERM."""
+    adapters = {path.name: path for path in sorted(folder.iterdir())}
+    settings = EngineSettings(resolve(), context_length=context_length, cache_gib=cache_gib, adapters=adapters)
+    with connected():
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+        serve.run(application(settings), route_prefix="/")
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    typer.run(main)
