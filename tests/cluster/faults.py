@@ -1,0 +1,128 @@
+"""Every way in which a part of the cluster can fail, each done to real processes and a real network."""
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from tests.cluster.multinode import ClusterService
+
+SHORT_S = 4.0
+LONG_S = 12.0
+"""Longer than it takes Ray to give up a node (`tests.nodes.ENVIRONMENT`)."""
+
+Strike = Callable[[ClusterService, random.Random], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`strike` does it, and returns when what it does to the world is over."""
+
+    name: str
+    strike: Strike
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _kills(title: str) -> Strike:
+    def strike(service: ClusterService, chance: random.Random) -> None:
+        if found := service.processes(title):  # an earlier fault may have taken it
+            with suppress(psutil.NoSuchProcess):
+                chance.choice(found)[1].send_signal(signal.SIGKILL)
+
+    return strike
+
+
+def _kill_every_copy_of_a_shard(service: ClusterService, chance: random.Random) -> None:
+    for _, process in service.processes("EngineHost"):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def _hang_a_shard(service: ClusterService, chance: random.Random) -> None:
+    if found := service.processes("EngineHost"):
+        _, process = chance.choice(found)
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            time.sleep(SHORT_S)
+            process.resume()
+
+
+def _kill_a_worker(service: ClusterService, chance: random.Random) -> None:
+    chance.choice(service.nodes.workers).kill()
+
+
+def _kill_the_head(service: ClusterService, chance: random.Random) -> None:
+    service.nodes.head.kill()
+
+
+def _drops_the_network(seconds: float) -> Strike:
+    def strike(service: ClusterService, chance: random.Random) -> None:
+        node = chance.choice(service.nodes.workers)
+        node.cut()
+        time.sleep(seconds)
+        node.mend()
+
+    return strike
+
+
+def _part_the_budget_from_the_rest(service: ClusterService, chance: random.Random) -> None:
+    """Its node is given up and another budget actor starts, while the old one still reaches the database."""
+    for node, _ in service.processes("Keeper"):
+        node.cut()
+        time.sleep(LONG_S)
+        node.mend()
+
+
+def _fail_the_database(service: ClusterService, chance: random.Random) -> None:
+    """Under load a commit is under way most of the time."""
+    service.database.kill()
+    time.sleep(chance.uniform(0.0, SHORT_S))
+    service.database.start()
+
+
+FAULTS = (
+    Fault("shard", _kills("EngineHost")),
+    Fault("every shard", _kill_every_copy_of_a_shard),
+    Fault("shard that hangs", _hang_a_shard),
+    Fault("coordinator", _kills("Conductor")),
+    Fault("budget actor", _kills("Keeper")),
+    Fault("fleet", _kills("Foreman")),
+    Fault("Serve replica", _kills("ServeReplica")),
+    Fault("Serve controller", _kills("ServeController")),
+    Fault("proxy", _kills("ProxyActor")),
+    Fault("worker node", _kill_a_worker),
+    Fault("head", _kill_the_head),
+    Fault("network, short", _drops_the_network(SHORT_S)),
+    Fault("network, long", _drops_the_network(LONG_S)),
+    Fault("network of the budget actor", _part_the_budget_from_the_rest),
+    Fault("database", _fail_the_database),
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Faults, each after so many seconds."""
+
+    seed: int
+    faults: tuple[tuple[float, Fault], ...]
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Schedule":
+        chance = random.Random(seed)
+        faults = chance.sample(FAULTS, chance.randint(1, 3))
+        return cls(seed, tuple((chance.uniform(0.0, 3.0), fault) for fault in faults))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{fault} after {delay:.1f} s" for delay, fault in self.faults)
+
+    def run(self, service: ClusterService) -> None:
+        chance = random.Random(self.seed)
+        for delay, fault in self.faults:
+            time.sleep(delay)
+            fault.strike(service, chance)

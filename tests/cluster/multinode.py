@@ -1,0 +1,81 @@
+"""A service on several nodes, with copies of its shards, two coordinators, and its ledger in PostgreSQL."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.nodes import Node, Nodes, cluster
+from tests.postgresql import Server
+from tests.running import START_S, configure, own_ensemble
+
+PORT = 8000
+WORKERS = 2
+PARTS = 2
+SECTIONS = {
+    "shards": {"parts_per_shard": 1, "copies": 2, "num_cpus": 0.5, "threads": 1},
+    "coordinator": {"replicas": 2, "step_timeout_s": 20.0, "patience_s": 2.0},
+    "engine": {"kind": "transformers", "dtype": "float32", "context_length": 512},
+    "http": {"host": "0.0.0.0", "port": PORT, "max_tokens": 256},
+}
+
+
+class ClusterService:
+    """What an operator deploys, and what Kubernetes does for it: whatever ends is started again."""
+
+    def __init__(self, nodes: Nodes, database: Server, ledger: str, config: Path) -> None:
+        self.nodes = nodes
+        self.database = database
+        self.ledger = ledger
+        self.config = config
+        self.base_url = f"http://{nodes.head.address}:{PORT}"
+        self._serving = self._serve()
+
+    def healthy(self) -> bool:
+        with suppress(httpx.HTTPError, ValueError):
+            return httpx.get(f"{self.base_url}/health", timeout=10).json() == {"status": "ok", "missing": []}
+        return False
+
+    def wait_until_healthy(self, seconds: float = START_S) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.healthy():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the service did not answer within {seconds:g} s")
+            self.supervise()
+            time.sleep(0.5)
+
+    def supervise(self) -> None:
+        """Start again what has ended."""
+        self.nodes.supervise()
+        if self._serving.poll() is not None:
+            self._serving = self._serve()
+
+    def processes(self, title: str) -> list[tuple[Node, psutil.Process]]:
+        return [(node, process) for node in self.nodes for process in node.titled(title)]
+
+    def command(self, *arguments: str) -> str:
+        """What a command of `privmix` prints on the head."""
+        command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
+        environment = self.nodes.head.environment
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def _serve(self) -> subprocess.Popen[bytes]:
+        serve = ["serve", "--config", str(self.config), "--address", self.nodes.address]
+        return self.nodes.head.run([sys.executable, "-m", "cluster", *serve])
+
+
+@contextmanager
+def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, object]) -> Iterator[ClusterService]:
+    """A cluster with the service on it, healthy; ended with the context."""
+    ledger = database.database()
+    chosen = {**SECTIONS, "budget": {"ledger": ledger, "lease_tokens": 8}, **sections}
+    config = configure(folder, own_ensemble(ensemble, folder), **chosen)
+    with cluster(folder, WORKERS, num_cpus=2) as nodes:
+        service = ClusterService(nodes, database, ledger, config)
+        service.wait_until_healthy()
+        yield service
