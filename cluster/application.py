@@ -1,7 +1,8 @@
 """The deployment as Ray Serve's configuration file starts it: `import_path: cluster.application:build`.
 
 Ray Serve calls `build` in a task on the cluster, again whenever the application is deployed anew. Actors that live
-already are kept: what is deployed anew is the HTTP route alone.
+already are kept: what is deployed anew is the HTTP route alone, and beside it the deployment `shards`, whose number of
+replicas is the number of shards: set it in the configuration file, and deploy that again, to let parts join or leave.
 """
 
 import logging
@@ -12,6 +13,8 @@ from ray.serve import Application
 
 from cluster.configuration import Configuration
 from cluster.launch import gateway, start_actors
+from services.fleet import fleet
+from services.fleet.replicas import ShardReplica
 
 _log = logging.getLogger("ray.serve")
 
@@ -34,4 +37,6 @@ def build(arguments: Arguments) -> Application:
             as the application's status.
     """
     configuration = Configuration.load(arguments.config)
-    return gateway(configuration, start_actors(configuration, _log.info, keep=True))
+    actors = start_actors(configuration, _log.info, keep=True)
+    replicas = ShardReplica.options(num_replicas=actors.blocks())  # type: ignore[attr-defined]
+    return gateway(configuration, actors, beside=replicas.bind(configuration.namespace, fleet.NAME))

@@ -67,11 +67,14 @@ class Shards(Section):
     """How the ensemble is spread. `num_gpus` and `num_cpus` are what Ray reserves for each copy of a shard."""
 
     parts_per_shard: int = Field(8, gt=0)
-    count: int | None = Field(None, gt=0, description="None: as many as all parts need")
+    count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+        None, description="None: as many as all parts need; auto: from one on, as many as there is room for"
+    )
     copies: int = Field(1, gt=0, description="actors that share the work of one shard; more throughput, the same N")
     num_gpus: float | None = Field(None, ge=0, description="None: 1 where the cluster has GPUs, else 0")
     num_cpus: float = Field(1.0, ge=0)
     threads: int | None = Field(None, gt=0, description="None: every core of the machine, where there is no GPU")
+    start_timeout_s: float = Field(900.0, gt=0, description="for a shard to answer; waiting for a new node included")
 
 
 class Coordinator(Section):

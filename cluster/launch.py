@@ -52,6 +52,11 @@ class Actors:
         roster: Roster = ray.get(self.fleet.roster.remote())
         return len(roster.shards)
 
+    def blocks(self) -> int:
+        """How many shards serve now, each with its copies counted once."""
+        roster: Roster = ray.get(self.fleet.roster.remote())
+        return len(roster.blocks)
+
     def close(self) -> None:
         """Give back what the coordinators hold of the budget, as far as they answer."""
         with suppress(RayError, TimeoutError):  # their leases then stay charged, which is the safe side
@@ -144,8 +149,8 @@ def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
     return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
 
 
-def gateway(configuration: Configuration, actors: Actors) -> Application:
-    """The HTTP route as a Serve application."""
+def gateway(configuration: Configuration, actors: Actors, beside: Application | None = None) -> Application:
+    """The HTTP route as a Serve application, with another deployment beside it."""
     settings = GatewaySettings(
         model=actors.model,
         context_length=configuration.engine.context_length,
@@ -155,7 +160,7 @@ def gateway(configuration: Configuration, actors: Actors) -> Application:
         **configuration.http.model_dump(exclude={"host", "port", "replicas"}),
     )
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings)
+    application: Application = route.bind(settings, beside)
     return application
 
 
@@ -226,8 +231,15 @@ def _start_fleet(
         settings=promised.settings,
         order=promised.terms.order,
         coordinators=coordinator_names(configuration),
+        grow=configuration.shards.count == "auto",
+        start_timeout_s=configuration.shards.start_timeout_s,
     )
-    return Fleet.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
+    foreman = Fleet.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
+    if ray.get(foreman.settings.remote()) != settings:
+        raise ConfigurationError(
+            f"namespace: {configuration.namespace} serves with other settings already; stop it, or take another name"
+        )
+    return foreman
 
 
 def _start_coordinator(

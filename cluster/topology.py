@@ -49,7 +49,13 @@ def shards_served(configuration: Configuration, manifest: Manifest) -> int:
         ConfigurationError: `shards.count` is more than there are.
     """
     blocks = math.ceil(len(manifest.parts) / configuration.shards.parts_per_shard)
-    wanted = configuration.shards.count or blocks
+    match configuration.shards.count:
+        case None:
+            wanted = blocks
+        case "auto":
+            wanted = 1
+        case count:
+            wanted = count
     if wanted > blocks:
         raise ConfigurationError(
             f"shards.count: {len(manifest.parts)} parts in blocks of {configuration.shards.parts_per_shard} are "

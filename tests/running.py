@@ -51,6 +51,14 @@ class RunningService:
                 return process
         raise LookupError(f"no process of {name}")
 
+    @property
+    def ray_address(self) -> str:
+        """Where the service's own Ray is, as its raylet was told."""
+        told = (argument for process in self.tree() for argument in process.cmdline())
+        return next(
+            argument.removeprefix("--gcs-address=") for argument in told if argument.startswith("--gcs-address=")
+        )
+
     def kill(self, name: str) -> None:
         self.actor(name).send_signal(signal.SIGKILL)
 

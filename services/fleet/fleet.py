@@ -36,6 +36,7 @@ class FleetSettings:
     """Plain data, from which Ray can make the actor again.
 
     `order` is that of the ledger's filter, on which a protocol may depend. `coordinators` are told of every change.
+    `grow` lets the next block join whenever the cluster has room for it.
     """
 
     namespace: str
@@ -43,7 +44,8 @@ class FleetSettings:
     settings: Settings
     order: float | None
     coordinators: tuple[str, ...]
-    start_timeout_s: float = 600.0
+    grow: bool = False
+    start_timeout_s: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Foreman:
         if ray.get_runtime_context().was_current_actor_reconstructed:
             shards = self._living()
         self._roster = self._roster_of(shards)
+        self._replicas: int | None = None
         self._metrics = FleetMetrics()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -84,6 +87,10 @@ class Foreman:
 
     async def roster(self) -> Roster:
         return self._roster
+
+    async def settings(self) -> FleetSettings:
+        """What this fleet was made from."""
+        return self._settings
 
     async def scale(self, shards: int) -> Roster:
         """Serve that many blocks of parts. New shards join once they answer; old ones leave once nobody asks them.
@@ -105,6 +112,14 @@ class Foreman:
             self._lower(range(shards, len(before.blocks)))
             _log.info("%d shards serve %d parts", shards, self._roster.protocol.parts)
             return self._roster
+
+    async def replicas(self, count: int) -> None:
+        """Ray Serve says again how many shards it is to have; what `scale` was told since then stays."""
+        if count == self._replicas:
+            return
+        self._replicas = count
+        if count != len(self._roster.blocks):
+            await self._try_to_scale(count)
 
     async def health(self) -> list[ShardHealth]:
         """Every shard of the roster, asked now."""
@@ -180,10 +195,27 @@ class Foreman:
         return f"{self._settings.namespace}-{plan.shards[0]}"
 
     async def _watch(self) -> None:
-        """Probe the shards for ever, for the metrics' sake."""
+        """Probe the shards for ever, for the metrics' sake, and look for room."""
         while True:
             await asyncio.sleep(WATCH_S)
             await self.health()
+            if self._settings.grow and not self._changing.locked() and self._has_room():
+                await self._try_to_scale(len(self._roster.blocks) + 1)
+
+    def _has_room(self) -> bool:
+        """Whether the cluster has idle what the next block reserves."""
+        following = self._settings.plans[len(self._roster.blocks) : len(self._roster.blocks) + 1]
+        idle = ray.available_resources()
+        return any(
+            idle.get("CPU", 0) >= plan.copies * plan.num_cpus and idle.get("GPU", 0) >= plan.copies * plan.num_gpus
+            for plan in following
+        )
+
+    async def _try_to_scale(self, shards: int) -> None:
+        try:
+            await self.scale(shards)
+        except FleetError as error:
+            _log.warning("%s", error)
 
     async def _tell(self) -> None:
         """Hand the roster to every coordinator that lives; one that starts later asks for it."""

@@ -1,7 +1,7 @@
 """What the fleet may start: every block of the ensemble, served yet or not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.engine.engine import EngineSettings
 
@@ -10,7 +10,8 @@ from services.engine.engine import EngineSettings
 class ShardPlan:
     """One block of parts to be: its models by number, the engine that holds them, and what Ray reserves for each copy.
 
-    `parts` counts the parts of the block, `copies` the actors that serve it.
+    `parts` counts the parts of the block, `copies` the actors that serve it. `environment` follows from the machine on
+    which the plan was made.
     """
 
     index: int
@@ -19,7 +20,7 @@ class ShardPlan:
     engine: EngineSettings
     num_cpus: float
     num_gpus: float
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(compare=False)
     copies: int = 1
 
     @property

@@ -5,6 +5,7 @@ import secrets
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from services.gateway.app import build_app
 from services.gateway.hub import Hub
@@ -29,7 +30,8 @@ class Gateway:
     A waiting stream costs next to nothing here, so a replica takes many; the coordinator refuses what it cannot hold.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, beside: DeploymentHandle | None = None) -> None:
+        """`beside` is not called: Serve deploys with the route what the route is bound to."""
         self._settings = settings
         _log_with_serve()
 

@@ -17,8 +17,9 @@ from tests.running import START_S, configure, own_ensemble
 PORT = 8000
 WORKERS = 2
 PARTS = 2
+
 SECTIONS = {
-    "shards": {"parts_per_shard": 1, "copies": 2, "num_cpus": 0.5, "threads": 1},
+    "shards": {"parts_per_shard": PARTS, "copies": 2, "num_cpus": 0.5, "threads": 1},
     "coordinator": {"replicas": 2, "step_timeout_s": 20.0, "patience_s": 2.0},
     "engine": {"kind": "transformers", "dtype": "float32", "context_length": 512},
     "http": {"host": "0.0.0.0", "port": PORT, "max_tokens": 256},

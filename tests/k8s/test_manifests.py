@@ -1,6 +1,7 @@
 """What every overlay must be before a cluster sees it: valid to the letter, and nobody's way in."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ KUBERAY = K8S.parents[1] / "shared" / "k8s" / "ray.io_rayservices.yaml"
 FOREIGN = {"ray.io/v1", "monitoring.coreos.com/v1"}
 PART_OF = {"app.kubernetes.io/part-of": "privmix"}
 HTTP = 8000
+SERVICES = K8S.parent / "services"
+METRIC = re.compile(r"ray_privmix_\w+")
+DEFINITION = re.compile(r"(Counter|Gauge|Histogram)\(\s*\"(privmix_\w+)\"")
 
 Change = Callable[[Manifest], object]
 
@@ -264,7 +268,15 @@ def test_the_dashboard_is_grafanas(manifests: Manifests) -> None:
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     panels = json.loads(board["data"]["privmix.json"])["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    assert all(target["expr"] for panel in panels for target in panel["targets"])
+    asked = {name for panel in panels for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    assert asked == exported()
+
+
+def exported() -> set[str]:
+    """The series of the services' own metrics that a dashboard draws, as Ray exports them."""
+    endings = {"Counter": "_total", "Histogram": "_bucket", "Gauge": ""}
+    defined = (found for file in SERVICES.glob("*/metrics.py") for found in DEFINITION.findall(file.read_text()))
+    return {f"ray_{name}{endings[kind]}" for kind, name in defined}
 
 
 def test_disruption_budgets_leave_someone_to_answer(manifests: Manifests) -> None:

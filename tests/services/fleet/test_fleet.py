@@ -18,35 +18,17 @@ from services.budget.reader import read
 from services.budget.terms import Terms
 from services.coordinator.coordinator import Conductor, Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
-from services.engine.engine import EngineSettings
 from services.fleet.fleet import Fleet, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.roster import Block, Roster
 from services.privacy.events import Event
-from services.privacy.pmixed import PMixed, PMixedSettings, RatioEvent
+from services.privacy.pmixed import PMixed, RatioEvent
 from services.privacy.shaping import SamplingOptions
 from tests.ensembles import write_adapters
+from tests.services.fleet.plans import SETTINGS, plans
 
 PARTS = 3
-SETTINGS = PMixedSettings(tokens=5000, q=0.5)
 PROMPT = (504, 253, 260)
-
-
-def plans(model: Path, adapters: dict[str, Path], copies: int = 1) -> tuple[ShardPlan, ...]:
-    """A shard for each part."""
-    return tuple(
-        ShardPlan(
-            index=index,
-            parts=1,
-            models={index: name},
-            engine=EngineSettings(model, "transformers", "float32", 512, adapters={name: path}),
-            num_cpus=0.2,
-            num_gpus=0,
-            environment={"OMP_NUM_THREADS": "1"},
-            copies=copies,
-        )
-        for index, (name, path) in enumerate(adapters.items())
-    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""The ensemble doubles and halves behind the HTTP route, under clients who notice nothing."""
+
+import json
+import subprocess
+import sys
+import time
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.clients import Clients
+from tests.cluster.invariants import broken
+from tests.ensembles import write_ensemble
+from tests.running import RunningService, configure, running
+
+PARTS_PER_SHARD = 8
+STEPS = (4, 2)
+"""How many shards there are to be, one after another, from two on."""
+
+
+def scale(service: RunningService, shards: int) -> int:
+    """N from now on, as `privmix scale` says it."""
+    command = [sys.executable, "-m", "cluster", "scale", "--shards", str(shards), "--json"]
+    where = ["--address", service.ray_address, "--namespace", service.namespace]
+    answer = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
+    parts: int = json.loads(answer.stdout)["parts"]
+    return parts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
+    ensemble = write_ensemble(tmp_path / "ensemble", PARTS_PER_SHARD * max(STEPS))
+    config = configure(
+        tmp_path,
+        ensemble,
+        privacy={"q": 0.1, "tokens": 100_000},
+        shards={"parts_per_shard": PARTS_PER_SHARD, "count": 2, "num_cpus": 0, "threads": 1},
+        engine={"context_length": 512, "cache_gib": 0.5},
+        http={"max_tokens": 400},
+    )
+    with running(config) as service:
+        clients = Clients(service.base_url)
+        seen = [service.privacy()["event"]["parts"]]
+        for shards in STEPS:
+            with clients.streaming(max_tokens=400) as ended:
+                time.sleep(2)
+                assert scale(service, shards) == PARTS_PER_SHARD * shards
+                seen.append(service.privacy()["event"]["parts"])
+                assert not ended, "streams go on"
+            assert {transcript.end for transcript in ended} <= {"length", "stop"}, "no stream failed"
+        assert seen == [16, 32, 16]
+        assert not broken(service.ledger, clients.transcripts, seen)
+        print_transcript(service)
+
+
+def print_transcript(service: RunningService) -> None:
+    """The ledger's leases in their order: the N of each run of them, and its tokens."""
+    export = [sys.executable, "-m", "cluster", "ledger", "export", str(service.ledger)]
+    lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    leases = [json.loads(row["body"]) for row in rows if row.get("kind") == "lease"]
+    for parts, run in groupby(leases, key=lambda lease: lease["event"]["parts"]):
+        print(f"N = {parts}: {sum(lease['count'] for lease in run)} tokens leased")

@@ -1,0 +1,25 @@
+"""Fleets to test with: a shard for each part, each on the CPU with one thread."""
+
+from pathlib import Path
+
+from services.engine.engine import EngineSettings
+from services.fleet.plan import ShardPlan
+from services.privacy.pmixed import PMixedSettings
+
+SETTINGS = PMixedSettings(tokens=5000, q=0.5)
+
+
+def plans(model: Path, adapters: dict[str, Path], copies: int = 1, num_cpus: float = 0.2) -> tuple[ShardPlan, ...]:
+    return tuple(
+        ShardPlan(
+            index=index,
+            parts=1,
+            models={index: name},
+            engine=EngineSettings(model, "transformers", "float32", 512, adapters={name: path}),
+            num_cpus=num_cpus,
+            num_gpus=0,
+            environment={"OMP_NUM_THREADS": "1"},
+            copies=copies,
+        )
+        for index, (name, path) in enumerate(adapters.items())
+    )

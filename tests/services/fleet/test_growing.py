@@ -1,0 +1,138 @@
+"""Shards join as nodes do: where a cluster has grown, and where Ray adds a node because a shard waits."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.actor import ActorHandle
+from ray.cluster_utils import Cluster
+
+from services.fleet.fleet import Fleet, FleetSettings
+from services.fleet.roster import Roster
+from tests.services.fleet.plans import SETTINGS, plans
+
+PATIENCE_S = 100.0
+
+PORT = 6379
+"""The one at which Ray's own provider of such nodes looks for the head."""
+COMMANDS = (
+    "cluster_synced_files",
+    "initialization_commands",
+    *(f"{who}setup_commands" for who in ("", "head_", "worker_")),
+    *(f"{who}_start_ray_commands" for who in ("head", "worker")),
+)
+"""What a cluster of real machines would say of them."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def disconnected() -> Iterator[None]:
+    yield
+    ray.shutdown()
+
+
+def fleet(public_model: Path, adapters: dict[str, Path], *, grow: bool) -> ActorHandle:
+    """One that serves the first of its blocks; each reserves a CPU."""
+    settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, (), grow=grow)
+    started = Fleet.options(name="fleet", namespace="growing").remote(settings, 1)
+    ray.get(started.start.remote())
+    return started
+
+
+def blocks_served(fleet: ActorHandle) -> int:
+    roster: Roster = ray.get(fleet.roster.remote())
+    return len(roster.blocks)
+
+
+@pytest.mark.usefixtures("disconnected")
+def test_a_block_joins_when_a_node_does(public_model: Path, adapters: dict[str, Path]) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        ray.init(cluster.address, log_to_driver=False)
+        served = fleet(public_model, adapters, grow=True)
+        assert blocks_served(served) == 1
+        cluster.add_node(num_cpus=1)
+        deadline = time.monotonic() + PATIENCE_S
+        while blocks_served(served) == 1:
+            assert time.monotonic() < deadline, "no block joined"
+            time.sleep(0.5)
+        assert blocks_served(served) == 2, "there is room for no third"
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def autoscaled(tmp_path: Path) -> Iterator[str]:
+    """The address of a Ray cluster whose autoscaler makes nodes of one CPU, each a raylet on this machine."""
+    node = {"resources": {"CPU": 1}, "node_config": {}}
+    config = {
+        "cluster_name": "autoscaled",
+        "provider": {
+            "type": "fake_multinode",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "available_node_types": {
+            "ray.head.default": {**node, "max_workers": 0},
+            "worker": {**node, "min_workers": 0, "max_workers": 2},
+        },
+        "head_node_type": "ray.head.default",
+        "max_workers": 2,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 5,
+        **{key: {} for key in ("auth", "docker", "file_mounts")},
+        **{key: [] for key in COMMANDS},
+    }
+    (file := tmp_path / "autoscaling.json").write_text(json.dumps(config))
+    ray_command = Path(sys.executable).with_name("ray")
+    command = [str(ray_command), "start", "--head", "--block", "--num-cpus=1", f"--port={PORT}"]
+    process = subprocess.Popen(
+        [*command, f"--autoscaling-config={file}"],
+        env={
+            "RAY_AUTH_MODE": "disabled",  # unless this process has made Ray ask for tokens before
+            **os.environ,
+            "RAY_FAKE_CLUSTER": "1",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        },
+        stdout=open("/tmp/spike/as.log", "w"),
+        start_new_session=True,
+    )
+    try:
+        yield f"{ray.util.get_node_ip_address()}:{PORT}"
+    finally:
+        ray.shutdown()
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def test_a_shard_that_waits_makes_the_autoscaler_add_a_node(
+    autoscaled: str, public_model: Path, adapters: dict[str, Path]
+) -> None:
+    connect(autoscaled)
+    served = fleet(public_model, adapters, grow=False)
+    roster: Roster = ray.get(served.scale.remote(2), timeout=PATIENCE_S)
+    assert roster.protocol.parts == 2
+    assert ray.cluster_resources()["CPU"] == 2
+
+
+def connect(address: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            ray.init(address, log_to_driver=False)
+            return
+        except ConnectionError:
+            assert time.monotonic() < deadline, "Ray did not start"
+            time.sleep(0.5)
