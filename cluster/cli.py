@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from cluster.commands.audit import audit
 from cluster.commands.budget import budget
 from cluster.commands.demo import demo_corpus
 from cluster.commands.ledger import ledger
@@ -33,6 +34,7 @@ for command in (quickstart, demo_corpus, train, protocols, topology, serve, stat
     app.command()(command)
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
+app.add_typer(audit)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
+from ray.serve.schema import LoggingConfig
 from ray.util import list_named_actors
 
 from cluster.configuration import Configuration, ConfigurationError
@@ -272,6 +273,6 @@ def _options(configuration: Configuration, name: str, environment: Mapping[str, 
 
 def _open_route(configuration: Configuration, actors: Actors) -> str:
     http = configuration.http
-    serve.start(http_options=HTTPOptions(host=http.host, port=http.port))
+    serve.start(http_options=HTTPOptions(host=http.host, port=http.port), logging_config=LoggingConfig(encoding="JSON"))
     serve.run(gateway(configuration, actors), name=APPLICATION, route_prefix="/")
     return f"http://{http.host}:{http.port}"

@@ -12,12 +12,13 @@ from services.budget.reader import read
 from services.budget.statement import promise_sentence
 from services.budget.terms import Terms
 from services.privacy import accounting
+from services.privacy.dp_sgd import DpSgdSettings
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
+from services.privacy.references import PublicSettings
 from services.privacy.settings import Settings
 from services.training.manifest import Manifest
 
-ADJACENCY = "part, add or remove"
 ANY_ORDER = 2.0
 """Of a ledger in which no order says anything: nothing is promised, or nothing costs."""
 
@@ -46,8 +47,9 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
         ConfigurationError: the budget cannot be kept with these settings.
         LedgerError: there is a ledger and it cannot be read.
     """
-    settings, order = configuration.privacy, _order_of(configuration.budget.ledger)
+    order = _order_of(configuration.budget.ledger)
     try:
+        settings = _settings_for(manifest, configuration.privacy)
         protocol = settings.plan(parts_served(configuration, manifest), order)
         terms = terms_for(settings, protocol, manifest.ensemble, order)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
@@ -64,7 +66,7 @@ def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: floa
         epsilon=settings.epsilon,
         delta=settings.delta,
         order=order or protocol.order or _best_order(protocol.event, settings),
-        adjacency=ADJACENCY,
+        adjacency=protocol.guarantee.adjacency,
         enforced=settings.enforced,
         stop_within=settings.stop_within,
     )
@@ -75,6 +77,28 @@ def sentence(terms: Terms, protocol: Protocol) -> str:
     limited = terms.enforced == "bound" and terms.epsilon is not None
     tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED
     return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)
+
+
+def _settings_for(manifest: Manifest, settings: Settings) -> Settings:
+    """What is configured, with what follows from how the ensemble was trained.
+
+    Raises:
+        ValueError: the protocol would promise something else than the training kept to.
+    """
+    trained = manifest.dp_sgd
+    if isinstance(settings, DpSgdSettings):
+        if trained is None:
+            raise ValueError(
+                "protocol: dp-sgd serves what `privmix train --dp-sgd` trained, and this ensemble was trained without "
+                "privacy: its tokens would cost without limit; take another protocol, or train again"
+            )
+        return settings.of(trained.event, trained.epsilon, trained.delta)
+    if trained is not None and not isinstance(settings, PublicSettings):
+        raise ValueError(
+            f"protocol: {settings.protocol} would say nothing of the promise that this ensemble was trained to keep "
+            "with DP-SGD, for any number of tokens; take `protocol: dp-sgd`"
+        )
+    return settings
 
 
 def _order_of(ledger: str) -> float | None:

@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import ray
 
+from services import tracing
 from services.engine.engine import EngineSettings, Request, create
 
 
@@ -28,9 +29,10 @@ class EngineHost:
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = create(settings)
 
-    def next_token(self, requests: Sequence[Request]) -> np.ndarray:
+    def next_token(self, requests: Sequence[Request], trace: str | None = None) -> np.ndarray:
         """`Engine.next_token` as float32 [rows, vocabulary] in the object store, read by the caller without a copy."""
-        return self._engine.next_token(requests).cpu().numpy()
+        with tracing.span("shard.next_token", trace):
+            return self._engine.next_token(requests).cpu().numpy()
 
     def release(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:

@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.parameters import bad, options, settings_from
-from cluster.promise import ADJACENCY
 from services.privacy import accounting, planning
 from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
@@ -61,7 +60,7 @@ class Plan:
             "epsilon_rdp": _exact(cost.epsilon_rdp if cost else None),
             "epsilon_pld": _exact(cost.epsilon_pld if cost else None),
             "best_order": cost.best_order if cost else None,
-            "adjacency": ADJACENCY,
+            "adjacency": self.protocol.guarantee.adjacency,
             "rdp_per_token": {"orders": list(self.orders), "values": _finite(self.event.rdp(self.orders))},
             "user_level": {"epsilon_rdp": _exact(cost.user_epsilon_rdp if cost else None)},
             "guarantee": self.protocol.guarantee.status,
@@ -123,6 +122,7 @@ def _sentence(settings: Settings, protocol: Protocol, cost: planning.Cost | None
 
 def _show(answer: Plan) -> None:
     console, settings, cost = Console(), answer.settings, answer.cost
+    adjacency = answer.protocol.guarantee.adjacency
     title = (
         f"{settings.tokens} tokens at delta {settings.delta:g} from {answer.protocol.parts} parts: {settings.protocol}"
     )
@@ -135,8 +135,8 @@ def _show(answer: Plan) -> None:
     if cost is None:
         table.add_row("epsilon", "-", "no data-independent bound")
     else:
-        table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{ADJACENCY}: Rényi, at order {cost.best_order:.4g}")
-        table.add_row("", _shown(cost.epsilon_pld), f"{ADJACENCY}: privacy loss distribution")
+        table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{adjacency}: Rényi, at order {cost.best_order:.4g}")
+        table.add_row("", _shown(cost.epsilon_pld), f"{adjacency}: privacy loss distribution")
         table.add_row("", _shown(cost.user_epsilon_rdp), "user, a part replaced by another: Rényi")
     for name, value in settings.details(answer.protocol).items():
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
@@ -163,6 +163,7 @@ def _draw(answer: Plan, path: Path) -> None:
         raise bad("plot", f"there is no data-independent bound of {answer.protocol.name} to draw")
     from matplotlib.figure import Figure  # slow to import, and few plans are drawn
 
+    adjacency = answer.protocol.guarantee.adjacency
     settings, known = answer.settings, answer.orders if len(answer.orders) == 1 else accounting.ORDERS
     steps = range(1, DRAWN_POINTS + 1)
     counts = sorted({math.ceil(settings.tokens * (step / DRAWN_POINTS) ** 2) for step in steps})
@@ -171,8 +172,8 @@ def _draw(answer: Plan, path: Path) -> None:
     axes = figure.subplots()
     curves: dict[str, list[float | None]] = {
         "user, a part replaced: Rényi": [cost.user_epsilon_rdp for cost in costs],
-        f"{ADJACENCY}: Rényi": [cost.epsilon_rdp for cost in costs],
-        f"{ADJACENCY}: privacy loss distribution": [cost.epsilon_pld for cost in costs],
+        f"{adjacency}: Rényi": [cost.epsilon_rdp for cost in costs],
+        f"{adjacency}: privacy loss distribution": [cost.epsilon_pld for cost in costs],
     }
     for label, epsilons in curves.items():
         known_ones = [epsilon for epsilon in epsilons if epsilon is not None]

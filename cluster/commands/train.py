@@ -10,13 +10,15 @@ import typer
 from rich.console import Console
 
 from services.training.corpus import Corpus
+from services.training.dp_sgd import train as train_privately
 from services.training.errors import InputError, TrainingError
-from services.training.options import Resources, TrainingOptions
+from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.progress import BarDisplay, Display, LineDisplay
 from services.training.train import Trained
 from services.training.train import train as train_ensemble
 
 _DEFAULTS = TrainingOptions()
+_PRIVATE = DpSgdOptions()
 
 
 def train(
@@ -56,37 +58,75 @@ def train(
     gpus: Annotated[
         float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one where there are any.")
     ] = None,
+    dp_sgd: Annotated[
+        bool,
+        typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, in place of parts."),
+    ] = False,
+    epsilon: Annotated[float, typer.Option(help="DP-SGD: of the promise.")] = _PRIVATE.epsilon,
+    delta: Annotated[float, typer.Option(help="DP-SGD: of the promise.")] = _PRIVATE.delta,
+    unit: Annotated[str, typer.Option(help="DP-SGD: whose presence is hidden, record or user.")] = _PRIVATE.unit,
+    clip: Annotated[float, typer.Option(help="DP-SGD: the length each unit's gradient is clipped to.")] = _PRIVATE.clip,
+    blocks: Annotated[int, typer.Option(help="DP-SGD: blocks of each unit's text; the rest is left out.")] = (
+        _PRIVATE.blocks
+    ),
+    expected_batch: Annotated[int, typer.Option(help="DP-SGD: units a step, on average; in place of --batch.")] = (
+        _PRIVATE.expected_batch
+    ),
+    population: Annotated[
+        int | None, typer.Option(help="DP-SGD: units to plan for. Default: as many as there are, then a public number.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
 ) -> None:
-    """Fine-tune one adapter on each part of a private corpus.
+    """Fine-tune one adapter on each part of a private corpus, or with --dp-sgd a single one on all of it.
 
     Exits with 0 when the ensemble is complete, 2 when something given cannot be used, 1 when training failed, and 130
     when it was interrupted; run it again to go on.
     """
     started = time.monotonic()
     try:
-        trained = train_ensemble(
-            Corpus(corpus, user_field, text_field, skip_bad),
-            output,
-            parts=parts,
-            halves=halves,
-            model=model,
-            options=TrainingOptions.checked(
-                rank=rank,
-                alpha=alpha,
-                dropout=dropout,
-                targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
-                learning_rate=learning_rate,
-                weight_decay=weight_decay,
-                epochs=epochs,
-                batch=batch,
-                block=block,
-                precision=precision,
-            ),
-            resources=Resources.checked(cpus=cpus, gpus=gpus),
-            salt_file=salt_file,
-            display=_display(as_json),
+        documents = Corpus(corpus, user_field, text_field, skip_bad)
+        options = TrainingOptions.checked(
+            rank=rank,
+            alpha=alpha,
+            dropout=dropout,
+            targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            batch=batch,
+            block=block,
+            precision=precision,
         )
+        if dp_sgd:
+            trained = train_privately(
+                documents,
+                output,
+                private=DpSgdOptions.checked(
+                    unit=unit,
+                    epsilon=epsilon,
+                    delta=delta,
+                    clip=clip,
+                    blocks=blocks,
+                    expected_batch=expected_batch,
+                    population=population,
+                ),
+                model=model,
+                options=options,
+                salt_file=salt_file,
+                display=_display(as_json),
+            )
+        else:
+            trained = train_ensemble(
+                documents,
+                output,
+                parts=parts,
+                halves=halves,
+                model=model,
+                options=options,
+                resources=Resources.checked(cpus=cpus, gpus=gpus),
+                salt_file=salt_file,
+                display=_display(as_json),
+            )
     except InputError as error:
         _fail(str(error), 2)
     except TrainingError as error:
@@ -115,6 +155,8 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
             "skipped": trained.skipped,
             "seconds": round(seconds, 1),
         }
+        if trained.manifest.dp_sgd:
+            summary["dp_sgd"] = trained.manifest.dp_sgd.model_dump(mode="json")
         typer.echo(json.dumps(summary))
     else:
         typer.echo(
@@ -122,6 +164,8 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
             f"{trained.trained} of them trained and {trained.kept} kept, "
             f"{trained.skipped} bad lines left out, in {seconds:.0f} s"
         )
+        if private := trained.manifest.dp_sgd:
+            typer.echo(private.event.guarantee.sentence(f"{private.epsilon:g}", private.delta, None))
 
 
 def _fail(message: str, code: int) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import ray
 from ray.actor import ActorHandle
 
+from services import tracing
 from services.budget.errors import LedgerError
 from services.budget.event_kinds import from_json
 from services.budget.ledger import Grant, Ledger
@@ -45,21 +46,25 @@ class Keeper:
         """The terms kept here, once the ledger is open."""
         return self._opened().terms
 
-    def lease(self, event: str, count: int, lease: str | None = None) -> Grant:
-        """See `Ledger.lease`; `event` is `Event.to_json`'s text."""
-        grant = self._opened().lease(from_json(event), count, lease)
-        self._metrics.granted(self._opened())
-        return grant
+    def lease(self, event: str, count: int, lease: str | None = None, trace: str | None = None) -> Grant:
+        """See `Ledger.lease`; `event` is `Event.to_json`'s text, `trace` a W3C traceparent."""
+        with tracing.span("budget.lease", trace) as span:
+            tracing.say(span, {"privmix.tokens": count})
+            grant = self._opened().lease(from_json(event), count, lease)
+            self._metrics.granted(self._opened())
+            return grant
 
     def settle(self, lease: str, used: int) -> None:
         """See `Ledger.settle`."""
         self._opened().settle(lease, used)
 
-    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str) -> int:
+    def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
         """See `Ledger.charge`."""
-        granted = self._opened().charge(from_json(event), tokens, charge)
-        self._metrics.granted(self._opened())
-        return granted
+        with tracing.span("budget.charge", trace) as span:
+            tracing.say(span, {"privmix.tokens": len(tokens)})
+            granted = self._opened().charge(from_json(event), tokens, charge)
+            self._metrics.granted(self._opened())
+            return granted
 
     def stopped(self) -> bool:
         """Whether nothing private is released any more (`Ledger.charge`)."""

@@ -49,12 +49,13 @@ class Filter:
         """
         measured = self.terms.enforced == "measured"
         bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
-        costs = [(count, cost(event, self.terms.order)) for event, count in bounded.items()]
+        costs = [(accounting.paid(event, count), cost(event, self.terms.order)) for event, count in bounded.items()]
         costs.append((1, losses.largest if measured else 0.0))
         if any(math.isinf(each) for _, each in costs):
             return math.inf
         exact = sum((count * Fraction(each) for count, each in costs), Fraction())
-        return accounting.epsilon(np.array([_nearest(exact)]), self.terms.delta, [self.terms.order]).epsilon
+        epsilon = accounting.epsilon(np.array([_nearest(exact)]), self.terms.delta, [self.terms.order]).epsilon
+        return min(epsilon, self._of_one_release(bounded, losses.largest if measured else 0.0))
 
     def affordable(
         self, spent: Mapping[Event, int], event: Event, wanted: int = UNLIMITED, losses: Losses = NO_LOSSES
@@ -81,10 +82,22 @@ class Filter:
         totals = islice(accumulate(tokens, Losses.plus, initial=losses), 1, None)
         return sum(1 for _ in takewhile(partial(self._fits, spent), totals))
 
+    def _of_one_release(self, spent: Mapping[Event, int], measured: float) -> float:
+        """By its privacy loss distribution, where all that costs is paid once, for nothing is composed then."""
+        costly = [event for event in spent if cost(event, self.terms.order)]
+        alone = len(costly) == 1 and costly[0].once and not measured
+        return _pld_epsilon(costly[0], self.terms.delta) if alone else math.inf
+
     def _fits(self, spent: Mapping[Event, int], losses: Losses) -> bool:
         if self.terms.epsilon is None:
             return True
         return self.epsilon(spent, losses) <= self.terms.epsilon - SLACK * (1 + self.terms.epsilon)
+
+
+@cache
+def _pld_epsilon(event: Event, delta: float) -> float:
+    epsilon = accounting.pld_epsilon({event: 1}, delta)
+    return math.inf if epsilon is None else epsilon
 
 
 def _nearest(exact: Fraction) -> float:

@@ -9,6 +9,7 @@ from uuid import uuid4
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from services import tracing
 from services.budget.errors import LeaseRefused, LedgerError
 from services.budget.ledger import Grant
 from services.privacy.events import Event
@@ -90,7 +91,7 @@ class Purse:
     async def _fetch(self, event: Event, wanted: int) -> int:
         try:
             # Named by us, so that Ray may send it again to a restarted actor and no second lease is made.
-            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, uuid4().hex)
+            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, uuid4().hex, tracing.traceparent())
         finally:
             self._arriving = None
         if grant.count:

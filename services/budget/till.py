@@ -5,6 +5,7 @@ from uuid import uuid4
 
 from ray.actor import ActorHandle
 
+from services import tracing
 from services.privacy.events import Event
 
 
@@ -39,6 +40,7 @@ class Till:
             LedgerError, ray.exceptions.RayError: none may be released.
         """
         # Named by us, so that Ray may send it again to a restarted actor and nothing is charged twice.
-        granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex)
+        trace = tracing.traceparent()
+        granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex, trace)
         self._open = granted == len(losses)
         return granted

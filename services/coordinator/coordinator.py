@@ -13,6 +13,7 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from services import tracing
 from services.budget.purse import Purse
 from services.budget.till import Till
 from services.coordinator.ensemble import Ensemble, Query, Rows
@@ -130,7 +131,7 @@ class Conductor:
         while self._live:
             try:
                 async with self._between_steps:
-                    await self._step()
+                    await self._step(list(islice(self._live.values(), self._settings.max_live)))
             except Unavailable as error:
                 logger.error("step failed: %s", error)
                 self._end(list(self._live.values()), "error")
@@ -141,10 +142,16 @@ class Conductor:
             if not self._live:
                 await self._purse.settle()  # who submits meanwhile is found by the loop
 
-    async def _step(self) -> None:
-        """One token for every live sequence."""
+    async def _step(self, batch: list[Live]) -> None:
+        """One token for each of these, if there is budget. A part of the first trace among them, linked to the rest."""
+        traces = list(dict.fromkeys(live.generation.trace for live in batch if live.generation.trace))
+        with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
+            tracing.say(span, {"privmix.sequences": len(batch)})
+            await self._advance(batch)
+
+    async def _advance(self, batch: list[Live]) -> None:
         started = time.perf_counter()
-        batch = await self._admit(list(islice(self._live.values(), self._settings.max_live)))
+        batch = await self._admit(batch)
         if not batch:
             return
         queries = [Query(live.id, live.tokens, () if live.public else self._protocol.draw()) for live in batch]

@@ -29,7 +29,9 @@ class Copies:
         now = time.monotonic()
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
 
-    async def next_token(self, order: Sequence[int], requests: Sequence[Request]) -> np.ndarray:
+    async def next_token(
+        self, order: Sequence[int], requests: Sequence[Request], trace: str | None = None
+    ) -> np.ndarray:
         """The rows, float32 [rows, V], from the first copy that answers; the next is asked when one is slow or fails.
 
         Raises:
@@ -38,7 +40,7 @@ class Copies:
         calls: list[asyncio.Task[np.ndarray]] = []
         try:
             for position, copy in enumerate(order):
-                calls.append(asyncio.create_task(self._ask(copy, requests)))
+                calls.append(asyncio.create_task(self._ask(copy, requests, trace)))
                 last = position == len(order) - 1
                 answered = await _first(calls, None if last else self._patience_s)
                 if answered is not None:
@@ -56,8 +58,8 @@ class Copies:
     async def resident_bytes(self) -> list[int]:
         return [status.resident_bytes for status in await asyncio.gather(*(s.status.remote() for s in self._shards))]
 
-    async def _ask(self, copy: int, requests: Sequence[Request]) -> np.ndarray:
-        rows: np.ndarray = await self._shards[copy].next_token.remote(requests)
+    async def _ask(self, copy: int, requests: Sequence[Request], trace: str | None) -> np.ndarray:
+        rows: np.ndarray = await self._shards[copy].next_token.remote(requests, trace)
         return rows
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from zlib import crc32
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from services import tracing
 from services.coordinator.copies import Copies
 from services.coordinator.messages import Unavailable
 from services.engine.engine import PUBLIC, Request
@@ -60,13 +62,20 @@ class Ensemble:
                 would be another mechanism.
         """
         requests = self._requests(queries)
-        try:
+        with tracing.span("ask"):
+            # The first call brings the public row of the first query, whatever was drawn. Which others there are is
+            # the draw, so no trace shows them.
+            traces = chain([tracing.traceparent()], repeat(None))
             calls = asyncio.gather(
-                *(self._copies[block].next_token(order, asked) for (block, order), asked in requests.items())
+                *(
+                    self._copies[block].next_token(order, asked, trace)
+                    for ((block, order), asked), trace in zip(requests.items(), traces, strict=False)
+                )
             )
-            answers = await asyncio.wait_for(calls, self._timeout_s)
-        except (RayError, TimeoutError) as error:
-            raise Unavailable("an ensemble shard does not answer") from error
+            try:
+                answers = await asyncio.wait_for(calls, self._timeout_s)
+            except (RayError, TimeoutError) as error:
+                raise Unavailable("an ensemble shard does not answer") from error
         return self._assemble(queries, requests, answers)
 
     def release(self, sequences: Sequence[str]) -> None:

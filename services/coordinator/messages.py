@@ -13,7 +13,7 @@ class Generation:
     """One answer to produce; a request with several prompts or choices is several of these.
 
     `prompt` holds token ids; `max_tokens` counts released tokens, each of which is charged; `stop` holds the strings
-    that end the answer and are not part of it.
+    that end the answer and are not part of it. `trace` is the W3C traceparent of the request, where it is traced.
     """
 
     id: str
@@ -21,6 +21,7 @@ class Generation:
     options: SamplingOptions
     max_tokens: int
     stop: tuple[str, ...] = ()
+    trace: str | None = None
 
 
 @dataclass(frozen=True)

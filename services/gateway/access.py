@@ -1,4 +1,4 @@
-"""One log line for each request: who, what route, how it ended, how long it took; no text and no tokens of it."""
+"""One log line and one span for each request: who, what route, how it ended, how long it took; no text, no tokens."""
 
 import logging
 import re
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services import tracing
 from services.gateway.answers import Answer
 from services.gateway.errors import ApiError, unexpected
 
@@ -27,10 +28,11 @@ _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @dataclass
 class Record:
-    """What is logged of a request besides its route and its time."""
+    """What is logged of a request besides its route and its time; `key` counts the API keys from 1."""
 
     request_id: str
     status: int = CLIENT_GONE
+    key: int | None = None
     answer: Answer | None = None
 
 
@@ -54,7 +56,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = scope["privmix.record"] = Record(_request_id(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        entry = scope["privmix.record"] = Record(_request_id(headers))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -64,19 +67,21 @@ class AccessLog:
             await send(message)
 
         started = time.monotonic()
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            _log_unexpected(entry, error)
-            if entry.status != CLIENT_GONE:
-                raise
-            await unexpected().response()(scope, receive, send_with_id)
-        finally:
-            _log(entry, scope, time.monotonic() - started)
+        with tracing.request("request", headers.get("traceparent")) as span:
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception as error:
+                _log_unexpected(entry, error)
+                if entry.status != CLIENT_GONE:
+                    raise
+                await unexpected().response()(scope, receive, send_with_id)
+            finally:
+                _log(entry, scope, time.monotonic() - started)
+                tracing.say(span, _told(entry, scope))
 
 
 def authorise(connection: HTTPConnection, keys: Sequence[SecretStr]) -> None:
-    """Let a client in that shows one of the keys as a bearer token; everyone, if there are none.
+    """Let a client in that shows one of the keys as a bearer token, and note which; everyone, if there are none.
 
     Raises:
         ApiError: 401.
@@ -92,6 +97,7 @@ def authorise(connection: HTTPConnection, keys: Sequence[SecretStr]) -> None:
             kind="authentication_error",
             headers={"www-authenticate": "Bearer"},
         )
+    record(connection).key = matches.index(True) + 1 if keys else None
 
 
 def _digest(key: str) -> bytes:
@@ -103,18 +109,28 @@ def _request_id(headers: Headers) -> str:
     return given if _ACCEPTED_ID.fullmatch(given) else uuid4().hex
 
 
-def _log(entry: Record, scope: Scope, seconds: float) -> None:
+def _told(entry: Record, scope: Scope) -> dict[tracing.Attribute, str | int]:
+    """What the log and the trace both say, under OpenTelemetry's names where it has one."""
     # The path of an unknown route could hold text.
-    route = getattr(scope.get("route"), "path", "-")
-    counts = entry.answer.counts if entry.answer else "-"
-    logger.info(
-        "request=%s method=%s route=%s status=%d seconds=%.3f %s",
-        entry.request_id, scope["method"], route, entry.status, seconds, counts,
-    )  # fmt: skip
+    told: dict[tracing.Attribute, str | int] = {
+        "http.request.method": scope["method"],
+        "http.route": getattr(scope.get("route"), "path", "-"),
+        "http.response.status_code": entry.status,
+        "request_id": entry.request_id,
+    }
+    if entry.answer:
+        told["privmix.completion_tokens"] = entry.answer.usage.completion_tokens
+    return told
+
+
+def _log(entry: Record, scope: Scope, seconds: float) -> None:
+    counts = entry.answer.counts if entry.answer else {}
+    told = {str(name): value for name, value in _told(entry, scope).items()}
+    logger.info("request", extra={**told, **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)})
 
 
 def _log_unexpected(entry: Record, error: Exception) -> None:
     # An exception's message could quote a prompt, so only its type and place are logged.
     frames = reversed(traceback.extract_tb(error.__traceback__))
     places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
-    logger.error("request=%s failed with %s at %s", entry.request_id, type(error).__qualname__, places)
+    logger.error("failed with %s at %s", type(error).__qualname__, places, extra={"request_id": entry.request_id})

@@ -45,13 +45,13 @@ class Answer:
         )
 
     @property
-    def counts(self) -> str:
+    def counts(self) -> dict[str, str | int]:
         """For the log."""
-        usage = self.usage
-        return (
-            f"id={self._frame['id']} choices={len(self._choices)} "
-            f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens}"
-        )
+        return {
+            "privmix.answer": self._frame["id"],
+            "privmix.choices": len(self._choices),
+            "privmix.prompt_tokens": self._prompt_tokens,
+        }
 
     @property
     def privmix(self) -> Privmix | None:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from services import tracing
 from services.budget.statement import Statement
 from services.coordinator.messages import Generation
 from services.gateway.access import CLIENT_GONE, AccessLog, authorise, record
@@ -135,8 +136,9 @@ class _Routes:
         default_length: int,
     ) -> Response:
         length = answer_length(asked, prompts, default_length, self._settings)
+        trace = tracing.traceparent()
         generations = [
-            Generation(uuid4().hex, prompt, asked.options, length, tuple(asked.stop))
+            Generation(uuid4().hex, prompt, asked.options, length, tuple(asked.stop), trace)
             for prompt in prompts
             for _ in range(asked.n)
         ]

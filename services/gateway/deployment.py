@@ -6,7 +6,9 @@ import secrets
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
+from services import tracing
 from services.gateway.app import build_app
 from services.gateway.hub import Hub
 from services.gateway.prompts import Prompts
@@ -15,14 +17,19 @@ from services.gateway.status import Status
 
 
 def _log_with_serve() -> None:
-    """Send what the gateway logs where Serve logs."""
+    """Send what the gateway logs where Serve logs: as JSON, with Serve's request id."""
     ours = logging.getLogger("services.gateway")
     ours.setLevel(logging.INFO)
     ours.handlers = logging.getLogger("ray.serve").handlers
     ours.propagate = False
 
 
-@serve.deployment(name="gateway", max_ongoing_requests=1024)
+# The gateway's own line for each request says more than Serve's would.
+@serve.deployment(
+    name="gateway",
+    max_ongoing_requests=1024,
+    logging_config=LoggingConfig(encoding="JSON", enable_access_log=False),
+)
 @serve.ingress()
 class Gateway:
     """One replica: `Gateway.options(num_replicas=2).bind(settings)`.
@@ -34,6 +41,7 @@ class Gateway:
         """`beside` is not called: Serve deploys with the route what the route is bound to."""
         self._settings = settings
         _log_with_serve()
+        tracing.prepare()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve's hook for an app that is built in the replica."""

@@ -32,11 +32,16 @@ class Epsilon:
     order: float
 
 
+def paid(event: Event, count: int) -> int:
+    """How many times so many tokens pay what the event costs."""
+    return min(count, 1) if event.once else count
+
+
 def rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences:
     """Total Rényi divergence at each order, one part added or removed."""
     total = np.zeros(np.size(orders))
     for event, count in spent.items():
-        total += _times(count, event.rdp(orders))
+        total += _times(paid(event, count), event.rdp(orders))
     return total
 
 
@@ -47,7 +52,7 @@ def user_rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences | 
         each = event.user_rdp(orders)
         if each is None:
             return None
-        total += _times(count, each)
+        total += _times(paid(event, count), each)
     return total
 
 
@@ -60,7 +65,7 @@ def pld(spent: Spent[SomeEvent], interval: float = PLD_INTERVAL) -> PrivacyLossD
         each = event.pld(interval)
         if each is None:
             return None
-        composed = each.self_compose(count)
+        composed = each.self_compose(paid(event, count))
         total = composed if total is None else total.compose(composed)
     return total
 

@@ -40,6 +40,8 @@ class Guarantee:
         source: where the analysis is published.
         assumes: what must hold for the promise, one clause each.
         notion: what is measured by epsilon and delta.
+        unit: what is added or removed.
+        seen: what an observer may see, where that has no limit; None stands for all released tokens.
     """
 
     status: Status
@@ -47,12 +49,19 @@ class Guarantee:
     source: str
     assumes: tuple[str, ...]
     notion: str = "differential privacy"
+    unit: str = "part"
+    seen: str | None = None
+
+    @property
+    def adjacency(self) -> str:
+        """Which two ensembles are told apart no better than epsilon and delta allow."""
+        return f"{self.unit}, add or remove"
 
     def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
         """One sentence for people; ``epsilon`` is already rounded up (`accounting.shown`)."""
         if self.status == "none":
             return f"No privacy guarantee: {self.source}."
-        seen = "all released tokens" if tokens is None else f"up to {tokens} released tokens"
+        seen = self.seen or ("all released tokens" if tokens is None else f"up to {tokens} released tokens")
         return (
             f"Against whoever sees {seen}, ({epsilon}, {delta:g})-{self.notion} for {self.protects}: "
             f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
@@ -66,10 +75,12 @@ class Event(ABC):
     Attributes:
         kind: names the class in JSON; never renamed, ledgers are read for ever.
         measured: whether each token also comes with losses that depend on the private text (`Release.losses`).
+        once: whether the cost is that of any number of tokens, because all come from one private release.
     """
 
     kind: ClassVar[str]
     measured: ClassVar[bool] = False
+    once: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from services.privacy.adapmixed import AdaPMixedSettings
+from services.privacy.dp_sgd import DpSgdSettings
 from services.privacy.exponential import ExponentialSettings
 from services.privacy.gnmax import GNMaxSettings
 from services.privacy.pmixed import PMixedSettings
@@ -21,6 +22,7 @@ PROTOCOLS: Mapping[str, type[Settings]] = {
         ExponentialSettings,
         GNMaxSettings,
         SubsampleAggregateSettings,
+        DpSgdSettings,
         PublicSettings,
         FinetunedSettings,
         EnsembleSettings,

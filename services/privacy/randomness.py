@@ -7,8 +7,10 @@ import os
 import secrets
 
 import numpy as np
+from numpy.typing import NDArray
 
 _WORD = 64
+_FRACTION = 53  # the bits of a float64
 
 
 def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
@@ -33,3 +35,13 @@ def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
 def uniform_below(bound: int) -> int:
     """A uniform integer in [0, bound), exactly."""
     return secrets.randbelow(bound)
+
+
+def normal(count: int) -> NDArray[np.float64]:
+    """So many independent draws from the standard normal distribution, in floating point (Box and Muller 1958)."""
+    pairs = -(-count // 2)
+    words = np.frombuffer(os.urandom(2 * pairs * _WORD // 8), dtype=np.uint64)
+    uniform = (words >> np.uint64(_WORD - _FRACTION)).astype(np.float64) * 2.0**-_FRACTION
+    radius = np.sqrt(-2 * np.log1p(-uniform[:pairs]))
+    angle = 2 * np.pi * uniform[pairs:]
+    return np.asarray(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count])

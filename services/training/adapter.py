@@ -30,7 +30,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _LARGEST_GRADIENT = 1.0
 # The logits of a whole batch (tokens x vocabulary, float32) would be most of the memory; on a CPU, chunks that stay
 # small are faster too.
-_TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
+TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
 _BFLOAT16_CPUS = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
 
 
@@ -60,31 +60,21 @@ def train_adapter(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
-    model = _with_lora(base, base_name, options, device)
+    model = with_lora(base, base_name, options, device)
     report(0.0)
     if len(tokens):
         _fit(model, *pack(tokens, options.block), options, seed, report)
-    # Left to itself, PEFT asks the hub whether the vocabulary was changed.
-    state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    weights = {name: weight.float().cpu().contiguous() for name, weight in state.items()}
-    if not all(bool(weight.isfinite().all()) for weight in weights.values()):
-        raise TrainingError("the weights are no longer finite; lower the learning rate")
+    files = files_of(model)
     report(1.0)
-    return {CONFIG_FILE: _config_file(model.peft_config["default"]), WEIGHTS_FILE: save(weights, {"format": "pt"})}
+    return files
 
 
-def gains_from_bfloat16(device: torch.device) -> bool:
-    """Whether this machine multiplies bfloat16 faster than float32 (twice as fast, where this was measured).
+def with_lora(base: Path, base_name: str, options: TrainingOptions, device: torch.device) -> Any:
+    """The public model with a fresh adapter, which is all that is to be trained.
 
-    Decided from what the processor says it can do, so that it never depends on a text.
+    Raises:
+        InputError: the model has no modules of the names in `options.targets`.
     """
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in _BFLOAT16_CPUS)
-
-
-def _with_lora(base: Path, base_name: str, options: TrainingOptions, device: torch.device) -> Any:
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16 if narrow else torch.float32)
     model.name_or_path = base_name
@@ -99,6 +89,31 @@ def _with_lora(base: Path, base_name: str, options: TrainingOptions, device: tor
         return get_peft_model(model, lora).to(device)
     except ValueError as error:
         raise InputError(f"targets: the model has no modules named {', '.join(options.targets)}") from error
+
+
+def files_of(model: Any) -> Files:
+    """The adapter of a model from `with_lora`, as the files of a PEFT adapter directory.
+
+    Raises:
+        TrainingError: the weights are no longer finite.
+    """
+    # Left to itself, PEFT asks the hub whether the vocabulary was changed.
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {name: weight.float().cpu().contiguous() for name, weight in state.items()}
+    if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+        raise TrainingError("the weights are no longer finite; lower the learning rate")
+    return {CONFIG_FILE: _config_file(model.peft_config["default"]), WEIGHTS_FILE: save(weights, {"format": "pt"})}
+
+
+def gains_from_bfloat16(device: torch.device) -> bool:
+    """Whether this machine multiplies bfloat16 faster than float32 (twice as fast, where this was measured).
+
+    Decided from what the processor says it can do, so that it never depends on a text.
+    """
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in _BFLOAT16_CPUS)
 
 
 def _fit(
@@ -129,7 +144,7 @@ def _accumulate_gradient(model: Any, inputs: Tensor, labels: Tensor) -> None:
     device = model.device
     targets = labels[:, 1:]
     count = int((targets != IGNORED).sum())
-    blocks = max(1, _TOKENS_AT_ONCE[device.type] // inputs.shape[1])
+    blocks = max(1, TOKENS_AT_ONCE[device.type] // inputs.shape[1])
     for chunk, target in zip(torch.split(inputs, blocks), torch.split(targets, blocks), strict=True):
         logits = model(input_ids=chunk.to(device), use_cache=False).logits[:, :-1]
         loss = cross_entropy(logits.float().flatten(0, 1), target.flatten().to(device), reduction="sum")

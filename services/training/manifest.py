@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from services.privacy.dp_sgd import DpSgdEvent
 from services.training import public_model
 from services.training.errors import InputError
 from services.training.files import digest_files, write_atomically
@@ -44,6 +45,18 @@ class Part(Adapter):
     halves: tuple[Adapter, Adapter] | None = None
 
 
+class PrivateTraining(BaseModel):
+    """How DP-SGD trained the only part, and what it keeps to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    clip: float = Field(gt=0, description="the length that the gradient of each record, or user, was clipped to")
+    blocks: int = Field(ge=1, description="of the text of each of them")
+    event: DpSgdEvent
+
+
 class Manifest(BaseModel):
     """Base model, partition rule and parts of one ensemble."""
 
@@ -58,11 +71,14 @@ class Manifest(BaseModel):
     salt_id: str
     rank: int = Field(ge=1)
     parts: tuple[Part, ...] = Field(min_length=1)
+    dp_sgd: PrivateTraining | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if [part.index for part in self.parts] != list(range(len(self.parts))):
             raise ValueError("parts: their indices must be 0, 1, 2, … in order, with none missing")
+        if self.dp_sgd and (len(self.parts) > 1 or self.parts[0].halves):
+            raise ValueError("dp_sgd: trains one part, and no halves")
         if len({part.halves is None for part in self.parts}) > 1:
             raise ValueError("parts: some have halves and others have none; all must, or none")
         for field in ("name", "path"):

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.privacy.dp_sgd import Unit
 from services.training.errors import InputError
 
 
@@ -36,6 +37,20 @@ class TrainingOptions(_Settings):
     batch: int = Field(default=8, ge=1, description="blocks a step")
     block: int = Field(default=512, ge=2, description="tokens a block")
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+
+class DpSgdOptions(_Settings):
+    """What DP-SGD is to promise, and how it keeps that."""
+
+    unit: Unit = "record"
+    epsilon: float = Field(default=8.0, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    clip: float = Field(default=1.0, gt=0, description="the length that the gradient of each unit is clipped to")
+    blocks: int = Field(default=1, ge=1, description="of each unit's text, from its beginning; the rest is left out")
+    expected_batch: int = Field(default=64, ge=1, description="units a step, on average")
+    population: int | None = Field(
+        default=None, ge=1, description="how many units to plan for; None: as many as there are, which then is public"
+    )
 
 
 class Resources(_Settings):

@@ -1,6 +1,7 @@
 """Documents to blocks of tokens, share by share."""
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.privacy.dp_sgd import Unit
 from services.training.corpus import Document
 from services.training.errors import InputError
 from services.training.partition import Partition, Share
@@ -31,17 +33,30 @@ def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition
     Raises:
         InputError: the tokenizer has no end-of-sequence token.
     """
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to set documents apart")
     streams = {share: array("i") for share in partition.shares}
-    for batch in _batches(documents):
-        encoded = tokenizer([document.text for document in batch], verbose=False)["input_ids"]
-        for document, tokens in zip(batch, encoded, strict=True):
-            ended = tokens if tokens[-1:] == [end] else [*tokens, end]
-            for share in partition.shares_of(document.user):
-                streams[share].extend(ended)
+    for user, tokens in _encoded(documents, tokenizer):
+        for share in partition.shares_of(user):
+            streams[share].extend(tokens)
     return {share: _numbers(stream) for share, stream in streams.items()}
+
+
+def contributions(documents: Iterable[Document], tokenizer: Any, unit: Unit, limit: int) -> list[Tokens]:
+    """What each record, or each user, contributes: the first tokens of its one document, or of all of the user's.
+
+    Args:
+        limit: how many tokens at most.
+
+    Returns:
+        int32 [1 to limit tokens] for each, in the order of their first documents.
+
+    Raises:
+        InputError: the tokenizer has no end-of-sequence token.
+    """
+    streams: dict[str | int, array[int]] = defaultdict(lambda: array("i"))
+    for number, (user, tokens) in enumerate(_encoded(documents, tokenizer)):
+        stream = streams[user if unit == "user" else number]
+        stream.extend(tokens[: limit - len(stream)])
+    return [_numbers(stream) for stream in streams.values()]
 
 
 def pack(tokens: Tokens, size: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +70,22 @@ def pack(tokens: Tokens, size: int) -> tuple[Tensor, Tensor]:
     labels = torch.full((blocks * size,), IGNORED)
     inputs[: len(tokens)] = labels[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
     return inputs.view(blocks, size), labels.view(blocks, size)
+
+
+def size_bucket(tokens: int) -> int:
+    """A number of tokens rounded up to a power of two; 0 for none."""
+    return 1 << (tokens - 1).bit_length() if tokens else 0
+
+
+def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
+    """The user and the tokens of each document, ended by the end-of-sequence token."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to set documents apart")
+    for batch in _batches(documents):
+        encoded = tokenizer([document.text for document in batch], verbose=False)["input_ids"]
+        for document, tokens in zip(batch, encoded, strict=True):
+            yield document.user, tokens if tokens[-1:] == [end] else [*tokens, end]
 
 
 def _numbers(stream: "array[int]") -> Tokens:

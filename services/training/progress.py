@@ -1,4 +1,4 @@
-"""How far training is: one display for all adapters, on a terminal or in plain lines."""
+"""How far a long work is: one display for all its tasks, such as adapters, on a terminal or in plain lines."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -27,10 +27,11 @@ class Display:
 
 
 class LineDisplay(Display):
-    """Plain lines: one for each step, one for each finished adapter."""
+    """Plain lines: one for each step, one for each finished task, of which `done` says what became of it."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, done: str = "trained") -> None:
         self._stream = stream
+        self._done = done
         self._finished: set[str] = set()
 
     def say(self, message: str) -> None:
@@ -40,13 +41,14 @@ class LineDisplay(Display):
         for name, fraction in adapters.items():
             if fraction >= 1 and name not in self._finished:
                 self._finished.add(name)
-                self.say(f"{name} trained ({len(self._finished)} of {len(adapters)})")
+                self.say(f"{name} {self._done} ({len(self._finished & set(adapters))} of {len(adapters)})")
 
 
 class BarDisplay(Display):
-    """A bar for the whole, and one for each adapter from when it starts."""
+    """A bar for the `whole`, and one for each task from when it starts."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, whole: str = "all adapters") -> None:
+        self._whole = whole
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -60,7 +62,7 @@ class BarDisplay(Display):
         self._progress.console.print(message)
 
     def show(self, adapters: Mapping[str, float]) -> None:
-        self._set("all adapters", sum(adapters.values()) / len(adapters))
+        self._set(self._whole, sum(adapters.values()) / len(adapters))
         for name, fraction in adapters.items():
             if fraction > 0:
                 self._set(name, fraction)

@@ -8,9 +8,9 @@ For each completion it decodes a row for the public model and one for each adapt
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import AsyncGenerator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
@@ -27,18 +27,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cluster.session import connected
-from services.engine import lora_on_cpu
+from services.engine import lora_on_cpu, vllm_engine
 from services.engine.engine import EngineSettings
+from services.engine.logits_capture import Rows
 from services.training.public_model import resolve
-from tests.ensembles import RANK
-
-ROWS = 256
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": str(psutil.cpu_count()),
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
 
 
 class WithOurOperators:
@@ -52,23 +44,7 @@ class Bare:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._loras = [LoRARequest(name, at, str(path)) for at, (name, path) in enumerate(settings.adapters.items(), 1)]
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(round(settings.cache_gib))
-        self._engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(settings.model),
-                dtype=settings.dtype,
-                max_model_len=settings.context_length,
-                max_num_seqs=ROWS,
-                enable_lora=True,
-                max_loras=len(self._loras) + 1,
-                max_lora_rank=max(8, RANK),
-                distributed_executor_backend="uni",
-                enforce_eager=True,
-                generation_config="vllm",
-                worker_extension_cls=f"{__name__}.{WithOurOperators.__qualname__}",
-                disable_log_stats=True,
-            )
-        )
+        self._engine = AsyncLLM.from_engine_args(_engine_args(settings))
 
     async def stream(self, prompt: str, tokens: int) -> AsyncGenerator[str, None]:
         answer = {"id": uuid4().hex, "object": "text_completion", "created": 0, "model": "bare"}
@@ -90,6 +66,18 @@ class Bare:
             pass
 
 
+def _engine_args(settings: EngineSettings) -> AsyncEngineArgs:
+    """The shard's own, without the capture of its rows and with vLLM's way of running ahead, where it has one."""
+    shards = vllm_engine._engine_args(settings, Rows())
+    changed = {
+        "logits_processors": None,
+        "skip_tokenizer_init": False,
+        "async_scheduling": None,
+        "worker_extension_cls": f"{__name__}.{WithOurOperators.__qualname__}",
+    }
+    return AsyncEngineArgs(**{field.name: getattr(shards, field.name) for field in fields(shards)} | changed)
+
+
 def _params(tokens: int, kind: RequestOutputKind, *, detokenize: bool) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=detokenize, output_kind=kind)
 
@@ -100,9 +88,10 @@ def _event(body: dict[str, Any]) -> str:
 
 def application(settings: EngineSettings) -> serve.Application:
     routes = FastAPI()
+    threads = {"OMP_NUM_THREADS": str(psutil.cpu_count())}
 
     @serve.deployment(
-        max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": ENVIRONMENT}}
+        max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": threads}}
     )
     @serve.ingress(routes)
     class Route:

@@ -66,7 +66,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
         check(url, first.terms.model_copy(update={"delta": 1e-7}))
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "finetuned"])
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in ("finetuned", "dp-sgd")])
 def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name: str) -> None:
     """It plans anew whenever parts join or leave, at the order that the ledger has by then."""
     path = tmp_path / "privmix.yaml"

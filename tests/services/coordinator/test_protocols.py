@@ -29,6 +29,7 @@ PARTS = 2
 TOKENS = 3
 SEQUENCES = 2
 PROMPT = (504, 253, 260)
+OF_ONE_PART = ("dp-sgd", "finetuned")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def ledger(tmp_path: Path, shard: ActorHandle) -> Path:
 def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
     if settings.plan(1).halves:
         return dict(enumerate(half.name for part in manifest.parts for half in part.halves or ()))
-    return {part.index: part.name for part in manifest.parts[: 1 if settings.protocol == "finetuned" else PARTS]}
+    return {part.index: part.name for part in manifest.parts[: 1 if settings.protocol in OF_ONE_PART else PARTS]}
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ async def generate(conductor: Conductor, ids: Sequence[str], tokens: int = TOKEN
     raise AssertionError("the line ended before the generations")
 
 
-REFERENCES = ("public", "finetuned", "ensemble")
+REFERENCES = ("dp-sgd", "public", "finetuned", "ensemble")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_every_protocol_answers_and_is_charged(
     balance = read(ledger)
     ((event, count),) = balance.charged.items()
     assert count == SEQUENCES * TOKENS
-    assert event == settings.plan(1 if name == "finetuned" else PARTS).event
+    assert event == settings.plan(1 if name in OF_ONE_PART else PARTS).event
     stated = statement(balance)
     assert (stated.epsilon_measured is not None) == event.measured
     if event.measured:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from services.gateway.prompts import Prompts
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 
@@ -258,14 +259,33 @@ def logs(service: RunningService) -> str:
     return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
 
 
-def test_the_logs_hold_no_text(service: RunningService, client: openai.OpenAI) -> None:
-    answer = ask(client, prompt=f"{SECRET} called because", user=SECRET, max_tokens=48)
+def test_the_logs_hold_no_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
+    prompt = f"{SECRET} called because"
+    (tokens,) = asyncio.run(prompts.tokens([prompt]))
+    answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)
+    httpx.get(f"{service.base_url}/v1/{SECRET}?q={SECRET}", timeout=60)
     written = logs(service)
     assert answer.id in written
     assert SECRET not in written
     text = max(answer.choices[0].text.splitlines(), key=len)
     assert len(text) > 20
     assert text not in written
+    for separator in (", ", ",", " "):
+        assert separator.join(map(str, tokens)) not in written
+
+
+def test_a_request_is_one_line_of_json(service: RunningService, client: openai.OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5)
+    answer = raw.parse()
+    (line,) = [json.loads(line) for line in logs(service).splitlines() if answer.id in line]
+    assert line["levelname"] == "INFO"
+    assert line["asctime"]
+    assert line["request_id"] == raw.headers["x-request-id"]
+    assert (line["http.request.method"], line["http.route"]) == ("POST", "/v1/completions")
+    assert line["http.response.status_code"] == 200
+    assert line["privmix.completion_tokens"] == answer.usage.completion_tokens
+    assert line["privmix.key"] is None
+    assert 0 < line["privmix.seconds"] < 300
 
 
 StartSmall = Callable[[str], RunningService]

@@ -1,0 +1,62 @@
+"""`privmix compare`: one corpus to the whole comparison, with everything that has to be trained for it."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.commands.evaluate import display, fail, report
+from services.evaluation.compare import PARTS
+from services.evaluation.compare import compare as compare_methods
+from services.evaluation.evaluate import EvaluationOptions
+from services.training.corpus import Corpus
+from services.training.errors import InputError, TrainingError
+from services.training.options import Resources
+
+_DEFAULTS = EvaluationOptions()
+
+
+def compare(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    output: Annotated[Path, typer.Option(help="For everything: the split, the ensembles and the report.")],
+    parts: Annotated[list[int], typer.Option(help="Sizes of ensembles, the table's first.")] = list(PARTS),  # noqa: B006
+    held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
+    user_limit: Annotated[
+        int | None, typer.Option(help="Characters of each user to train on, the first. Default: all.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
+    dp_sgd: Annotated[Path | None, typer.Option(help="An ensemble of one part that DP-SGD trained.")] = None,
+    epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
+    delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
+    tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
+    runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
+    cpus: Annotated[float, typer.Option(help="Processor cores for each adapter that trains.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
+
+    Stopped at any time, it goes on when it is run again. The result is for the operator alone.
+    """
+    started = time.monotonic()
+    try:
+        evaluation = compare_methods(
+            Corpus(corpus),
+            output,
+            parts=parts,
+            held_out=held_out,
+            user_limit=user_limit,
+            model=model,
+            dp_sgd=dp_sgd,
+            resources=Resources.checked(cpus=cpus),
+            options=EvaluationOptions.checked(epsilons=tuple(epsilon), delta=delta, tokens=tokens, runs=runs),
+            display=partial(display, as_json),
+        )
+        report(evaluation, output, time.monotonic() - started, as_json)
+    except InputError as error:
+        fail("compare", str(error), 2)
+    except TrainingError as error:
+        fail("compare", str(error), 1)
+    except KeyboardInterrupt:
+        fail("compare", "interrupted; run it again to go on", 130)

@@ -1,0 +1,133 @@
+"""`privmix evaluate`: held-out text in; a table and a report out."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from services.evaluation.ensembles import Ensembles
+from services.evaluation.evaluate import EvaluationOptions
+from services.evaluation.evaluate import evaluate as evaluate_methods
+from services.evaluation.report import record, write_report
+from services.evaluation.results import Evaluation, Result
+from services.privacy import accounting
+from services.training.corpus import Corpus
+from services.training.errors import InputError, TrainingError
+from services.training.progress import BarDisplay, Display, LineDisplay
+
+_DEFAULTS = EvaluationOptions()
+
+
+def evaluate(
+    held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
+    ensemble: Annotated[
+        list[Path], typer.Option(help="An ensemble; again for other sizes. The table is of the largest.")
+    ],
+    output: Annotated[Path, typer.Option(help="Where the report goes; an evaluation that was stopped goes on there.")],
+    finetuned: Annotated[
+        Path | None, typer.Option(help="An ensemble of one part, `privmix train --parts 1`: the reference.")
+    ] = None,
+    dp_sgd: Annotated[Path | None, typer.Option(help="An ensemble of one part that DP-SGD trained.")] = None,
+    epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
+    delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
+    tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
+    runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
+    context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
+    sweeps: Annotated[bool, typer.Option("--sweeps/--no-sweeps", help="The ablation figures, too.")] = True,
+    precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
+    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
+    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Compare what every method makes of held-out text at the same budget, with the guarantee it really has.
+
+    The result was measured on private models: it is for the operator. Exits with 0 when the report is written, 2 when
+    something given cannot be used, 1 when a task failed, and 130 when it was interrupted; run it again to go on.
+    """
+    started = time.monotonic()
+    try:
+        evaluation = evaluate_methods(
+            Corpus(held_out, user_field, text_field, skip_bad),
+            output,
+            Ensembles.load(ensemble, finetuned, dp_sgd),
+            EvaluationOptions.checked(
+                epsilons=tuple(epsilon),
+                delta=delta,
+                tokens=tokens,
+                runs=runs,
+                context=context,
+                sweeps=sweeps,
+                precision=precision,
+            ),
+            display(as_json),
+        )
+        report(evaluation, output, time.monotonic() - started, as_json)
+    except InputError as error:
+        fail("evaluate", str(error), 2)
+    except TrainingError as error:
+        fail("evaluate", str(error), 1)
+    except KeyboardInterrupt:
+        fail("evaluate", "interrupted; run it again to go on", 130)
+
+
+def display(as_json: bool) -> Display:
+    if as_json or not sys.stderr.isatty():
+        return LineDisplay(sys.stderr, "done")
+    return BarDisplay(Console(stderr=True), "everything")
+
+
+def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) -> None:
+    """Write the files, and print the result."""
+    written = write_report(evaluation, output)
+    if as_json:
+        print(json.dumps(record(evaluation), indent=2, allow_nan=False))
+        return
+    console = Console()
+    for table in evaluation.tables:
+        budget = table.budget
+        drawn = RichTable(
+            "method",
+            "guarantee",
+            "perplexity",
+            "95 %",
+            "change",
+            "epsilon (Rényi)",
+            "(PLD)",
+            title=f"epsilon {budget.epsilon:g} at delta {budget.delta:g} for {budget.tokens} tokens",
+            title_justify="left",
+        )
+        for found in table.results:
+            drawn.add_row(*_cells(found))
+        console.print(drawn)
+    print(f"{written[0]}: the report, in {seconds:.0f} s; beside it {', '.join(path.name for path in written[1:])}")
+
+
+def fail(command: str, message: str, code: int) -> None:
+    typer.echo(f"privmix {command}: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _cells(found: Result) -> tuple[str, ...]:
+    if found.problem is not None or found.perplexity is None:
+        return found.label, "-", "not at this budget", "", "", "", ""
+    low, high = found.perplexity.low, found.perplexity.high
+    measured = found.reached.measured
+    return (
+        found.label,
+        found.status,
+        f"{found.perplexity.mean:.2f}",
+        "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
+        "" if found.change is None else f"{100 * (found.change.mean - 1):+.1f} %",
+        _shown(found.reached.rdp) if measured is None else f"{_shown(measured)} measured",
+        _shown(found.reached.pld),
+    )
+
+
+def _shown(epsilon: float | None) -> str:
+    return "-" if epsilon is None else accounting.shown(epsilon)

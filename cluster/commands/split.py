@@ -1,0 +1,43 @@
+"""`privmix split`: text to train on, and held-out text of other users."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.commands.evaluate import fail
+from services.evaluation.split import split as split_corpus
+from services.training.corpus import Corpus
+from services.training.errors import InputError
+
+
+def split(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
+    train_out: Annotated[Path, typer.Option(help="Where the text to train on goes.")],
+    held_out_out: Annotated[Path, typer.Option(help="Where the held-out text goes.")],
+    held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
+    user_limit: Annotated[
+        int | None, typer.Option(help="Characters of each user to train on, the first. Default: all.")
+    ] = None,
+    salt_file: Annotated[
+        Path | None, typer.Option(help="Secret of the split, made on first use. Default: beside --train-out.")
+    ] = None,
+    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
+    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out.")] = False,
+) -> None:
+    """Hold out whole users, by a keyed hash of their ids: whoever is evaluated on was never trained on."""
+    try:
+        made = split_corpus(
+            Corpus(corpus, user_field, text_field, skip_bad),
+            train_out,
+            held_out_out,
+            share=held_out,
+            salt_file=salt_file or train_out.parent / "split.salt",
+            user_limit=user_limit,
+        )
+    except InputError as error:
+        fail("split", str(error), 2)
+    else:
+        typer.echo(f"{train_out}: {made.train_documents} documents of {made.train_users} users")
+        typer.echo(f"{held_out_out}: {made.held_out_documents} documents of {made.held_out_users} users")

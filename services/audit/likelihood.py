@@ -1,0 +1,138 @@
+"""The likelihood-ratio test: the strongest there is for telling two worlds apart (Neyman, Pearson 1933).
+
+The auditor knows both worlds and everything but the randomness, sees the tokens of some queries, and orders trials by
+the log-likelihood ratio of what it saw. The threshold is chosen on one half of the trials, epsilon is bounded on the
+other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from services.audit import laws, pairs, worlds
+from services.audit.finding import CERTAIN, Finding
+from services.audit.roc import Roc, best_test, epsilon_of
+from services.audit.worlds import Pair, Reals
+from services.privacy import accounting, planning
+from services.privacy.adapmixed import AdaPMixed
+from services.privacy.events import Event
+from services.privacy.gnmax import GNMax
+from services.privacy.protocol import Protocol
+from services.privacy.subsample_aggregate import SubsampleAggregate
+
+Adjacency = Literal["part", "user"]
+"""A part present or absent; or a user's text, and with it a part's model, replaced."""
+
+# Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
+_LARGEST_ORDER = 8.0
+# Where the test is chosen: between the two confidences at which it is then evaluated.
+_CHOSEN_AT = 0.999
+# How much more a token of these costs to release than one whose release has no noise.
+_EFFORT = {AdaPMixed: 32, GNMax: 4, SubsampleAggregate: 4}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A finding and the curve behind it."""
+
+    finding: Finding
+    roc: Roc
+
+
+def audit(
+    protocol: Protocol,
+    *,
+    tokens: int,
+    delta: float,
+    adjacency: Adjacency = "part",
+    claimed: Event | None = None,
+    pair: Pair | None = None,
+    releases: int = 200_000,
+    confidence: float = 0.95,
+    subject: str | None = None,
+) -> Audited:
+    """Attack a protocol's claim for some tokens.
+
+    Args:
+        protocol: what releases the tokens.
+        tokens: how many are seen in a trial.
+        delta: of the claim.
+        adjacency: what is there in one world and not in the other.
+        claimed: what is claimed for a token; the protocol's own event unless given.
+        pair: the two worlds; the worst ones that are known, unless given.
+        releases: how many tokens are released in each world, over all trials; fewer where each is much work.
+        confidence: of the bound that is shown.
+        subject: what the finding calls the protocol.
+
+    Raises:
+        NoPairError: no worst case is known for this protocol.
+    """
+    event = claimed or protocol.event
+    claims = claims_of(event, tokens, delta, adjacency)
+    pair = pair or _worst(protocol, event, tokens, delta, adjacency)
+    present, absent = laws.pair_laws(protocol, pair)
+    trials = max(2, releases // _EFFORT.get(type(protocol), 1) // tokens)
+    ratio = laws.log_ratio(present, absent)
+    with_it, without = (_scores(protocol, world, ratio, trials, tokens) for world in (pair.present, pair.absent))
+    lower, certain = held_out_epsilons(with_it, without, delta, (confidence, CERTAIN))
+    finding = Finding(
+        attack="likelihood-ratio test",
+        subject=subject or protocol.name,
+        status=protocol.guarantee.status,
+        claims=claims,
+        delta=delta,
+        lower=lower,
+        confidence=confidence,
+        certain=certain,
+        exact=laws.tokens_epsilon(present, absent, tokens, delta),
+        details={
+            "adjacency": "present or absent" if adjacency == "part" else "replaced",
+            "tokens": tokens,
+            "trials": trials,
+            "parts": protocol.parts,
+            "event": event.to_json(),
+        },
+    )
+    return Audited(finding, Roc.of(with_it, without))
+
+
+def claims_of(event: Event, tokens: int, delta: float, adjacency: Adjacency) -> Mapping[str, float]:
+    """What is claimed for some tokens, by each accountant that has a bound."""
+    if adjacency == "user":
+        user = accounting.user_epsilon({event: tokens}, delta)
+        return {} if user is None else {"Rényi": user.epsilon}
+    cost = planning.cost(event, tokens, delta)
+    return {"Rényi": cost.epsilon_rdp} | ({} if cost.epsilon_pld is None else {"PLD": cost.epsilon_pld})
+
+
+def exact(protocol: Protocol, *, tokens: int, delta: float, adjacency: Adjacency = "part") -> float:
+    """Epsilon of the worst pair that is known, from its exact law."""
+    pair = _worst(protocol, protocol.event, tokens, delta, adjacency)
+    return laws.tokens_epsilon(*laws.pair_laws(protocol, pair), tokens, delta)
+
+
+def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: Sequence[float]) -> list[float]:
+    """Lower bounds on epsilon from scores in either world: one half chooses the test, the other bounds epsilon."""
+    (choosing, measured), (choosing_without, measured_without) = (
+        np.array_split(scores, 2) for scores in (present, absent)
+    )
+    test = best_test(choosing, choosing_without, delta, _CHOSEN_AT)
+    return [epsilon_of(test, measured, measured_without, delta, confidence) for confidence in confidences]
+
+
+def _worst(protocol: Protocol, event: Event, tokens: int, delta: float, adjacency: Adjacency) -> Pair:
+    order = min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order)
+    return (pairs.worst_pair if adjacency == "part" else pairs.worst_replacement)(protocol, order)
+
+
+def _scores(protocol: Protocol, world: worlds.World, ratio: Reals, trials: int, tokens: int) -> Reals:
+    seen = worlds.tokens(protocol, world, trials * tokens)
+    # Sums of the same tokens in another order must be equal, or a threshold would fall between them.
+    return np.asarray(np.round(ratio[seen].reshape(trials, tokens).sum(axis=1), 9))
+
+
+def describe(audited: Audited) -> dict[str, Any]:
+    """The result for programs."""
+    return {**audited.finding.record(), "roc": audited.roc.record(), "area": audited.roc.area}

@@ -1,0 +1,198 @@
+"""The report of an audit: one JSON file, and one self-contained HTML page with its figures inside."""
+
+import base64
+import html
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from services.audit.finding import Finding, broken
+from services.audit.roc import Roc
+from services.training.files import write_atomically
+
+Rows = Sequence[Mapping[str, Any]]
+
+_STYLE = """
+body { font: 16px/1.5 Georgia, serif; max-width: 62rem; margin: 3rem auto; padding: 0 1rem; color: #222; }
+h1, h2 { font-weight: normal; } h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; }
+table { border-collapse: collapse; font: 14px/1.4 system-ui, sans-serif; margin: 1rem 0; }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #eee; }
+th:first-child, td:first-child { text-align: left; }
+.broken { color: #a00; font-weight: bold; } .doubtful { color: #a60; }
+figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #666; font-size: 14px; }
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """One attack in the report.
+
+    Attributes:
+        title: its name.
+        text: what was done, and what it means, in a few sentences.
+        findings: what it says of claims; they decide whether the audit fails.
+        rows: a table, where it has one besides; the keys of the first row are its columns.
+        figures: by their captions.
+        known: its findings break claims that are not certified, as is known of them: they do not fail the audit.
+    """
+
+    title: str
+    text: str
+    findings: Sequence[Finding] = ()
+    rows: Rows = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    known: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """The section for programs."""
+        return {
+            "title": self.title,
+            "text": self.text,
+            "findings": [finding.record() for finding in self.findings],
+            "rows": [{name: _plain(value) for name, value in row.items()} for row in self.rows],
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found."""
+
+    sections: Sequence[Section]
+
+    @property
+    def broken(self) -> list[Finding]:
+        """The findings that fail the audit."""
+        return [finding for section in self.sections if not section.known for finding in broken(section.findings)]
+
+    def record(self) -> dict[str, Any]:
+        """The report for programs."""
+        return {
+            "sections": [section.record() for section in self.sections],
+            "broken": [finding.sentence for finding in self.broken],
+        }
+
+    def write(self, directory: Path) -> None:
+        """`audit.json` and `audit.html`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "audit.json", (json.dumps(self.record(), indent=2) + "\n").encode())
+        write_atomically(directory / "audit.html", self.page().encode())
+
+    def page(self) -> str:
+        """The page, which loads nothing from anywhere."""
+        verdict = (
+            "".join(f'<p class="broken">{html.escape(finding.sentence)}.</p>' for finding in self.broken)
+            or "<p>No claim was broken.</p>"
+        )
+        body = "".join(map(_section, self.sections))
+        return (
+            "<!doctype html><html lang=en><head><meta charset=utf-8><title>privmix audit</title>"
+            f"<style>{_STYLE}</style></head><body><h1>What an attacker gets</h1>{verdict}{body}</body></html>\n"
+        )
+
+
+def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """A row of text for each finding: what is claimed, and what is shown."""
+    return [
+        {
+            "mechanism": finding.subject,
+            "guarantee": finding.status,
+            "adjacency": str(finding.details.get("adjacency", "")),
+            "tokens": str(finding.details.get("tokens", "")),
+            **{f"claimed: {name}": number(epsilon) for name, epsilon in finding.claims.items()},
+            "lower bound": number(finding.lower),
+            "exact": number(finding.exact),
+            "of the claim": "-" if math.isinf(finding.claim) else f"{finding.tightness:.1%}",
+            "verdict": finding.verdict,
+        }
+        for finding in findings
+    ]
+
+
+def number(value: float | None) -> str:
+    """A number for people."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if math.isfinite(value) else "unbounded"
+
+
+def roc_figure(curves: Mapping[str, Roc], claims: Mapping[str, tuple[float, float]] = {}) -> Figure:
+    """Curves on logarithmic axes; ``claims`` are (epsilon, delta), whose bound no curve may pass."""
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    lowest = 1e-5
+    for label, roc in curves.items():
+        axes.plot(roc.false_positives.clip(lowest), roc.true_positives.clip(lowest), label=label)
+    grid = [10 ** (exponent / 50) for exponent in range(-250, 1)]
+    for label, (epsilon, delta) in claims.items():
+        if math.isfinite(epsilon):
+            bound = [min(1.0, math.exp(min(epsilon, 700)) * rate + delta) for rate in grid]
+            axes.plot(grid, bound, linestyle=":", color="black", label=f"bound: {label}")
+    axes.plot(grid, grid, color="lightgray")
+    axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1))
+    axes.set(xlabel="false positives", ylabel="true positives")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def bars(findings: Sequence[Finding]) -> Figure:
+    """What is claimed and what is shown, side by side."""
+    figure = Figure(figsize=(8, 0.5 + 0.45 * len(findings)), layout="constrained")
+    axes = figure.subplots()
+    labels = [f"{each.subject}, {each.details.get('tokens', '')} tokens" for each in findings]
+    places = range(len(findings))
+    capped = [min(each.claim, 60.0) for each in findings]
+    axes.barh(places, capped, color="lightgray", label="claimed")
+    axes.barh(places, [min(each.exact or 0.0, 60.0) for each in findings], height=0.5, label="exact, this pair")
+    axes.barh(places, [each.lower for each in findings], height=0.25, label="lower bound from tokens")
+    axes.set_yticks(list(places), labels)
+    axes.invert_yaxis()
+    axes.set(xlabel="epsilon")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _section(section: Section) -> str:
+    figures = "".join(
+        f"<figure><img alt={json.dumps(html.escape(caption))} src='{_inline(figure)}'>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for caption, figure in section.figures.items()
+    )
+    tables = _table(finding_rows(section.findings)) + _table(section.rows)
+    return f"<h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>{tables}{figures}"
+
+
+def _table(rows: Rows) -> str:
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(
+        f'<tr class="{html.escape(str(row.get("verdict", "")))}">'
+        + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in names)
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _inline(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,83 @@
+"""Which protocols of which ensemble are evaluated, each once, and what came out of every run of them, kept on disk."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.evaluation.rows import EnsembleRows
+from services.evaluation.text import Text
+from services.evaluation.trial import Outcome
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Settings
+from services.training.files import write_atomically
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings to be evaluated on an ensemble."""
+
+    ensemble: Path
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case whose protocol can be had: its models' rows are in `files`."""
+
+    case: Case
+    protocol: Protocol
+    files: EnsembleRows
+
+
+class Outcomes:
+    """A directory with the outcomes of single runs, so that one that is known is not computed again."""
+
+    def __init__(self, directory: Path, text: Text) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._text = text
+
+    def get(self, planned: Planned, run: int) -> Outcome | None:
+        try:
+            return Outcome(**json.loads(self._path(planned, run).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def put(self, planned: Planned, run: int, outcome: Outcome) -> None:
+        write_atomically(self._path(planned, run), json.dumps(asdict(outcome)).encode())
+
+    def missing(self, planned: Sequence[Planned]) -> Iterator[tuple[int, Planned]]:
+        for run in range(len(self._text.runs)):
+            for each in planned:
+                if self.get(each, run) is None:
+                    yield run, each
+
+    def all(self, planned: Planned) -> list[Outcome]:
+        """Of every run; they are there."""
+        found = [self.get(planned, run) for run in range(len(self._text.runs))]
+        return [outcome for outcome in found if outcome is not None]
+
+    def _path(self, planned: Planned, run: int) -> Path:
+        content = [
+            _FORMAT,
+            planned.case.settings.model_dump(mode="json"),
+            [path.name for path in (planned.files.public, *planned.files.models)],
+            hashlib.sha256(self._text.runs[run].tobytes()).hexdigest(),
+        ]
+        return self._directory / f"{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}.json"
+
+
+def grouped(missing: Iterator[tuple[int, Planned]], size: int) -> Mapping[str, tuple[int, list[Planned]]]:
+    """Tasks of up to `size` protocols that read the same rows of the same run, by name."""
+    by_rows: dict[tuple[int, EnsembleRows], list[Planned]] = {}
+    for run, planned in missing:
+        by_rows.setdefault((run, planned.files), []).append(planned)
+    tasks: dict[str, tuple[int, list[Planned]]] = {}
+    for (run, _), several in by_rows.items():
+        for start in range(0, len(several), size):
+            tasks[f"run {run + 1}, {len(tasks) + 1}"] = run, several[start : start + size]
+    return tasks

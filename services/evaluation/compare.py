@@ -1,0 +1,74 @@
+"""A whole comparison from one corpus: split by user, train ensembles of several sizes, evaluate every method.
+
+Each step keeps what it made in the output directory, and goes on there when it is run again.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from services.evaluation.ensembles import Ensembles
+from services.evaluation.evaluate import EvaluationOptions, evaluate
+from services.evaluation.results import Evaluation
+from services.evaluation.split import split
+from services.training.corpus import Corpus
+from services.training.options import Resources, TrainingOptions
+from services.training.progress import Display
+from services.training.tasks import connected
+from services.training.train import train
+
+PARTS = (16, 8, 4)
+
+TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=2e-3)
+"""One pass over the text, in small steps: what two processor cores do in half an hour."""
+
+
+def compare(
+    corpus: Corpus,
+    output: Path,
+    *,
+    parts: Sequence[int] = PARTS,
+    held_out: float = 0.1,
+    user_limit: int | None = None,
+    model: str | None = None,
+    dp_sgd: Path | None = None,
+    training: TrainingOptions = TRAINING,
+    resources: Resources | None = None,
+    options: EvaluationOptions | None = None,
+    display: Callable[[], Display] = Display,
+) -> Evaluation:
+    """Split, train what is missing, and evaluate in `output`.
+
+    Args:
+        parts: the sizes of the ensembles. The first is the table's, with models of half-parts for SubMix.
+        held_out, user_limit: see `split`.
+        dp_sgd: an ensemble of one part that DP-SGD trained, to be compared too.
+        display: makes that of one step.
+
+    Raises:
+        InputError: something given cannot be used.
+        TrainingError: an adapter or an evaluation failed.
+    """
+    texts, ensembles = output / "corpus", output / "ensembles"
+    train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"
+    split(
+        corpus,
+        train_file,
+        held_out_file,
+        share=held_out,
+        salt_file=texts / "split.salt",
+        user_limit=user_limit,
+    )
+    with connected():
+        for count in (*parts, 1):
+            train(
+                Corpus(train_file),
+                ensembles / str(count),
+                parts=count,
+                halves=count == parts[0],
+                model=model,
+                options=training,
+                resources=resources,
+                display=display(),
+            )
+        several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", dp_sgd)
+        return evaluate(Corpus(held_out_file), output, several, options or EvaluationOptions(), display())

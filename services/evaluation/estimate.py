@@ -1,0 +1,52 @@
+"""Means over runs, and how far they may be off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from scipy.stats import t
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over independent runs with its 95 % interval (Student's t); no interval from a single run.
+
+    Attributes:
+        runs: the value of each run.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    runs: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of the values themselves."""
+        mean, half = _mean(values)
+        return cls(mean, *_around(mean, half), tuple(values))
+
+    @classmethod
+    def of_logarithms(cls, logs: Sequence[float]) -> Self:
+        """Of the exponentials, on their logarithms: the geometric mean. With runs of one length that of perplexities
+        is the perplexity of all their tokens together."""
+        mean, half = _mean(logs)
+        low, high = (None if end is None else math.exp(end) for end in _around(mean, half))
+        return cls(math.exp(mean), low, high, tuple(map(math.exp, logs)))
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and half the width of its interval."""
+    mean = float(np.mean(values))
+    if len(values) < 2 or not math.isfinite(mean):
+        return mean, None
+    quantile = float(t.ppf((1 + LEVEL) / 2, len(values) - 1))
+    return mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def _around(mean: float, half: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if half is None else (mean - half, mean + half)

@@ -1,0 +1,232 @@
+"""The figures of a report: perplexity of every method, and against each quantity that was swept."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from services.evaluation.results import Result, SweepPoint, SweepResult, Table
+
+Theme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of one theme; `lines` are told apart by people who do not see all colours (Okabe & Ito 2008)."""
+
+    ink: str
+    muted: str
+    rule: str
+    paper: str
+    lines: tuple[str, ...]
+
+
+PALETTES: Mapping[Theme, Palette] = {
+    "light": Palette(
+        "#1d2430", "#5b6675", "#d9dde3", "#ffffff", ("#0072b2", "#d55e00", "#009e73", "#b04f8b", "#8a6d00", "#3a3f47")
+    ),
+    "dark": Palette(
+        "#e8ebf0", "#9aa5b4", "#343c48", "#161b22", ("#56b4e9", "#ff9248", "#2fd0a2", "#e39ac6", "#e3c64a", "#c9d1d9")
+    ),
+}
+_MARKERS = "osD^vP"
+# A method's place decides its colour, the same in every figure.
+_LINES = (
+    "PMixed, clip",
+    "PMixed, as published",
+    "Exponential mechanism",
+    "SubMix",
+    "AdaPMixed, as published",
+    "PMixed, mix",
+)
+_AXES = {
+    "epsilon": "epsilon of the budget",
+    "tokens": "tokens that the budget lasts for",
+    "parts": "parts of the ensemble",
+    "q": "probability q with which a part is drawn",
+    "order": "Rényi order",
+    "radius": "radius c around the public model, in nats",
+}
+TITLES = {
+    "epsilon": "What a larger budget buys",
+    "tokens": "What more tokens cost",
+    "parts": "What more parts bring",
+    "q": "Asking all parts, or a few at random",
+    "order": "Which order to fix",
+    "radius": "How far a part may pull",
+}
+
+
+def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
+    """PNG: the perplexity of every method at every budget, with its interval."""
+    palette = PALETTES[theme]
+    labels = [each.label for each in tables[0].results if any(_finite(_named(table, each.label)) for table in tables)]
+    figure, axes = _canvas(palette, height=1.2 + 0.36 * len(labels))
+    for index, table in enumerate(tables):
+        offset = (index - (len(tables) - 1) / 2) * 0.26
+        drawn = [(y, found) for y, label in enumerate(labels) if _finite(found := _named(table, label))]
+        means = [found.perplexity.mean for _, found in drawn if found.perplexity]
+        errors = _errors([found for _, found in drawn])
+        axes.errorbar(
+            means,
+            [y + offset for y, _ in drawn],
+            xerr=errors,
+            fmt=_MARKERS[index % len(_MARKERS)],
+            color=palette.lines[index % len(palette.lines)],
+            capsize=2.5,
+            elinewidth=1.2,
+            label=f"epsilon {table.budget.epsilon:g}",
+        )
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("perplexity (lower is better), with 95 % interval over runs")
+    axes.grid(axis="y", visible=False)
+    _legend(axes, palette)
+    return _png(figure)
+
+
+def sweep(found: SweepResult, theme: Theme = "light") -> bytes:
+    """PNG: perplexity against the quantity, a line for each method, dashed lines for what does not depend on it."""
+    palette = PALETTES[theme]
+    with_cost = found.quantity == "radius"
+    figure, axes = _canvas(palette, height=6.2 if with_cost else 4.2, rows=2 if with_cost else 1)
+    upper: Axes = axes[0] if with_cost else axes
+    lines = _lines(found.points)
+    for label, points in lines.items():
+        _line(upper, palette, label, points)
+    values = sorted({point.value for point in found.points})
+    for reference in found.references:
+        if reference.perplexity and not (found.quantity == "parts" and reference.protocol == "ensemble"):
+            upper.axhline(reference.perplexity.mean, color=palette.muted, linestyle=(0, (4, 3)), linewidth=1)
+            upper.annotate(
+                reference.label,
+                (1, reference.perplexity.mean),
+                xycoords=("axes fraction", "data"),
+                xytext=(-2, 2),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+                fontsize=8,
+                color=palette.muted,
+            )
+    upper.set_ylabel("perplexity")
+    upper.yaxis.set_major_locator(MaxNLocator(6))
+    lower = upper
+    if with_cost:
+        lower = axes[1]
+        for label, points in lines.items():
+            _cost_line(lower, palette, label, points)
+        lower.set_ylabel(f"epsilon of {found.budget.tokens} tokens")
+        lower.set_yscale("log")
+        _logarithmic(upper, values)
+    _logarithmic(lower, values)
+    lower.set_xlabel(_AXES[found.quantity])
+    _legend(upper, palette)
+    return _png(figure)
+
+
+def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
+    drawn = [point for point in points if _finite(point.result)]
+    if not drawn:
+        return
+    colour, marker = _style(palette, label)
+    values = [point.value for point in drawn]
+    estimates = [point.result.perplexity for point in drawn if point.result.perplexity]
+    axes.plot(
+        values,
+        [estimate.mean for estimate in estimates],
+        marker=marker,
+        markersize=4.5,
+        linewidth=1.6,
+        color=colour,
+        label=label,
+    )
+
+
+def _cost_line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
+    drawn = [(point.value, point.result.reached.rdp) for point in points if point.result.reached.rdp is not None]
+    colour, marker = _style(palette, label)
+    if drawn:
+        axes.plot(*zip(*drawn, strict=True), marker=marker, markersize=4.5, linewidth=1.6, color=colour)
+
+
+def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
+    lines: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        lines.setdefault(point.result.label, []).append(point)
+    return lines
+
+
+def _style(palette: Palette, label: str) -> tuple[str, str]:
+    index = _LINES.index(label) if label in _LINES else _place_of(label)
+    return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
+
+
+def _place_of(label: str) -> int:
+    """Of a label that has none, the same on every run."""
+    return sum(label.encode())
+
+
+def _canvas(palette: Palette, height: float, rows: int = 1) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(7.6, height), layout="constrained", facecolor=palette.paper)
+    axes = figure.subplots(rows, sharex=rows > 1)
+    for one in axes if rows > 1 else [axes]:
+        one.set_facecolor(palette.paper)
+        one.tick_params(colors=palette.muted, labelcolor=palette.ink, length=3)
+        one.xaxis.label.set_color(palette.ink)
+        one.yaxis.label.set_color(palette.ink)
+        one.grid(color=palette.rule, linewidth=0.7)
+        one.set_axisbelow(True)
+        for side, spine in one.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(palette.rule)
+    return figure, axes
+
+
+def _legend(axes: Axes, palette: Palette) -> None:
+    axes.legend(
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=palette.ink,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=3,
+        borderpad=0,
+    )
+
+
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _named(table: Table, label: str) -> Result:
+    return next(each for each in table.results if each.label == label)
+
+
+def _finite(found: Result) -> bool:
+    return found.perplexity is not None and math.isfinite(found.perplexity.mean)
+
+
+def _errors(found: Sequence[Result]) -> list[list[float]] | None:
+    estimates = [each.perplexity for each in found if each.perplexity]
+    if any(each.low is None or each.high is None for each in estimates):
+        return None
+    return [
+        [each.mean - (each.low or 0.0) for each in estimates],
+        [(each.high or 0.0) - each.mean for each in estimates],
+    ]
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, facecolor=figure.get_facecolor())
+    return file.getvalue()

@@ -1,0 +1,191 @@
+"""An evaluation as files: JSON, CSV, PNG figures, and one HTML page that needs nothing else."""
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from services.evaluation import figures
+from services.evaluation.estimate import Estimate
+from services.evaluation.methods import Budget
+from services.evaluation.results import Evaluation, Result, SweepResult, Table
+from services.privacy import accounting
+from services.training.files import write_atomically
+
+JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"
+
+_TEMPLATE = "report.html.j2"
+_DIGITS = 2
+_DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+
+
+def write_report(evaluation: Evaluation, output: Path) -> tuple[Path, ...]:
+    """Write all files of the report; each appears whole.
+
+    Returns:
+        their paths, the HTML page first.
+    """
+    pictures = {"overview": figures.overview(evaluation.tables)}
+    pictures |= {sweep.quantity: figures.sweep(sweep) for sweep in evaluation.sweeps}
+    files = {
+        HTML_FILE: page(evaluation).encode(),
+        JSON_FILE: json.dumps(record(evaluation), indent=2, allow_nan=False).encode() + b"\n",
+        CSV_FILE: _csv(evaluation).encode(),
+        **{f"perplexity-{name}.png": picture for name, picture in pictures.items()},
+    }
+    for name, content in files.items():
+        write_atomically(output / name, content)
+    return tuple(output / name for name in files)
+
+
+def record(evaluation: Evaluation) -> dict[str, Any]:
+    """For programs. What is infinite stands there as "infinite": JSON has no such number."""
+    content = {"model": evaluation.base_model, **_plain(asdict(evaluation))}
+    del content["base_model"]
+    return content
+
+
+def page(evaluation: Evaluation) -> str:
+    """The HTML report, its figures inside."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "percent": _percent, "epsilon": _epsilon, "interval": _interval}
+    return environment.get_template(_TEMPLATE).render(
+        evaluation=evaluation,
+        findings=list(_findings(evaluation)),
+        overview=_pictures(lambda theme: figures.overview(evaluation.tables, theme)),
+        sweeps=[
+            (sweep, figures.TITLES[sweep.quantity], _pictures(lambda theme, sweep=sweep: figures.sweep(sweep, theme)))
+            for sweep in evaluation.sweeps
+        ],
+        kept=_kept,
+        infinite=math.inf,
+    )
+
+
+def _findings(evaluation: Evaluation) -> Iterator[str]:
+    """The sentences of the summary."""
+    for table in evaluation.tables:
+        public, whole = _of(table, "public"), _of(table, "ensemble")
+        certified = [
+            each
+            for each in table.results
+            if each.status == "certified" and each.protocol not in ("public", "dp-sgd") and _is_finite(each.perplexity)
+        ]
+        if not certified or public.perplexity is None or whole.perplexity is None:
+            continue
+        best = min(certified, key=lambda each: each.perplexity.mean if each.perplexity else math.inf)
+        kept = _kept(table, best)
+        yield (
+            f"At epsilon {table.budget.epsilon:g} (delta {table.budget.delta:g}, {table.budget.tokens:,} tokens) the "
+            f"best certified method is {best.label}: perplexity {_number(best.perplexity)} beside "
+            f"{_number(public.perplexity)} of the public model and {_number(whole.perplexity)} of the ensemble "
+            "without privacy"
+            + (f", which is {_percent(kept)} of what the ensemble gains." if kept is not None else ".")
+        )
+
+
+def _kept(table: Table, found: Result) -> float | None:
+    """How much of the ensemble's gain in log-perplexity over the public model a method keeps."""
+    whole = _of(table, "ensemble").change
+    if found.change is None or whole is None or math.log(whole.mean) >= 0:
+        return None
+    return math.log(found.change.mean) / math.log(whole.mean)
+
+
+def _of(table: Table, protocol: str) -> Result:
+    return next(each for each in table.results if each.protocol == protocol)
+
+
+def _is_finite(estimate: Estimate | None) -> bool:
+    return estimate is not None and math.isfinite(estimate.mean)
+
+
+def _pictures(draw: Any) -> Mapping[str, str]:
+    return {theme: f"data:image/png;base64,{base64.b64encode(draw(theme)).decode()}" for theme in figures.PALETTES}
+
+
+def _number(value: Estimate | float | None, digits: int = 1) -> str:
+    mean = value.mean if isinstance(value, Estimate) else value
+    if mean is None:
+        return _DASH
+    return "∞" if math.isinf(mean) else f"{mean:,.{digits}f}"
+
+
+def _interval(value: Estimate | None, digits: int = 1) -> str:
+    if value is None or value.low is None or value.high is None:
+        return ""
+    return f"{value.low:,.{digits}f} {_DASH} {value.high:,.{digits}f}"
+
+
+def _percent(share: float | None, digits: int = 0) -> str:
+    if share is None:
+        return _DASH
+    return f"{100 * share:.{digits}f} %".replace("-", _MINUS)
+
+
+def _epsilon(value: float | None) -> str:
+    return _DASH if value is None else accounting.shown(value, _DIGITS)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Budget():
+            return value.model_dump()
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case float() if not math.isfinite(value):
+            return "infinite"
+        case _:
+            return value
+
+
+def _csv(evaluation: Evaluation) -> str:
+    """A line for each method of each table and for each point of each sweep."""
+    lines: list[tuple[str, float | str, Table | SweepResult, Result]] = [
+        *(("table", "", table, each) for table in evaluation.tables for each in table.results),
+        *((sweep.quantity, point.value, sweep, point.result) for sweep in evaluation.sweeps for point in sweep.points),
+    ]
+    file = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for figure, value, of, found in lines:
+        row = {"figure": figure, "value": value, **of.budget.model_dump(), **_flat(found)}
+        if writer is None:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+    return file.getvalue()
+
+
+def _flat(found: Result) -> dict[str, Any]:
+    row = {
+        "method": found.label,
+        "protocol": found.protocol,
+        "parts": found.parts,
+        "guarantee": found.status,
+        "notion": found.notion,
+    }
+    for name in ("perplexity", "possible_perplexity", "change", "hits"):
+        estimate: Estimate | None = getattr(found, name)
+        row |= {
+            name: estimate and estimate.mean,
+            f"{name}_low": estimate and estimate.low,
+            f"{name}_high": estimate and estimate.high,
+        }
+    row |= {name: getattr(found, name) for name in ("possible", "answered", "asked")}
+    row |= {f"epsilon_{name}": value for name, value in asdict(found.reached).items()}
+    return row | {"parameters": json.dumps(_plain(found.parameters), sort_keys=True), "problem": found.problem}

@@ -1,0 +1,77 @@
+"""Next-token distributions at every position of a block, in one forward pass.
+
+`Engine.next_token` answers what a service asks: the distribution after a context, one token further each time. Held-out
+text is known beforehand, and a forward pass over a block has the distribution at each of its positions already; asking
+for them one by one would take as many passes as there are tokens.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from services.evaluation.text import Block
+from services.training.adapter import gains_from_bfloat16
+
+Precision = Literal["auto", "bfloat16", "float32"]
+
+# Of a batch, whose logits (float32) are most of the memory; more is no faster on a CPU.
+_TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
+_NAME = "scored"
+
+
+class Scorer:
+    """A base model that is scored with one adapter after another, or with none."""
+
+    def __init__(self, model: Path, precision: Precision = "auto") -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        narrow = precision == "bfloat16" or (precision == "auto" and gains_from_bfloat16(self._device))
+        dtype = torch.bfloat16 if narrow else torch.float32
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self._device).eval()
+        self.vocabulary: int = self._model.config.get_text_config().vocab_size
+        _widen_head(self._model)
+
+    @torch.inference_mode()
+    def log_probabilities(self, blocks: Sequence[Block], adapter: Path | None) -> Iterator[tuple[int, Tensor]]:
+        """For each block its index and float32 [targets, V], under the adapter or the base model; in any order."""
+        model = self._model
+        if adapter is not None:
+            model = PeftModel.from_pretrained(self._model, adapter, adapter_name=_NAME)
+        try:
+            for batch in _batches(blocks, _TOKENS_AT_ONCE[self._device.type]):
+                # Nothing looks ahead, so what fills up the shorter ones needs no mask.
+                inputs = nn.utils.rnn.pad_sequence(
+                    [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
+                )
+                logits = model(input_ids=inputs.to(self._device), use_cache=False).logits
+                for index, rows in zip(batch, logits, strict=True):
+                    before = torch.tensor(blocks[index].targets) - 1
+                    yield index, rows[before.to(rows.device)].log_softmax(-1, dtype=torch.float32)
+        finally:
+            if adapter is not None:
+                model.unload()
+
+
+def _widen_head(model: Any) -> None:
+    """Let the last layer work in float32: in bfloat16 a logit of 16 is known to 0.06, and so is its log-probability."""
+    head = copy.deepcopy(model.get_output_embeddings()).float()
+    head.register_forward_pre_hook(lambda _, given: tuple(value.float() for value in given))
+    model.set_output_embeddings(head)
+
+
+def _batches(blocks: Sequence[Block], tokens: int) -> Iterator[list[int]]:
+    """Indices of blocks of similar length, at most so many tokens together once they are filled up."""
+    batch: list[int] = []
+    for index in sorted(range(len(blocks)), key=lambda index: -len(blocks[index].tokens)):
+        longest = len(blocks[batch[0]].tokens) if batch else 0
+        if batch and longest * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

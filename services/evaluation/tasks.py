@@ -1,0 +1,107 @@
+"""The work of an evaluation as Ray tasks: rows, one task a model, and trials, one task for some methods of a run.
+
+Tasks read and write files in the evaluation's directory; on a cluster of several machines all must see it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+
+from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Reader, read, write
+from services.evaluation.scoring import Precision, Scorer
+from services.evaluation.text import Text
+from services.evaluation.trial import Outcome, run_trials
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Settings
+from services.training.errors import TrainingError
+from services.training.progress import Display
+
+
+class EvaluationError(TrainingError):
+    """The evaluation could not be finished; run again, it goes on where it was."""
+
+
+def spread(
+    function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], display: Display, *, gpus: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Run `function` on the arguments of each job, on one core each, on the connected cluster; yields as they finish.
+
+    Args:
+        gpus: give each a GPU, where there are any.
+
+    Raises:
+        EvaluationError: a job failed; the others are cancelled.
+    """
+    device = 1 if gpus and ray.cluster_resources().get("GPU", 0) >= 1 else 0
+    task = ray.remote(_alone).options(num_cpus=1, num_gpus=device, max_retries=2)
+    running = {task.remote(function, *arguments): name for name, arguments in jobs.items()}
+    fractions = dict.fromkeys(jobs, 0.0)
+    try:
+        while running:
+            (reference,), _ = ray.wait(list(running), num_returns=1)
+            name = running.pop(reference)
+            yield name, _result(reference, name)
+            fractions[name] = 1.0
+            display.show(fractions)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def score(
+    base: Path, adapter: Path | None, text: Text, precision: Precision, target: Path, public: Path | None
+) -> None:
+    """Write the rows of one model: those of an adapter as differences from the rows in `public`."""
+    scorer = _scorer(base, precision)
+    blocks = ((text.offsets[index], rows) for index, rows in scorer.log_probabilities(text.blocks, adapter))
+    shape = (text.positions, scorer.vocabulary)
+    if public is None:
+        write(target, shape, PUBLIC_TYPE, blocks)
+        return
+    base_rows = read(public)
+    differences = (
+        (first, rows.cpu() - torch.from_numpy(np.array(base_rows[first : first + len(rows)]))) for first, rows in blocks
+    )
+    write(target, shape, PART_TYPE, differences)
+
+
+def trials(
+    planned: Sequence[tuple[Settings, Protocol]],
+    files: EnsembleRows,
+    positions: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> list[Outcome]:
+    """`run_trials` on rows from files."""
+    return run_trials(planned, Reader(files), positions, tokens)
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """With one thread, as Ray counts it."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    return function(*arguments)
+
+
+@lru_cache(maxsize=1)
+def _scorer(base: Path, precision: Precision) -> Scorer:
+    """Kept from one task to the next of the same worker: most of a short task would go into loading the model."""
+    return Scorer(base, precision)
+
+
+def _result(reference: Any, name: str) -> Any:
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        # The message may hold values of a distribution; the type does not.
+        raise EvaluationError(f"{name}: failed ({type(error.cause).__name__})") from error
+    except RayError as error:
+        raise EvaluationError(f"{name}: its worker was lost ({type(error).__name__}); run again to go on") from error

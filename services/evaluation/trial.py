@@ -1,0 +1,163 @@
+"""One protocol over the positions of one run: it draws, answers and pays as a service does."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.evaluation.allowance import Allowance
+from services.evaluation.rows import Reader
+from services.privacy import gnmax
+from services.privacy.gnmax import GNMax
+from services.privacy.protocol import Answers, Protocol
+from services.privacy.references import Public
+from services.privacy.settings import Settings
+from services.privacy.shaping import shape
+
+Reals = NDArray[np.float64]
+
+_POSITIONS_AT_ONCE = 32
+# Log-probabilities that are held at once: what several passes over them go through.
+_VALUES_AT_ONCE = 2**25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of one protocol came to. Private, as all that is measured on private models.
+
+    Attributes:
+        positions: tokens evaluated.
+        answered: those that the protocol answered; the public model answered the others, after the budget's end.
+        possible: those that could have been released at all.
+        loss: mean of -log p, in nats, over the possible ones.
+        hits: mean chance that the token released is the true one.
+        asked: mean number of part models asked for a token.
+        epsilon: what the answered tokens came to at the order of the ledger; None where it is without limit.
+    """
+
+    positions: int
+    answered: int
+    possible: int
+    loss: float
+    hits: float
+    asked: float
+    epsilon: float | None
+
+
+class Trial:
+    """See `Outcome`; positions come in batches, in the order in which a service would release them."""
+
+    def __init__(self, settings: Settings, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._public = Public(protocol.parts)
+        self._allowance = Allowance(settings, protocol)
+        self._logs: list[Reals] = []
+        self._hits: list[Reals] = []
+        self._asked = 0
+
+    def add(self, answers: Answers, tokens: Tensor) -> None:
+        """Takes the answers of all models [S positions] and the true tokens int64 [S]."""
+        asked = self._allowance.before(len(tokens))
+        draws = [self._protocol.draw() for _ in range(asked)]
+        drawn = _select(answers, draws)
+        weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
+        losses = None
+        if draws:
+            release = self._protocol.release(drawn)
+            weights, losses = release.weights, release.losses
+        answered = self._allowance.after(None if losses is None else losses.tolist(), asked)
+        self._asked += sum(map(len, draws))
+        private = _chances(weights[:answered], tokens[:answered])
+        public = self._public_chances(answers, tokens, answered)
+        logs = self._known_logs(drawn, tokens, private)[:answered]
+        with np.errstate(divide="ignore"):
+            self._logs += [logs, np.log(public)]
+        self._hits += [private, public]
+
+    def outcome(self) -> Outcome:
+        logs, hits = np.concatenate(self._logs), np.concatenate(self._hits)
+        possible, epsilon = np.isfinite(logs), self._allowance.epsilon
+        return Outcome(
+            positions=len(logs),
+            answered=self._allowance.spent,
+            possible=int(possible.sum()),
+            loss=float(-logs[possible].mean()) if possible.any() else math.inf,
+            hits=float(hits.mean()),
+            asked=self._asked / len(logs),
+            epsilon=epsilon if math.isfinite(epsilon) else None,
+        )
+
+    def _public_chances(self, answers: Answers, tokens: Tensor, first: int) -> Reals:
+        """Those of the tokens from `first` on, where the budget has ended."""
+        left = answers.public[first:]
+        if not len(left):
+            return np.empty(0)
+        return _chances(
+            self._public.release(Answers(left, answers.ratios[:0], ((),) * len(left))).weights, tokens[first:]
+        )
+
+    def _known_logs(self, drawn: Answers, tokens: Tensor, chances: Reals) -> Reals:
+        """log p of the true tokens; for GNMax an upper bound, because a noisy plurality's law has no closed form."""
+        if isinstance(self._protocol, GNMax):
+            each = (_one(drawn, s) for s in range(len(drawn.models)))
+            bounds = [gnmax.perplexity_bound(self._protocol, one, tokens[s : s + 1]) for s, one in enumerate(each)]
+            return -np.log(np.array(bounds, dtype=np.float64))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(chances))
+
+
+def run_trials(
+    planned: Sequence[tuple[Settings, Protocol]],
+    reader: Reader,
+    positions: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> list[Outcome]:
+    """The outcomes of several protocols of one ensemble on one run, whose rows are read and shaped once for all.
+
+    Args:
+        planned: settings, and the protocols that follow from them.
+        reader: of the models that all of them draw from: the parts', or those of their halves.
+        positions: those of the run, in order.
+        tokens: int64, the true token at each of them.
+    """
+    trials = [Trial(settings, protocol) for settings, protocol in planned]
+    for batch in _batches(positions, reader.models, reader.vocabulary):
+        public, rows = reader(positions[batch])
+        models = tuple(range(reader.models))
+        answers = shape(public, rows, (models,) * len(public), overwrite_parts=True)
+        for trial in trials:
+            trial.add(answers, torch.from_numpy(tokens[batch]))
+    return [trial.outcome() for trial in trials]
+
+
+def _batches(positions: NDArray[np.int64], models: int, vocabulary: int) -> Iterator[slice]:
+    size = max(1, min(_POSITIONS_AT_ONCE, _VALUES_AT_ONCE // max(1, models * vocabulary)))
+    for start in range(0, len(positions), size):
+        yield slice(start, start + size)
+
+
+def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
+    """The answers of the models drawn for each of the first positions, out of those of all models."""
+    if all(drawn == models for drawn, models in zip(draws, answers.models, strict=False)):
+        rows = sum(map(len, draws))
+        return Answers(answers.public[: len(draws)], answers.ratios[:rows], tuple(draws))
+    starts = [first for first, _ in answers.spans()]
+    rows_drawn = [start + model for start, drawn in zip(starts, draws, strict=False) for model in drawn]
+    return Answers(answers.public[: len(draws)], answers.ratios[rows_drawn], tuple(draws))
+
+
+def _one(answers: Answers, sequence: int) -> Answers:
+    first, last = list(answers.spans())[sequence]
+    return Answers(
+        answers.public[sequence : sequence + 1], answers.ratios[first:last], answers.models[sequence : sequence + 1]
+    )
+
+
+def _chances(weights: Tensor, tokens: Tensor) -> Reals:
+    """float64 [S]: with which probability each token is sampled, from the integers that it is sampled by."""
+    own = weights.gather(1, tokens[:, None])[:, 0].double()
+    return np.asarray((own / weights.sum(dim=1).double()).numpy())

@@ -1,0 +1,148 @@
+"""How fast an evaluation is: `python -m tests.benchmarks.evaluate --json`.
+
+Held-out tokens under every part of an ensemble, evaluated with PMixed's three mollifiers, every part drawn. Ours: a
+forward pass of each block and adapter, rows stored, then one pass over them for all methods. Beside it, in the same run
+and on some of the rows, what it replaces: a forward pass of the same block and adapter by transformers, in float32, and
+for each method a SciPy bisection per row. Both count seconds of one thread's processor time, which other work on the
+machine cannot stretch much.
+
+- `token_parts_per_s`: tokens times parts that ours evaluates a second with all methods, forward passes included.
+- `ratio`: to the same of what it replaces, whose forward passes serve all methods, too.
+- `token_parts_per_s_stored`, `ratio_stored`: with one more method, from rows that are stored: what a sweep consists of.
+- `ms_per_row`: where the time goes, of both.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from peft import PeftModel
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.evaluation.rows import EnsembleRows, Reader
+from services.evaluation.scoring import Scorer
+from services.evaluation.tasks import score
+from services.evaluation.text import Block, Text
+from services.evaluation.trial import run_trials
+from services.privacy.pmixed import PMixed, PMixedSettings
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Settings
+from services.training.public_model import resolve
+from tests.benchmarks.mollify import LOSS, ORDER, RADIUS, clip_by_scipy, mix_by_scipy, renyi_by_scipy
+from tests.ensembles import write_adapters
+from tests.services.conftest import TEXT
+
+CONTEXT = 256
+UNLIMITED = PMixedSettings(epsilon=None, radius=RADIUS)
+BY_SCIPY = {"clip": clip_by_scipy, "mix": mix_by_scipy, "renyi": renyi_by_scipy}
+
+
+def held_out(model: Path, blocks: int) -> Text:
+    """Blocks of one text, each begun one token later."""
+    tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"] * 4
+    made = tuple(Block(tuple(tokens[start : start + CONTEXT]), tuple(range(1, CONTEXT))) for start in range(blocks))
+    return Text(made, (np.arange(blocks * (CONTEXT - 1)),))
+
+
+def methods(parts: int) -> Mapping[str, tuple[Settings, Protocol]]:
+    return {
+        "clip": (UNLIMITED, PMixed(parts, 1.0, RADIUS)),
+        "mix": (UNLIMITED, PMixed(parts, 1.0, RADIUS, projection="mix")),
+        "renyi": (UNLIMITED, PMixed(parts, 1.0, mollifier="renyi", order=ORDER, loss=LOSS)),
+    }
+
+
+def seconds(work: Callable[[], Any], repeats: int = 1) -> float:
+    """The least processor time of several."""
+    taken = []
+    for _ in range(repeats):
+        begun = time.process_time()
+        work()
+        taken.append(time.process_time() - begun)
+    return min(taken)
+
+
+def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) -> tuple[dict[str, float], Reader]:
+    """Milliseconds a row, by what they are for."""
+    files = EnsembleRows(folder / "public.npy", tuple(folder / f"{name}.npy" for name in adapters))
+    Scorer(model)  # loading is no part of it: once a worker, however much text there is
+    score(model, None, text, "auto", files.public, None)
+    forward = seconds(
+        lambda: [
+            score(model, path, text, "auto", target, files.public)
+            for path, target in zip(adapters.values(), files.models, strict=True)
+        ]
+    )
+    reader, planned = Reader(files), methods(len(adapters))
+    rows = text.positions * len(adapters)
+
+    def evaluate(*names: str) -> float:
+        chosen = [planned[name] for name in names]
+        return 1e3 * seconds(lambda: run_trials(chosen, reader, text.runs[0], text.true_tokens), 2) / rows
+
+    return {
+        "forward": 1e3 * forward / rows,
+        "all methods": evaluate(*planned),
+        "one method": evaluate("clip"),
+    }, reader
+
+
+def replaced(model: Path, adapters: Mapping[str, Path], text: Text, reader: Reader, sample: int) -> dict[str, float]:
+    """The same of a forward pass per adapter, and a bisection for each of ``sample`` rows."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    adapted = PeftModel.from_pretrained(base, next(iter(adapters.values())))
+    inputs = torch.tensor([text.blocks[0].tokens])
+
+    @torch.inference_mode()
+    def forward() -> None:
+        adapted(input_ids=inputs).logits.softmax(-1)
+
+    public, parts = reader(text.runs[0][:: max(1, text.positions // sample)][:sample])
+    p0 = public.double().exp().numpy()
+    rows = parts.view(len(public), len(adapters), -1)[:, 0].double().exp().numpy()
+    found = {"forward": 1e3 * seconds(forward, 3) / (CONTEXT - 1)}
+    for name, by_scipy in BY_SCIPY.items():
+        found[name] = 1e3 * seconds(lambda: [by_scipy(*pair) for pair in zip(p0, rows, strict=True)], 2) / len(rows)  # noqa: B023
+    return found
+
+
+def evaluate(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    parts: Annotated[int, typer.Option(min=2, help="Parts of the ensemble.")] = 8,
+    blocks: Annotated[int, typer.Option(min=1, help=f"Blocks of {CONTEXT} tokens.")] = 2,
+    sample: Annotated[int, typer.Option(min=1, help="Rows that SciPy bisects.")] = 12,
+) -> None:
+    """Time an evaluation beside what it replaces."""
+    torch.set_num_threads(1)
+    model = resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = write_adapters(Path(folder), [f"part-{index}" for index in range(parts)], model)
+        text = held_out(model, blocks)
+        own, reader = ours(Path(folder), model, adapters, text)
+        slow = replaced(model, adapters, text, reader, sample)
+    first, again = own["forward"] + own["all methods"], own["one method"]
+    numbers = {
+        "token_parts_per_s": 1e3 / first,
+        "ratio": sum(slow.values()) / first,
+        "token_parts_per_s_stored": 1e3 / again,
+        "ratio_stored": (slow["forward"] + slow["clip"]) / again,
+    }
+    if as_json:
+        setting = {"parts": parts, "tokens": text.positions, "threads": 1}
+        print(json.dumps({**setting, **numbers, "ms_per_row": {"ours": own, "replaced": slow}}, indent=2))
+        return
+    table = Table("number", "", *numbers)
+    table.add_row("", "", *(f"{number:.3g}" for number in numbers.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(evaluate)

@@ -1,0 +1,98 @@
+"""Claim: a bound found by an audit is below the truth, as surely as it says, and close to it after many trials."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from services.audit.bounds import clopper_pearson, one_run_epsilon, one_run_p_value, two_sample_epsilon
+from services.audit.finding import CERTAIN
+from services.audit.likelihood import held_out_epsilons
+
+TRIALS = 200_000
+
+
+def randomised_response(epsilon: float, trials: int, seed: int) -> Iterator[np.ndarray]:
+    """Answers to a question whose truth is 1 in the first world and 0 in the second (Warner 1965)."""
+    generator = np.random.default_rng(seed)
+    truthful = 1 / (1 + math.exp(-epsilon))
+    for chance in (truthful, 1 - truthful):
+        yield (generator.random(trials) < chance).astype(float)
+
+
+def test_clopper_pearson_covers_as_often_as_it_says() -> None:
+    counts = np.arange(41)
+    for chance in (0.01, 0.2, 0.5, 0.93):
+        low, high = clopper_pearson(counts, 40, 0.95)
+        masses = binom.pmf(counts, 40, chance)
+        assert masses[low > chance].sum() <= 0.05
+        assert masses[high < chance].sum() <= 0.05
+    assert clopper_pearson(0, 10, 0.9)[0] == 0
+    assert clopper_pearson(10, 10, 0.9)[1] == 1
+    assert clopper_pearson(0, 100, 0.95)[1] == pytest.approx(1 - 0.05 ** (1 / 100))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_randomised_response_is_approached_from_below(epsilon: float) -> None:
+    bounds = [
+        held_out_epsilons(*randomised_response(epsilon, trials, 1), 0.0, [CERTAIN])[0] for trials in (2_000, TRIALS)
+    ]
+    assert bounds[0] < bounds[1] <= epsilon
+    assert bounds[1] > 0.93 * epsilon
+
+
+def test_the_mirrored_test_is_found() -> None:
+    """Most of the evidence lies where the first world is rarer: nothing there, and a tenth of the other."""
+    generator = np.random.default_rng(0)
+    present, absent = np.zeros(TRIALS), -(generator.random(TRIALS) < 0.1).astype(float)
+    assert held_out_epsilons(present, absent, 0.0, [CERTAIN])[0] > 5
+
+
+def test_equal_worlds_prove_nothing() -> None:
+    generator = np.random.default_rng(0)
+    present, absent = generator.normal(size=(2, 20_000))
+    assert held_out_epsilons(present, absent, 1e-5, [CERTAIN])[0] < 0.1
+
+
+def test_delta_is_taken_off_the_true_positives() -> None:
+    assert two_sample_epsilon(30, 1000, 0, 1000, 0.5, 0.95) == 0
+    assert two_sample_epsilon(900, 1000, 1, 1000, 0.1, 0.95) < two_sample_epsilon(900, 1000, 1, 1000, 0.0, 0.95)
+
+
+def test_guessing_in_one_run_without_delta_is_binomial() -> None:
+    assert one_run_p_value(0.0, 100, 100, 60, 0.0) == pytest.approx(binom.sf(59, 100, 0.5))
+    assert one_run_p_value(1.0, 100, 50, 40, 0.0) == pytest.approx(binom.sf(39, 50, 1 / (1 + math.exp(-1))))
+    assert one_run_epsilon(100, 100, 50, 0.0, 0.95) == 0
+
+
+def test_one_run_agrees_with_the_theorem_written_out() -> None:
+    planted, guesses, correct, delta, epsilon = 200, 60, 52, 1e-3, 0.8
+    chance = math.exp(epsilon) / (math.exp(epsilon) + 1)
+    steepest = max(
+        sum(binom.pmf(correct - j, guesses, chance) for j in range(1, i + 1)) / i for i in range(1, correct + 1)
+    )
+    expected = binom.sf(correct - 1, guesses, chance) + 2 * planted * delta * steepest
+    assert one_run_p_value(epsilon, planted, guesses, correct, delta) == pytest.approx(expected)
+
+
+def test_one_run_approaches_randomised_response_from_below() -> None:
+    """Every coin is told by randomised response of its own."""
+    generator = np.random.default_rng(3)
+    epsilon, found = 2.0, []
+    for planted in (100, 20_000):
+        correct = int((generator.random(planted) < 1 / (1 + math.exp(-epsilon))).sum())
+        found.append(one_run_epsilon(planted, planted, correct, 1e-9, CERTAIN))
+    assert found[0] < found[1] <= epsilon
+    assert found[1] > 0.9 * epsilon
+
+
+def test_more_delta_proves_less() -> None:
+    found = [one_run_epsilon(1000, 100, 99, delta, 0.95) for delta in (0.0, 1e-5, 1e-2)]
+    assert found[0] > found[1] > found[2]
+
+
+def test_impossible_guesses_are_refused() -> None:
+    with pytest.raises(ValueError, match="correct"):
+        one_run_p_value(1.0, 10, 5, 6, 0.0)

@@ -1,0 +1,142 @@
+"""Claim: the likelihood-ratio audit comes close to a sound claim, never passes it, and catches a broken mechanism."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.audit import laws, likelihood, pairs, worlds
+from services.audit.likelihood import Adjacency
+from services.privacy import pmixed, subsample_aggregate
+from services.privacy.exponential import Exponential, ExponentialEvent
+from services.privacy.gnmax import GNMax
+from services.privacy.pmixed import PMixed, RatioEvent
+from services.privacy.protocol import Protocol
+from services.privacy.protocols import PROTOCOLS
+
+DELTA = 1e-5
+CERTIFIED: list[tuple[str, dict[str, Any]]] = [
+    ("pmixed", {}),
+    ("pmixed", {"projection": "mix"}),
+    ("pmixed", {"q": 0.5, "asked": "one"}),
+    ("exponential", {}),
+    ("gnmax", {}),
+    ("subsample-aggregate", {}),
+    ("adapmixed", {}),
+]
+
+
+def planned(name: str, parts: int, tokens: int, epsilon: float = 2.0, **parameters: Any) -> Protocol:
+    return PROTOCOLS[name].model_validate({"epsilon": epsilon, "tokens": tokens, **parameters}).plan(parts)
+
+
+@pytest.mark.parametrize("adjacency", ["part", "user"])
+@pytest.mark.parametrize(("name", "parameters"), CERTIFIED)
+def test_a_certified_claim_holds(name: str, parameters: dict[str, Any], adjacency: Adjacency) -> None:
+    protocol = planned(name, 3, 4, **parameters)
+    finding = likelihood.audit(protocol, tokens=4, delta=DELTA, adjacency=adjacency, releases=4_000).finding
+    assert finding.verdict != "broken", finding.sentence
+    assert finding.exact is not None
+    assert 0.2 * finding.claim < finding.exact <= finding.claim
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+@pytest.mark.parametrize(("parts", "tokens"), [(1, 1), (4, 1), (4, 64), (16, 1024)])
+def test_the_corners_reach_the_claim_of_pmixed(parts: int, tokens: int, projection: str) -> None:
+    protocol = planned("pmixed", parts, tokens, projection=projection)
+    claim = likelihood.claims_of(protocol.event, tokens, DELTA, "part")["PLD"]
+    assert 0.97 * claim < likelihood.exact(protocol, tokens=tokens, delta=DELTA) <= claim
+
+
+def test_tokens_alone_come_close_to_the_claim() -> None:
+    finding = likelihood.audit(planned("pmixed", 2, 1), tokens=1, delta=DELTA, releases=40_000).finding
+    assert 0.8 * finding.claim < finding.lower
+    assert finding.certain <= finding.lower
+    assert finding.verdict == "holds"
+
+
+def test_one_user_replaced_comes_close_to_its_claim() -> None:
+    protocol = planned("pmixed", 3, 8)
+    claim = likelihood.claims_of(protocol.event, 8, DELTA, "user")["Rényi"]
+    assert 0.9 * claim < likelihood.exact(protocol, tokens=8, delta=DELTA, adjacency="user") <= claim
+
+
+def test_a_projection_at_twice_the_radius_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pmixed, "slack", lambda parts, radius: -radius)
+    for projection in ("clip", "mix"):
+        protocol = planned("pmixed", 3, 1, epsilon=1.0, projection=projection)
+        finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=20_000).finding
+        assert finding.verdict == "broken"
+        assert finding.certain > finding.claim, "the tokens alone prove it"
+        assert finding.broken_claims == ("Rényi", "PLD")
+
+
+def test_a_claim_of_half_the_radius_is_caught() -> None:
+    claimed = RatioEvent(3, 1.0, 0.5)
+    finding = likelihood.audit(
+        PMixed(3, 1.0, 1.0), tokens=4, delta=DELTA, claimed=claimed, releases=40_000, subject="too loud"
+    ).finding
+    assert finding.verdict == "broken"
+    assert "too loud: the likelihood-ratio test proves" in finding.sentence
+
+
+def test_a_draw_more_often_than_claimed_is_caught() -> None:
+    claimed = RatioEvent(1, 0.2, 2.0)
+    finding = likelihood.audit(PMixed(1, 1.0, 2.0), tokens=1, delta=DELTA, claimed=claimed, releases=20_000).finding
+    assert finding.certain > finding.claim
+
+
+def test_the_exponential_mechanism_at_twice_the_radius_is_caught() -> None:
+    claimed = ExponentialEvent(2, 1.0, 0.5)
+    protocol = Exponential(2, 1.0, 1.0)
+    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, claimed=claimed, releases=40_000).finding
+    assert finding.certain > finding.claim
+
+
+def test_a_quarter_of_the_noise_on_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = planned("subsample-aggregate", 3, 1)
+    original = subsample_aggregate.discrete_laplace
+    monkeypatch.setattr(subsample_aggregate, "discrete_laplace", lambda sums, scale: original(sums, scale / 4))
+    finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=40_000).finding
+    assert finding.certain > finding.claim
+
+
+def test_half_the_noise_on_votes_is_caught() -> None:
+    """By the exact law: the plurality hides more of the votes than a few thousand tokens could tell."""
+    sound = planned("gnmax", 3, 16)
+    assert isinstance(sound, GNMax)
+    finding = likelihood.audit(
+        GNMax(3, sound.sigma / 2), tokens=16, delta=DELTA, claimed=sound.event, releases=1_000
+    ).finding
+    assert finding.verdict == "broken"
+
+
+@pytest.mark.parametrize(("name", "parameters"), CERTIFIED)
+def test_tokens_follow_the_law(name: str, parameters: dict[str, Any]) -> None:
+    """Each token's count within six standard deviations: wrong once in hundreds of millions."""
+    protocol = planned(name, 3, 1, **parameters)
+    pair = pairs.worst_pair(protocol, 4.0)
+    count = 2_000 if name in ("adapmixed", "gnmax") else 10_000
+    for world in (pair.present, pair.absent):
+        law = laws.token_law(protocol, world)
+        seen = np.bincount(worlds.tokens(protocol, world, count), minlength=len(law))
+        assert law.sum() == pytest.approx(1)
+        assert (np.abs(seen - count * law) <= 6 * np.sqrt(count * law * (1 - law)) + 1).all()
+
+
+def test_epsilon_of_two_tokens_agrees_with_that_of_three() -> None:
+    """By counting, and by composing privacy loss distributions, of the same pair."""
+    p, q = np.array([0.3, 0.7]), np.array([0.2, 0.8])
+    split_p, split_q = (np.array([law[0], law[1] / 2, law[1] / 2]) for law in (p, q))
+    for tokens in (1, 10, 200):
+        counted = laws.tokens_epsilon(p, q, tokens, DELTA)
+        assert laws.tokens_epsilon(split_p, split_q, tokens, DELTA) == pytest.approx(counted, abs=1e-5 * tokens + 1e-6)
+
+
+def test_what_is_impossible_without_the_part_is_unbounded() -> None:
+    assert laws.tokens_epsilon(np.array([0.1, 0.9]), np.array([0.0, 1.0]), 3, DELTA) == np.inf
+
+
+def test_references_have_no_worst_case() -> None:
+    with pytest.raises(pairs.NoPairError, match="ensemble"):
+        likelihood.audit(PROTOCOLS["ensemble"]().plan(3), tokens=1, delta=DELTA)

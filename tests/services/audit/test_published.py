@@ -1,0 +1,37 @@
+"""Claim: the counter-example to the published proof keeps to the published ball, and costs more than is claimed."""
+
+import pytest
+import torch
+
+from services.audit import published
+from services.audit.worlds import Pair
+from services.privacy.pmixed import PMixed, PMixedSettings
+from services.privacy.renyi import mollify
+
+
+def as_published(parts: int, q: float, tokens: int) -> PMixed:
+    return PMixedSettings(mollifier="renyi", q=q, tokens=tokens, epsilon=8.0).plan(parts)
+
+
+@pytest.mark.parametrize(("parts", "q", "tokens"), [(2, 1.0, 1024), (2, 1.0, 64), (16, 1.0, 1024), (80, 0.1, 1024)])
+def test_the_published_claim_is_exceeded_and_the_certified_one_is_not(parts: int, q: float, tokens: int) -> None:
+    theirs, ours = published.compare(parts, q, 8.0, 1e-5, tokens)
+    assert theirs.verdict == "broken"
+    assert theirs.status == "as published"
+    assert theirs.details["token_divergence"] > 10 * theirs.details["token_divergence_claimed"]
+    assert ours.verdict == "holds"
+    assert ours.status == "certified"
+
+
+def test_every_part_of_the_pair_is_left_as_it_is_by_the_published_mollifier() -> None:
+    """It lies in the ball for every number of parts drawn: lambda is 1."""
+    protocol = as_published(2, 1.0, 1024)
+    pair: Pair = published.against(protocol, 1024, 1e-5).pair
+    answers = pair.present.answers([(0, 1)])
+    kept = mollify(answers.ratios, answers.public[0], 3, 3 * published.smallest_beta(protocol))
+    torch.testing.assert_close(kept, answers.ratios * answers.public[0], rtol=1e-4, atol=0)
+
+
+def test_the_certified_mollifier_has_no_published_claim() -> None:
+    with pytest.raises(ValueError, match="renyi"):
+        published.against(PMixed(2, 1.0, 0.5), 10, 1e-5)

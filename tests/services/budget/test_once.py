@@ -1,0 +1,60 @@
+"""Claim: what one private release costs is charged with its first token, for ever, and its other tokens are free."""
+
+from pathlib import Path
+
+import pytest
+
+from services.budget.filter import UNLIMITED, Filter
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.statement import statement
+from services.budget.terms import Terms
+from services.privacy.dp_sgd import DpSgdEvent
+from services.privacy.events import Event
+from services.privacy.pmixed import RatioEvent
+from services.privacy.references import PublicEvent
+
+DELTA = 1e-5
+FIRST, SECOND = (DpSgdEvent("user", 1.1, 0.05, 100, run) for run in ("first", "second"))
+COST = FIRST.epsilon(DELTA)
+
+
+def terms(epsilon: float) -> Terms:
+    return Terms(ensemble="e", epsilon=epsilon, delta=DELTA, order=4.0, adjacency="user, add or remove")
+
+
+@pytest.mark.parametrize("spent", [{}, {FIRST: 1}, {FIRST: 10**6}, {PublicEvent(): 5}])
+def test_a_promise_of_its_cost_grants_any_number_of_tokens(spent: dict[Event, int]) -> None:
+    assert Filter(terms(COST + 1e-9)).affordable(spent, FIRST) == UNLIMITED
+    assert Filter(terms(COST - 1e-9)).affordable(spent, FIRST) == 0
+
+
+@pytest.mark.parametrize("other", [SECOND, RatioEvent(parts=8, q=0.1, radius=0.1)])
+def test_beside_another_cost_its_divergence_counts_and_is_never_forgotten(other: Event) -> None:
+    """The tighter conversion is for one release alone: with anything else it is a composition, at one order."""
+    alone, together = (Filter(terms(1e6)).epsilon(spent) for spent in ({FIRST: 9}, {FIRST: 9, other: 1}))
+    assert together > alone
+    assert Filter(terms(COST + 1e-9)).affordable({FIRST: 9}, other) == 0
+    exact = FIRST.rdp([4.0])[0] + other.rdp([4.0])[0]
+    assert together > exact
+
+
+def test_the_ledger_holds_the_training_from_the_first_token_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
+    assert statement(ledger.balance(), FIRST).epsilon_spent == 0
+    for tokens in (1, 1000):
+        assert ledger.lease(FIRST, tokens).count == tokens
+        stated = statement(read(tmp_path / "ledger.db"))
+        assert stated.epsilon_spent == pytest.approx(COST, abs=1e-3)
+        assert stated.epsilon_spent <= stated.epsilon
+        assert stated.tokens_left is None
+        assert "any number of released tokens" in stated.guarantee
+    assert stated.tokens_charged == 1001
+    assert ledger.lease(SECOND, 5).count == 0, "another training on the same text costs again"
+
+
+def test_a_training_of_which_nothing_was_released_costs_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
+    ledger.settle(ledger.lease(FIRST, 10).lease, 0)
+    assert statement(ledger.balance()).epsilon_spent == 0
+    assert ledger.lease(SECOND, 10).count == 10

@@ -1,0 +1,74 @@
+"""Claims: rows are the models' own, kept closely enough, found again, and never taken for others'."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from services.evaluation.rows import Origin, Reader, read, whole
+from services.evaluation.scoring import Scorer
+from services.evaluation.text import Block
+from tests.services.evaluation.written import write_rows
+
+ORIGIN = Origin(base="b" * 64, adapter="a" * 64, text="t" * 64, precision="float32")
+
+
+@pytest.fixture(scope="module")
+def blocks(tokens: tuple[int, ...]) -> list[Block]:
+    """Of three lengths, so that all but the longest are filled up."""
+    return [Block(part, tuple(range(1, len(part)))) for part in (tokens[:40], tokens[40:52], tokens[52:75])]
+
+
+def test_all_positions_at_once_are_each_models_own(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+) -> None:
+    scorer = Scorer(public_model, "float32")
+    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+    # One adapter after another, and none after them: nothing is left of the one before.
+    for adapter in (adapters["first"], adapters["second"], None):
+        found = dict(scorer.log_probabilities(blocks, adapter))
+        model = base if adapter is None else PeftModel.from_pretrained(base, adapter)
+        for index, block in enumerate(blocks):
+            with torch.inference_mode():
+                direct = model(input_ids=torch.tensor([block.tokens])).logits[0, :-1].log_softmax(-1)
+            assert torch.allclose(found[index], direct, atol=1e-4)
+            truth = torch.tensor(block.tokens[1:])[:, None]
+            own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (found[index], direct))
+            assert own == pytest.approx(theirs, rel=1e-5)
+        if adapter is not None:
+            base = model.unload()
+
+
+def test_parts_are_kept_to_two_thousandths_of_their_log_ratio(tmp_path: Path) -> None:
+    written = write_rows(tmp_path, positions=50, models=3)
+    positions = np.array([7, 3, 49])
+    public, parts = Reader(written.files)(positions)
+    assert torch.equal(public, written.public[positions])
+    truth = written.models[positions].flatten(0, 1)
+    ratio = (truth - public.repeat_interleave(3, 0)).abs()
+    assert bool(((parts - truth).abs() <= ratio * 2.0**-11 + 1e-6).all())
+    assert ratio.max() > 2
+
+
+@pytest.mark.parametrize("field", ["base", "adapter", "text", "precision"])
+def test_rows_of_something_else_have_another_name(field: str) -> None:
+    assert replace(ORIGIN, **{field: "bfloat16" if field == "precision" else "0" * 64}).file != ORIGIN.file  # type: ignore[arg-type]
+    assert replace(ORIGIN, adapter=None).file != ORIGIN.file
+
+
+def test_what_is_left_of_a_file_does_not_count(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, positions=20, models=1).files.models[0]
+    assert whole(path, 20)
+    assert not whole(path, 21)
+    assert not whole(tmp_path / "none.npy", 20)
+    content = path.read_bytes()
+    for damaged in (content[:1000], content[:-2], b"", b"PK" + content[2:]):
+        path.write_bytes(damaged)
+        assert not whole(path, 20)
+    path.write_bytes(content)
+    assert read(path).shape == (20, 96)

@@ -1,0 +1,70 @@
+"""Claims: blocks are of one user each, and runs read what they say they read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from services.evaluation.text import Text, held_out_text
+from services.training.corpus import Document
+from services.training.errors import InputError
+
+DOCUMENTS = [
+    Document(user, f"{user} says line {number} of what there is to say, and means it.")
+    for number in range(6)
+    for user in ("ann", "bob", "cat")
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(public_model: Path) -> object:
+    return AutoTokenizer.from_pretrained(public_model)
+
+
+def text(tokenizer: object, tokens: int, runs: int, context: int = 32, seed: int = 0) -> Text:
+    return held_out_text(DOCUMENTS, tokenizer, context=context, tokens=tokens, runs=runs, seed=seed)
+
+
+def test_blocks_hold_one_users_documents_in_their_order(tokenizer: object) -> None:
+    everything = text(tokenizer, 10_000, 1, context=1000)
+    decoded = sorted(tokenizer.decode(block.tokens) for block in everything.blocks)
+    assert decoded == [
+        "".join(f"{one.text}\n\n" for one in DOCUMENTS if one.user == user) for user in ("ann", "bob", "cat")
+    ]
+
+
+def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(tokenizer: object) -> None:
+    everything = text(tokenizer, 10_000, 1)
+    of_text = sum(len(tokenizer(one.text)["input_ids"]) for one in DOCUMENTS)
+    first = sum(block.tokens[0] not in separator(tokenizer) for block in everything.blocks)
+    assert everything.positions == of_text - first
+    assert not set(separator(tokenizer)) & set(everything.true_tokens.tolist())
+    assert all(len(block.tokens) <= 32 for block in everything.blocks)
+    assert sorted(everything.runs[0].tolist()) == list(range(everything.positions))
+
+
+def separator(tokenizer: object) -> list[int]:
+    return list(tokenizer("\n\n")["input_ids"])
+
+
+def test_runs_share_no_position_while_the_text_suffices(tokenizer: object) -> None:
+    apart = text(tokenizer, 50, 3)
+    assert apart.apart
+    assert [len(run) for run in apart.runs] == [50, 50, 50]
+    assert len(np.unique(np.concatenate(apart.runs))) == 150
+    together = text(tokenizer, 200, 3)
+    assert not together.apart
+    assert all(len(np.unique(run)) == len(run) for run in together.runs)
+
+
+def test_no_more_is_read_than_the_runs_need(tokenizer: object) -> None:
+    few, all_ = text(tokenizer, 20, 2), text(tokenizer, 10_000, 1)
+    assert 40 <= few.positions < 40 + 32
+    assert few.digest != all_.digest
+    assert few.digest == text(tokenizer, 20, 2).digest != text(tokenizer, 20, 2, seed=1).digest
+
+
+def test_text_of_nothing(tokenizer: object) -> None:
+    with pytest.raises(InputError, match="no document of at least two tokens"):
+        held_out_text([Document("ann", "I")], tokenizer, context=8, tokens=4, runs=1)

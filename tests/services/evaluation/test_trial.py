@@ -1,0 +1,127 @@
+"""Claims: a trial's perplexity is that of what a service would release, and it ends where its budget ends."""
+
+import numpy as np
+import pytest
+
+from services.evaluation.rows import Reader
+from services.evaluation.trial import Outcome, run_trials
+from services.privacy.adapmixed import AdaPMixedSettings
+from services.privacy.exponential import ExponentialSettings
+from services.privacy.gnmax import GNMaxSettings
+from services.privacy.pmixed import PMixedSettings
+from services.privacy.references import EnsembleSettings, PublicSettings
+from services.privacy.settings import Settings
+from services.privacy.submix import SubMixSettings
+from services.privacy.subsample_aggregate import SubsampleAggregateSettings
+from tests.services.evaluation.written import Written, write_rows
+
+PARTS, POSITIONS = 4, 80
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write_rows(tmp_path_factory.mktemp("rows"), POSITIONS, PARTS)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write_rows(tmp_path_factory.mktemp("halves"), POSITIONS, 2 * PARTS)
+
+
+def outcomes(written: Written, *settings: Settings) -> list[Outcome]:
+    planned = [(each, each.plan(PARTS)) for each in settings]
+    return run_trials(planned, Reader(written.files), np.arange(POSITIONS), written.tokens)
+
+
+def mean_loss(log_probabilities: np.ndarray, tokens: np.ndarray) -> float:
+    return float(-log_probabilities[np.arange(len(tokens)), tokens].mean())
+
+
+def test_references_are_the_distributions_themselves(written: Written) -> None:
+    public, ensemble = outcomes(written, PublicSettings(), EnsembleSettings())
+    assert public.loss == pytest.approx(mean_loss(written.public.numpy(), written.tokens), rel=1e-5)
+    mean = written.models.double().exp().mean(dim=1).log().numpy()
+    # Parts are kept as float16 differences: what is lost of them averages out.
+    assert ensemble.loss == pytest.approx(mean_loss(mean, written.tokens), rel=1e-3)
+    assert ensemble.loss < public.loss - 0.1
+    assert (public.asked, ensemble.asked) == (0, PARTS)
+    assert public.hits == pytest.approx(np.exp(written.public.numpy()[np.arange(POSITIONS), written.tokens]).mean())
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: Written, projection: str) -> None:
+    def settings(**radius: float) -> PMixedSettings:
+        return PMixedSettings.model_validate({"projection": projection, "tokens": POSITIONS, **radius})
+
+    public, ensemble, none, all_, some = outcomes(
+        written,
+        PublicSettings(),
+        EnsembleSettings(),
+        settings(epsilon=0.2),
+        settings(epsilon=1e5),
+        settings(epsilon=8),
+    )
+    assert none.loss == pytest.approx(public.loss, abs=2e-2)
+    assert all_.loss == pytest.approx(ensemble.loss, abs=2e-3)
+    assert ensemble.loss < some.loss < public.loss
+    assert (some.answered, some.possible) == (POSITIONS, POSITIONS)
+
+
+def test_a_budget_for_fewer_tokens_ends_after_these(written: Written) -> None:
+    public, half = outcomes(written, PublicSettings(), PMixedSettings(epsilon=8, tokens=POSITIONS // 2))
+    assert half.answered == POSITIONS // 2
+    assert half.loss < public.loss
+
+
+def test_submix_stops_when_its_budget_is_gone(halves: Written) -> None:
+    # At order 4 and this delta an epsilon of 3.4 leaves a loss of 0.3 to every part.
+    public, short, long = outcomes(
+        halves,
+        PublicSettings(),
+        SubMixSettings(epsilon=3.4, tokens=POSITIONS, beta=0.5),
+        SubMixSettings(epsilon=1e4, tokens=POSITIONS, beta=0.5),
+    )
+    assert 0 < short.answered < POSITIONS == long.answered
+    assert short.epsilon is not None
+    assert short.epsilon <= 3.4
+    assert long.loss < short.loss < public.loss
+    # The public model answers all that follows, and nobody is asked any more.
+    assert short.asked == pytest.approx(2 * PARTS * _asked(short.answered) / POSITIONS)
+
+
+def _asked(answered: int) -> int:
+    """Whole batches are asked; the rest of the last is thrown away."""
+    return min(POSITIONS, -(-(answered + 1) // 32) * 32)
+
+
+def test_measured_losses_end_adapmixed(written: Written) -> None:
+    settings = AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=POSITIONS)
+    outcome = outcomes(written, settings)[0]
+    assert 0 < outcome.answered < POSITIONS
+    assert outcome.epsilon is not None
+    assert outcome.epsilon <= 10.5
+
+
+def test_a_plurality_of_candidates_cannot_say_every_token(written: Written) -> None:
+    """Of ten candidates of a vocabulary of 96, some true tokens are none."""
+    gnmax, aggregate = outcomes(
+        written,
+        GNMaxSettings(candidates=10, epsilon=1e3, tokens=POSITIONS),
+        SubsampleAggregateSettings(candidates=10, epsilon=1e3, tokens=POSITIONS),
+    )
+    for outcome in (gnmax, aggregate):
+        assert 0 < outcome.possible < POSITIONS
+        assert 0 < outcome.hits < 1
+
+
+def test_what_is_drawn_is_random_and_what_is_not_is_the_same(written: Written) -> None:
+    drawn = PMixedSettings(q=0.5, epsilon=20, tokens=POSITIONS)
+    first, second = (outcomes(written, drawn, PMixedSettings(epsilon=20, tokens=POSITIONS)) for _ in range(2))
+    assert first[0].loss != second[0].loss
+    assert first[1] == second[1]
+    assert 0.2 * PARTS < first[0].asked < 0.8 * PARTS
+
+
+def test_exponential_gains_with_epsilon(written: Written) -> None:
+    losses = [each.loss for each in outcomes(written, *(ExponentialSettings(epsilon=e, tokens=80) for e in (1, 8, 64)))]
+    assert losses == sorted(losses, reverse=True)
