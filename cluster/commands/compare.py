@@ -11,6 +11,7 @@ from cluster.commands.evaluate import display, fail, report
 from services.evaluation.compare import PARTS
 from services.evaluation.compare import compare as compare_methods
 from services.evaluation.evaluate import EvaluationOptions
+from services.evaluation.methods import QUANTITIES
 from services.training.corpus import Corpus
 from services.training.errors import InputError, TrainingError
 from services.training.options import Resources
@@ -32,6 +33,9 @@ def compare(
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
     tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
     runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
+    sweep: Annotated[
+        list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
+    ] = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="Processor cores for each adapter that trains.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
@@ -50,7 +54,13 @@ def compare(
             model=model,
             dp_sgd=dp_sgd,
             resources=Resources.checked(cpus=cpus),
-            options=EvaluationOptions.checked(epsilons=tuple(epsilon), delta=delta, tokens=tokens, runs=runs),
+            options=EvaluationOptions.checked(
+                epsilons=tuple(epsilon),
+                delta=delta,
+                tokens=tokens,
+                runs=runs,
+                sweeps=tuple(name for name in sweep if name != "none"),
+            ),
             display=partial(display, as_json),
         )
         report(evaluation, output, time.monotonic() - started, as_json)

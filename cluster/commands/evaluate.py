@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.evaluate import evaluate as evaluate_methods
+from services.evaluation.methods import QUANTITIES
 from services.evaluation.report import record, write_report
 from services.evaluation.results import Evaluation, Result
 from services.privacy import accounting
@@ -38,7 +39,9 @@ def evaluate(
     tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
     runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
     context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
-    sweeps: Annotated[bool, typer.Option("--sweeps/--no-sweeps", help="The ablation figures, too.")] = True,
+    sweep: Annotated[
+        list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
+    ] = list(QUANTITIES),  # noqa: B006
     precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
     user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
     text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
@@ -62,7 +65,7 @@ def evaluate(
                 tokens=tokens,
                 runs=runs,
                 context=context,
-                sweeps=sweeps,
+                sweeps=tuple(name for name in sweep if name != "none"),
                 precision=precision,
             ),
             display(as_json),

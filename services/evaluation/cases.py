@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,15 +50,9 @@ class Outcomes:
     def put(self, planned: Planned, run: int, outcome: Outcome) -> None:
         write_atomically(self._path(planned, run), json.dumps(asdict(outcome)).encode())
 
-    def missing(self, planned: Sequence[Planned]) -> Iterator[tuple[int, Planned]]:
-        for run in range(len(self._text.runs)):
-            for each in planned:
-                if self.get(each, run) is None:
-                    yield run, each
-
-    def all(self, planned: Planned) -> list[Outcome]:
-        """Of every run; they are there."""
-        found = [self.get(planned, run) for run in range(len(self._text.runs))]
+    def first(self, planned: Planned, runs: int) -> list[Outcome]:
+        """Of so many runs, the first; they are there."""
+        found = [self.get(planned, run) for run in range(runs)]
         return [outcome for outcome in found if outcome is not None]
 
     def _path(self, planned: Planned, run: int) -> Path:

@@ -9,7 +9,7 @@ private, and so are the results.
 
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.evaluation import methods, tasks
 from services.evaluation.cases import Case, Outcomes, Planned, grouped
 from services.evaluation.ensembles import Ensemble, Ensembles
-from services.evaluation.methods import Budget, Method
+from services.evaluation.methods import QUANTITIES, Budget, Method, Quantity
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
 from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Origin, whole
 from services.evaluation.scoring import Precision
@@ -44,6 +44,8 @@ class EvaluationOptions(BaseModel):
     Attributes:
         epsilons: a table for each; sweeps are at the largest.
         tokens: what the budget must last for, and the tokens of a run.
+        sweeps: the ablation figures that are wanted.
+        sweep_runs: how many of the runs these take, where a table takes all: points of a line are of the same text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -53,7 +55,8 @@ class EvaluationOptions(BaseModel):
     tokens: int = Field(1024, ge=1)
     runs: int = Field(5, ge=1)
     context: int = Field(256, ge=2)
-    sweeps: bool = True
+    sweeps: tuple[Quantity, ...] = QUANTITIES
+    sweep_runs: int = Field(2, ge=1)
     seed: int = Field(0, ge=0)
     precision: Precision = "auto"
 
@@ -86,11 +89,11 @@ def evaluate(
         shown.say("reading the held-out text")
         documents = list(held_out)
         text = _text(documents, ensembles, options)
-        evaluation = _Comparison(ensembles, options, text, output, shown)
-        with connected():
-            evaluation.compute_rows()
-            evaluation.compute_outcomes()
-        return evaluation.results(documents)
+        comparison = _Comparison(ensembles, options, text, output, shown)
+        with ExitStack() as cluster:
+            comparison.compute_rows(cluster)
+            comparison.compute_outcomes(cluster)
+        return comparison.results(documents)
 
 
 class _Comparison:
@@ -108,8 +111,12 @@ class _Comparison:
         self._halves = bool(ensembles.main.halves)
         self._planned: dict[Case, Planned | str] = {}
 
-    def compute_rows(self) -> None:
-        """The public model first: the others are kept as differences from it."""
+    def compute_rows(self, cluster: ExitStack) -> None:
+        """The public model first: the others are kept as differences from it.
+
+        Args:
+            cluster: where a Ray cluster is entered, once something is missing.
+        """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
         wanted: dict[Path, tuple[Path | None, str]] = {self._path(None): (None, "public model")}
         for ensemble in self._ensembles.all:
@@ -123,6 +130,7 @@ class _Comparison:
         if not missing:
             return
         _check_room(self._rows, len(missing), self._text.positions * _vocabulary(self._ensembles.base))
+        cluster.enter_context(connected())
         text = ray.put(self._text)
         public = self._path(None)
         for stage in ([public], [path for path in missing if path != public]):
@@ -139,15 +147,16 @@ class _Comparison:
             for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
                 pass
 
-    def compute_outcomes(self) -> None:
+    def compute_outcomes(self, cluster: ExitStack) -> None:
         self._display.say("planning every method")
-        for case in self._cases():
+        for case, _ in self._cases():
             self._plan(case)
-        planned = [each for each in self._planned.values() if isinstance(each, Planned)]
-        jobs = grouped(self._outcomes.missing(planned), _PROTOCOLS_AT_ONCE)
+        jobs = grouped(self._missing(), _PROTOCOLS_AT_ONCE)
         if not jobs:
             return
-        self._display.say(f"evaluating {len(planned)} protocols over {len(self._text.runs)} runs")
+        cluster.enter_context(connected())
+        protocols = {id(planned) for _, several in jobs.values() for planned in several}
+        self._display.say(f"evaluating {len(protocols)} protocols over {len(self._text.runs)} runs")
         arguments = {
             name: (
                 [(each.case.settings, each.protocol) for each in several],
@@ -175,15 +184,31 @@ class _Comparison:
             halves=self._halves,
             base_model=main.manifest.base_model,
             tables=tuple(Table(budget, tuple(self._table(budget))) for budget in options.budgets),
-            sweeps=tuple(self._sweeps()) if options.sweeps else (),
+            sweep_runs=self._sweep_runs,
+            sweeps=tuple(self._sweeps()),
         )
 
-    def _cases(self) -> Iterator[Case]:
+    def _missing(self) -> Iterator[tuple[int, Planned]]:
+        """Each protocol with a run whose outcome is not known."""
+        runs: dict[Case, int] = {}
+        for case, count in self._cases():
+            runs[case] = max(count, runs.get(case, 0))
+        for run in range(len(self._text.runs)):
+            for case, count in runs.items():
+                planned = self._planned[case]
+                if isinstance(planned, Planned) and run < count and self._outcomes.get(planned, run) is None:
+                    yield run, planned
+
+    def _cases(self) -> Iterator[tuple[Case, int]]:
+        """What is wanted, and over how many runs."""
         for budget in self._options.budgets:
-            yield from (case for _, case in self._rows_of_table(budget))
-        if self._options.sweeps:
-            for _, points in self._swept():
-                yield from (case for _, _, case in points)
+            yield from ((case, len(self._text.runs)) for _, case in self._rows_of_table(budget))
+        for _, points in self._swept():
+            yield from ((case, self._sweep_runs) for _, _, case in points)
+
+    @property
+    def _sweep_runs(self) -> int:
+        return min(self._options.sweep_runs, len(self._text.runs))
 
     def _rows_of_table(self, budget: Budget) -> Iterator[tuple[str, Case]]:
         main = self._ensembles.main
@@ -200,12 +225,14 @@ class _Comparison:
             yield self._case(finetuned, methods.finetuned())
         yield self._case(main, methods.ensemble())
 
-    def _swept(self) -> Iterator[tuple[str, list[tuple[float, str, Case]]]]:
+    def _swept(self) -> Iterator[tuple[Quantity, list[tuple[float, str, Case]]]]:
         main, budget = self._ensembles.main, self._options.budgets[-1]
         for sweep in methods.sweeps(budget, main.parts, self._halves):
+            if sweep.quantity not in self._options.sweeps:
+                continue
             yield sweep.quantity, [(point.value, *self._case(main, point.method)) for point in sweep.points]
         sizes = sorted((main, *self._ensembles.others), key=lambda each: each.parts)
-        if len(sizes) > 1:
+        if len(sizes) > 1 and "parts" in self._options.sweeps:
             of_size = [(each, method) for each in sizes for method in methods.of_size(budget, each.parts)]
             yield "parts", [(float(each.parts), *self._case(each, method)) for each, method in of_size]
 
@@ -213,21 +240,23 @@ class _Comparison:
         return method.label, Case(ensemble.directory, method.settings)
 
     def _table(self, budget: Budget) -> Iterable[Result]:
-        return [self._result(label, case) for label, case in self._rows_of_table(budget)]
+        runs = len(self._text.runs)
+        return [self._result(label, case, runs) for label, case in self._rows_of_table(budget)]
 
     def _sweeps(self) -> Iterator[SweepResult]:
-        references = tuple(self._result(label, case) for label, case in self._references())
+        runs = self._sweep_runs
+        references = tuple(self._result(label, case, runs) for label, case in self._references())
         for quantity, points in self._swept():
-            found = tuple(SweepPoint(value, self._result(label, case)) for value, label, case in points)
+            found = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
             yield SweepResult(quantity, self._options.budgets[-1], found, references)
 
-    def _result(self, label: str, case: Case) -> Result:
+    def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
         if isinstance(planned, str):
             return impossible(label, case.settings, self._of(case).parts, planned)
         public = self._planned[self._case(self._ensembles.main, methods.public())[1]]
         assert isinstance(public, Planned)
-        own, theirs = self._outcomes.all(planned), self._outcomes.all(public)
+        own, theirs = self._outcomes.first(planned, runs), self._outcomes.first(public, runs)
         return result(label, case.settings, planned.protocol, own, theirs)
 
     def _plan(self, case: Case) -> None:

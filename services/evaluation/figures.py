@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from services.evaluation.estimate import Estimate
 from services.evaluation.results import Result, SweepPoint, SweepResult, Table
 
 Theme = Literal["light", "dark"]
@@ -63,28 +64,28 @@ TITLES = {
 
 
 def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
-    """PNG: the perplexity of every method at every budget, with its interval."""
+    """PNG: how far every method's perplexity is from the public model's on the same tokens, with its interval."""
     palette = PALETTES[theme]
-    labels = [each.label for each in tables[0].results if any(_finite(_named(table, each.label)) for table in tables)]
+    labels = [each.label for each in tables[0].results if any(_changed(table, each.label) for table in tables)]
     figure, axes = _canvas(palette, height=1.2 + 0.36 * len(labels))
+    axes.axvline(0, color=palette.muted, linewidth=1)
     for index, table in enumerate(tables):
         offset = (index - (len(tables) - 1) / 2) * 0.26
-        drawn = [(y, found) for y, label in enumerate(labels) if _finite(found := _named(table, label))]
-        means = [found.perplexity.mean for _, found in drawn if found.perplexity]
-        errors = _errors([found for _, found in drawn])
+        drawn = [(y + offset, change) for y, label in enumerate(labels) if (change := _changed(table, label))]
         axes.errorbar(
-            means,
-            [y + offset for y, _ in drawn],
-            xerr=errors,
+            [_percent(change.mean) for _, change in drawn],
+            [y for y, _ in drawn],
+            xerr=_errors([change for _, change in drawn]),
             fmt=_MARKERS[index % len(_MARKERS)],
             color=palette.lines[index % len(palette.lines)],
+            markersize=5,
             capsize=2.5,
             elinewidth=1.2,
             label=f"epsilon {table.budget.epsilon:g}",
         )
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set_xlabel("perplexity (lower is better), with 95 % interval over runs")
+    axes.set_xlabel("perplexity beside the public model's, in %, with 95 % interval")
     axes.grid(axis="y", visible=False)
     _legend(axes, palette)
     return _png(figure)
@@ -123,6 +124,7 @@ def sweep(found: SweepResult, theme: Theme = "light") -> bytes:
             _cost_line(lower, palette, label, points)
         lower.set_ylabel(f"epsilon of {found.budget.tokens} tokens")
         lower.set_yscale("log")
+        lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _logarithmic(upper, values)
     _logarithmic(lower, values)
     lower.set_xlabel(_AXES[found.quantity])
@@ -208,22 +210,27 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _named(table: Table, label: str) -> Result:
-    return next(each for each in table.results if each.label == label)
+def _changed(table: Table, label: str) -> Estimate | None:
+    """A method's change from the public model, whose own is none."""
+    found = next(each for each in table.results if each.label == label)
+    return None if found.protocol == "public" else found.change
 
 
 def _finite(found: Result) -> bool:
     return found.perplexity is not None and math.isfinite(found.perplexity.mean)
 
 
-def _errors(found: Sequence[Result]) -> list[list[float]] | None:
-    estimates = [each.perplexity for each in found if each.perplexity]
-    if any(each.low is None or each.high is None for each in estimates):
+def _errors(changes: Sequence[Estimate]) -> list[list[float]] | None:
+    if any(each.low is None or each.high is None for each in changes):
         return None
     return [
-        [each.mean - (each.low or 0.0) for each in estimates],
-        [(each.high or 0.0) - each.mean for each in estimates],
+        [100 * (each.mean - (each.low or 0.0)) for each in changes],
+        [100 * ((each.high or 0.0) - each.mean) for each in changes],
     ]
+
+
+def _percent(change: float) -> float:
+    return 100 * (change - 1)
 
 
 def _png(figure: Figure) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -87,9 +87,9 @@ def private(budget: Budget, parts: int, halves: bool) -> Iterator[Method]:
 
 
 def pmixed_published(budget: Budget, parts: int, q: float | None = None, order: int | None = None) -> Method:
-    drawn = min(1.0, _PUBLISHED_DRAWN / parts) if q is None else q
+    q = min(1.0, _PUBLISHED_DRAWN / parts) if q is None else q
     order = int(_order(budget, 3)) if order is None else order
-    settings = PMixedSettings(mollifier="renyi", q=drawn, order=order, **budget.limits())
+    settings = PMixedSettings(mollifier="renyi", q=q, order=order, **budget.limits())
     return Method("PMixed, as published", settings)
 
 
@@ -111,6 +111,7 @@ def _left(budget: Budget, order: int) -> float:
 
 
 Quantity = Literal["epsilon", "tokens", "parts", "q", "order", "radius"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Sweep:
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 TOKENS = (64, 256, 1024, 4096, 16384)
 SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
-ORDERS = (2, 3, 4, 6, 8, 12, 16)
+ORDERS = (3, 4, 6, 8, 12, 16)
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
@@ -145,6 +146,15 @@ def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
     yield Sweep("q", tuple(Point(q, one) for q in SHARES if q * parts >= 1 for one in drawing(budget, parts, q)))
     yield Sweep("order", tuple(Point(order, one) for order in ORDERS for one in at_order(budget, parts, order, halves)))
     yield Sweep("radius", tuple(Point(radius, one) for radius in RADII for one in within(budget, radius)))
+
+
+def drawn(budget: Budget, parts: int, halves: bool) -> Sequence[Method]:
+    """Methods whose perplexity is finite, and of two that are nearly the same the one that says more."""
+    return (
+        *planned(budget, parts),
+        Method("AdaPMixed, as published", AdaPMixedSettings(mollifier="renyi", **budget.limits())),
+        *([submix(budget)] if halves else []),
+    )
 
 
 def planned(budget: Budget, parts: int) -> Sequence[Method]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.evaluation.estimate import Estimate
-from services.evaluation.methods import Budget
+from services.evaluation.methods import Budget, Quantity
 from services.evaluation.trial import Outcome
 from services.privacy import accounting, planning
 from services.privacy.protocol import Protocol
@@ -160,7 +160,7 @@ class SweepPoint:
 class SweepResult:
     """Perplexity against one quantity; `references` are the lines that do not depend on it."""
 
-    quantity: str
+    quantity: Quantity
     budget: Budget
     points: tuple[SweepPoint, ...]
     references: tuple[Result, ...]
@@ -173,7 +173,7 @@ class Evaluation:
     Attributes:
         positions: tokens of a run; `runs` of them, which share no text where `apart`.
         parts: of the main ensemble.
-        precision: the models' numbers were computed in.
+        sweep_runs: how many of the runs the sweeps took.
     """
 
     documents: int
@@ -186,4 +186,5 @@ class Evaluation:
     halves: bool
     base_model: str
     tables: tuple[Table, ...]
+    sweep_runs: int
     sweeps: tuple[SweepResult, ...]

@@ -1,0 +1,106 @@
+"""Claims: `privmix evaluate` makes a report of real ensembles, goes on where it was, and refuses what does not fit."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from services.training.manifest import Manifest
+from tests.ensembles import write_ensemble
+
+# With it one of the three users is held out.
+SALT = bytes(range(32))
+DOCUMENTS = [
+    {"user": f"user-{number % 3}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody at all."}
+    for number in range(9)
+]
+SMALL = ["--tokens", "24", "--runs", "2", "--epsilon", "8", "--sweep", "none", "--precision", "float32"]
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("held-out") / "heldout.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in DOCUMENTS))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, arguments)])
+
+
+def evaluate(held_out: Path, ensemble: Path, output: Path, *options: object) -> Result:
+    return run("evaluate", held_out, "--ensemble", ensemble, "--output", output, *SMALL, *options)
+
+
+@pytest.mark.slow
+def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
+    single = write_ensemble(tmp_path / "one", 1)
+    done = evaluate(held_out, ensemble, tmp_path / "report", "--finetuned", single, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found == json.loads((tmp_path / "report" / "evaluation.json").read_text())
+    by_label = {each["label"]: each for each in found["tables"][0]["results"]}
+    assert list(by_label)[:3] == ["Public model", "Fine-tuned, not private", "Ensemble, not private"]
+    assert "SubMix" not in by_label, "this ensemble has no halves"
+    assert by_label["PMixed, clip"]["status"] == "certified"
+    assert by_label["PMixed, clip"]["reached"]["rdp"] == pytest.approx(8, abs=1e-3)
+    assert by_label["Ensemble, not private"]["asked"] == len(Manifest.load(ensemble).parts)
+
+    rows = {path: path.stat().st_mtime_ns for path in (tmp_path / "report" / "rows").iterdir()}
+    assert len(rows) == 1 + len(Manifest.load(ensemble).parts) + 1
+    lost = min(rows)
+    lost.write_bytes(lost.read_bytes()[:-2])
+    again = evaluate(held_out, ensemble, tmp_path / "report", "--finetuned", single)
+    assert again.exit_code == 0, again.output
+    assert "computing the distributions of 1 models" in again.stderr
+    assert "evaluating" not in again.stderr, "outcomes are kept"
+    assert "PMixed, clip" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in rows if path != lost} == {
+        path: time for path, time in rows.items() if path != lost
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tokens", "0"], "tokens: "),
+        (["--epsilon", "-1"], "epsilon: "),
+        (["--sweep", "colour"], "sweeps.0: "),
+        (["--precision", "int8"], "precision: "),
+        (["--finetuned", "ENSEMBLE"], "finetuned .*: has 4 parts; name an ensemble of one part"),
+        (["--dp-sgd", "/nowhere"], "has no manifest.json"),
+    ],
+)
+def test_impossible_options_are_named(
+    held_out: Path, ensemble: Path, tmp_path: Path, options: list[str], problem: str
+) -> None:
+    given = [str(ensemble) if option == "ENSEMBLE" else option for option in options]
+    failed = evaluate(held_out, ensemble, tmp_path / "report", *given)
+    assert failed.exit_code == 2, failed.output
+    assert failed.stderr.startswith("privmix evaluate: ")
+    assert re.search(problem, failed.stderr)
+
+
+@pytest.mark.parametrize("field", ["base_revision", "tokenizer"])
+def test_ensembles_of_another_model_are_refused(held_out: Path, ensemble: Path, tmp_path: Path, field: str) -> None:
+    other = Path(shutil.copytree(ensemble, tmp_path / "other"))
+    Manifest.load(other).model_copy(update={field: "0" * 64}).save(other)
+    failed = evaluate(held_out, ensemble, tmp_path / "report", "--ensemble", other)
+    assert failed.exit_code == 2
+    assert f"ensemble {other}: its {'tokenizer' if field == 'tokenizer' else 'public model'} is not that of" in (
+        failed.stderr
+    )
+
+
+def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
+    (tmp_path / "split.salt").write_bytes(SALT)
+    train, apart = tmp_path / "train.jsonl", tmp_path / "apart.jsonl"
+    done = run("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "0.5")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
+    failed = run("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
+    assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
