@@ -6,13 +6,16 @@ import typer
 
 from cluster.commands.audit import audit
 from cluster.commands.budget import budget
+from cluster.commands.compare import compare
 from cluster.commands.demo import demo_corpus
+from cluster.commands.evaluate import evaluate
 from cluster.commands.ledger import ledger
 from cluster.commands.plan import plan
 from cluster.commands.protocols import protocols
 from cluster.commands.quickstart import quickstart
 from cluster.commands.scale import scale
 from cluster.commands.serve import serve
+from cluster.commands.split import split
 from cluster.commands.status import status
 from cluster.commands.topology import topology
 from cluster.commands.train import train
@@ -31,6 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (quickstart, demo_corpus, train, protocols, topology, serve, status, scale, budget):
+    app.command()(command)
+for command in (split, evaluate, compare):
     app.command()(command)
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
