@@ -35,8 +35,9 @@ app = typer.Typer(
 )
 for command in (quickstart, demo_corpus, train, protocols, topology, serve, status, scale, budget):
     app.command()(command)
-for command in (split, evaluate, compare):
-    app.command()(command)
+app.command()(split)
+app.command()(evaluate)
+app.command()(compare)
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
 app.add_typer(audit)
