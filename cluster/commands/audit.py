@@ -212,7 +212,7 @@ def membership_(
     membership.train_shadows(directory, size, membership.TRAINING, steps)
     steps("Asking all models about all users")
     answers = membership.ask(directory, size, top_k)
-    finish([sections.membership_section(answers, subjects, draws, steps)], output, as_json)
+    finish([sections.membership_section(answers, subjects, delta, draws, steps)], output, as_json)
 
 
 @audit.command(name="all")
@@ -257,7 +257,7 @@ def all_(
     membership.train_shadows(directory / "membership", size, membership.TRAINING, steps)
     answers = membership.ask(directory / "membership", size, 64)
     subjects = _subjects("pmixed", {}, size.parts, (2.0, 8.0), (1024,), delta)
-    every.append(sections.membership_section(answers, subjects, 4, steps))
+    every.append(sections.membership_section(answers, subjects, delta, 4, steps))
     finish(every, output, as_json)
 
 

@@ -132,7 +132,8 @@ def roc_figure(curves: Mapping[str, Roc], claims: Mapping[str, tuple[float, floa
     axes = figure.subplots()
     lowest = 1e-5
     for label, roc in curves.items():
-        axes.plot(roc.false_positives.clip(lowest), roc.true_positives.clip(lowest), label=label)
+        seen = (roc.false_positives > 0) & (roc.true_positives > 0)
+        axes.plot(roc.false_positives[seen], roc.true_positives[seen], label=label)
     grid = [10 ** (exponent / 50) for exponent in range(-250, 1)]
     for label, (epsilon, delta) in claims.items():
         if math.isfinite(epsilon):

@@ -66,6 +66,7 @@ def likelihood_section(
         for each in audited
         if each.finding.details["adjacency"] == likelihood.ADJACENCIES["part"]
     }
+    bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in sorted({each.epsilon for each in subjects})}
     return Section(
         title="Likelihood-ratio test",
         text=(
@@ -77,7 +78,7 @@ def likelihood_section(
         findings=findings,
         figures={
             "Claims, and what is shown of them": bars(findings),
-            "One part present or absent": roc_figure(curves),
+            "One part present or absent": roc_figure(curves, bounds),
         },
     )
 
@@ -224,7 +225,7 @@ def one_run_section(
     )
 
 
-def membership_section(shadows: Shadows, subjects: Sequence[Subject], draws: int, say: Say) -> Section:
+def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, say: Say) -> Section:
     """The curve of every mechanism, and what it has at few false positives."""
     say("scoring")
     mechanisms = {
@@ -242,6 +243,7 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], draws: int
         for name, curve in curves.items()
     ]
     count = shadows.included.size
+    bounds = {f"epsilon {subject.epsilon:g}": (subject.epsilon, delta) for subject in subjects}
     return Section(
         title="Membership inference",
         text=(
@@ -250,7 +252,7 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], draws: int
             "nothing. The score is the mean log-chance of a user's text under the released distributions."
         ),
         rows=rows,
-        figures={"LiRA": roc_figure(curves)},
+        figures={"LiRA": roc_figure(curves, bounds)},
     )
 
 

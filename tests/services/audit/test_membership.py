@@ -45,5 +45,5 @@ def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     assert len(said) == 3
     shadows = membership.ask(tmp_path, size, 32)
     assert shadows.included.shape == (3, 6)
-    section = membership_section(shadows, [], 1, lambda _: None)
+    section = membership_section(shadows, [], 1e-5, 1, lambda _: None)
     assert [row["mechanism"] for row in section.rows] == ["ensemble, without privacy"]
