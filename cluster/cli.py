@@ -19,6 +19,7 @@ from cluster.commands.split import split
 from cluster.commands.status import status
 from cluster.commands.topology import topology
 from cluster.commands.train import train
+from cluster.commands.tune import tune
 from cluster.configuration import ConfigurationError
 from cluster.parameters import ACCEPTED
 from services.budget.errors import LedgerError
@@ -33,11 +34,22 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (quickstart, demo_corpus, train, protocols, topology, serve, status, scale, budget):
+for command in (
+    quickstart,
+    demo_corpus,
+    train,
+    split,
+    tune,
+    evaluate,
+    compare,
+    protocols,
+    topology,
+    serve,
+    status,
+    scale,
+    budget,
+):
     app.command()(command)
-app.command()(split)
-app.command()(evaluate)
-app.command()(compare)
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
 app.add_typer(audit)

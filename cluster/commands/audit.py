@@ -1,11 +1,13 @@
 """`privmix audit`: attacks on what is released, against what is claimed; exit 1 and say which claim broke."""
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -13,10 +15,14 @@ from rich.table import Table
 
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
-from services.audit import likelihood, published
+from services.audit import black_box, extraction, ground, membership, sections
+from services.audit.canaries import Canary
+from services.audit.finding import finite
 from services.audit.pairs import NoPairError
-from services.audit.report import Report, Section, bars, finding_rows, roc_figure
-from services.privacy.protocol import Protocol
+from services.audit.report import Report, Section, finding_rows
+from services.audit.sections import Subject
+from services.privacy.protocols import PROTOCOLS
+from services.training.progress import LineDisplay
 
 audit = typer.Typer(
     name="audit", help="Attack what is released, and compare with what is claimed.", no_args_is_help=True
@@ -32,56 +38,74 @@ CERTIFIED: Sequence[tuple[str, Mapping[str, object]]] = (
 )
 """What is audited where no protocol is named."""
 
-PUBLISHED: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
-"""Parts and q of the comparison; the last are the paper's."""
+API_KEY = "PRIVMIX_API_KEY"
 
+Name = Annotated[str | None, typer.Option("--protocol", help="The protocol; every certified one unless given.")]
 Parts = Annotated[int, typer.Option(min=1, help="N, how many parts the ensemble has.")]
-Delta = Annotated[float, typer.Option(help="The delta of the claim.")]
+Epsilons = Annotated[list[float] | None, typer.Option("--epsilon", help="A budget to plan for; may be repeated.")]
+Counts = Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Tokens of a claim; may be repeated.")]
+Budget = Annotated[int, typer.Option(min=1, help="How many tokens the budgets must last for.")]
+Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
 Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="Of the lower bounds that are shown.")]
+Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
+Room = Annotated[Path, typer.Option("--directory", help="Where what is planted and trained is kept.")]
+Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
+Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
+Repetitions = Annotated[int, typer.Option(min=1, help="How often an included one's secret is in the corpus.")]
+Candidates = Annotated[int, typer.Option(min=2, help="Secrets that the true one is ranked among.")]
+Attempts = Annotated[int, typer.Option(min=1, help="Completions asked for each secret.")]
+TopK = Annotated[int, typer.Option(min=1, help="The attacker samples from so many of the likeliest tokens.")]
+Draws = Annotated[int, typer.Option(min=1, help="Releases averaged where the same query is answered differently.")]
+Queries = Annotated[int, typer.Option(min=1, help="How often each of the planted is asked about.")]
+Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-
-@dataclass(frozen=True)
-class Subject:
-    """A protocol as it is set for so many tokens."""
-
-    name: str
-    protocol: Protocol
-    tokens: int
+ROOM = Path("run/audit")
 
 
-@audit.command(name="likelihood", context_settings=ACCEPTED)
-def likelihood_(
+@audit.command(context_settings=ACCEPTED)
+def likelihood(
     context: typer.Context,
-    protocol: Annotated[str | None, typer.Option(help="The protocol; every certified one unless given.")] = None,
+    protocol: Name = None,
     parts: Parts = 4,
-    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Tokens seen in a trial; may be repeated.")] = None,
-    epsilon: Annotated[float, typer.Option(help="The claim: a budget for so many tokens.")] = 2.0,
+    tokens: Counts = None,
+    epsilon: Epsilons = None,
     delta: Delta = 1e-5,
-    releases: Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")] = 200_000,
+    releases: Releases = 200_000,
     confidence: Confidence = 0.95,
+    url_with: Annotated[str | None, typer.Option(help="A running service with the part.")] = None,
+    url_without: Annotated[str | None, typer.Option(help="A running service without it.")] = None,
+    prompt: Annotated[str, typer.Option(help="What both services are asked.")] = "Caller: This is",
+    temperature: Annotated[float, typer.Option(help="Of both services' answers.")] = 1.0,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """The likelihood-ratio test in the worst case that is known of each protocol, with its real draws and sampling.
 
-    Any parameter of the protocol is an option: --q 0.5 --projection mix.
+    Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without two running
+    services are asked for `releases` tokens each instead, from the two likeliest; every one of them is charged.
     """
-    given: dict[str, object] = {**options(context.args), "epsilon": epsilon, "delta": delta}
-    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else CERTIFIED
-    subjects = [
-        _subject(name, parts, each, {**given, **parameters})
-        for each in tokens or (1, 16)
-        for name, parameters in chosen
-    ]
-    finish(Report([likelihood_section(subjects, delta, releases, confidence, Steps())]), output, as_json)
+    steps = Steps()
+    if url_with and url_without:
+        steps(f"Asking both services for {releases} tokens each: every one of them is charged")
+        question = black_box.Question(prompt, temperature=temperature)
+        section = _over_http((url_with, url_without), question, releases, confidence)
+    elif url_with or url_without:
+        raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
+    else:
+        subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0,), tokens or (1, 16), delta)
+        try:
+            section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
+        except NoPairError as error:
+            raise bad("protocol", str(error)) from error
+    finish([section], output, as_json)
 
 
-@audit.command(name="published")
-def published_(
-    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of the claim; may be repeated.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="The claim's epsilon; may be repeated.")] = None,
+@audit.command()
+def published(
+    tokens: Counts = None,
+    epsilon: Epsilons = None,
     delta: Delta = 1e-5,
     output: Output = None,
     as_json: AsJson = False,
@@ -90,93 +114,156 @@ def published_(
 
     Exact arithmetic. It is known that the published claim can be exceeded: that does not fail the audit.
     """
-    finish(Report([published_section(epsilon or (8.0,), tokens or (64, 1024), delta, Steps())]), output, as_json)
+    try:
+        section = sections.published_section(epsilon or (8.0,), tokens or (64, 1024), delta, Steps())
+    except ValueError as error:
+        raise bad("epsilon", str(error)) from error
+    finish([section], output, as_json)
 
 
-def likelihood_section(
-    subjects: Sequence[Subject], delta: float, releases: int, confidence: float, steps: Steps
-) -> Section:
-    """Both adjacencies of every subject."""
-    audited = []
-    for subject in subjects:
-        for adjacency in get_args(likelihood.Adjacency):
-            steps(f"{subject.name}, {subject.tokens} tokens, {adjacency}")
-            try:
-                audited.append(
-                    likelihood.audit(
-                        subject.protocol,
-                        tokens=subject.tokens,
-                        delta=delta,
-                        adjacency=adjacency,
-                        releases=releases,
-                        confidence=confidence,
-                        subject=subject.name,
-                    )
-                )
-            except NoPairError as error:
-                raise bad("protocol", str(error)) from error
-    findings = [each.finding for each in audited]
-    one_part = [each for each in audited if each.finding.details["adjacency"] == "present or absent"]
-    return Section(
-        title="Likelihood-ratio test",
-        text=(
-            "The auditor knows both ensembles and everything but the randomness, and sees the tokens of some queries. "
-            "Lower bounds come from tokens that were really drawn and sampled (Clopper-Pearson, threshold chosen on "
-            "other trials); the exact epsilon is that of the very pair attacked, and says how tight the accounting is."
+@audit.command(name="extraction", context_settings=ACCEPTED)
+def extraction_(
+    context: typer.Context,
+    directory: Room = ROOM,
+    users: Users = 48,
+    planted: Planted = 16,
+    repetitions: Repetitions = 24,
+    parts: Parts = 4,
+    protocol: Name = None,
+    epsilon: Epsilons = None,
+    tokens: Budget = 1024,
+    delta: Delta = 1e-5,
+    candidates: Candidates = 32,
+    attempts: Attempts = 10,
+    top_k: TopK = 64,
+    draws: Draws = 16,
+    url: Annotated[str | None, typer.Option(help="Ask a service of the trained ensemble too.")] = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Secrets planted in the demo corpus: how often each protocol says them, and how far up they rank.
+
+    Trains an ensemble, and one model of the whole corpus, into DIRECTORY; what is trained is kept. With --url a service
+    of DIRECTORY/ensemble is asked through HTTP; every token is charged.
+    """
+    steps = Steps()
+    known = _train(directory, ground.Size(users, planted, repetitions, parts), steps)
+    subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0, 64.0), (tokens,), delta)
+    steps(f"Asking the models for {len(known)} secrets")
+    trained = ground.ask(directory, known, candidates, top_k)
+    served = None
+    if url is not None:
+        included = trained.canaries
+        charged = sum(len(one.secret) for one in included) * attempts
+        steps(f"Asking {url} for {charged} tokens: every one of them is charged")
+        served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
+    finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], output, as_json)
+
+
+@audit.command(name="one-run", context_settings=ACCEPTED)
+def one_run(
+    context: typer.Context,
+    protocol: Name = None,
+    parts: Parts = 32,
+    queries: Queries = 4,
+    epsilon: Epsilons = None,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins that is guessed.")] = 0.5,
+    directory: Annotated[
+        Path | None, typer.Option(help="What `privmix audit extraction` trained: its planted users are guessed, too.")
+    ] = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """One ensemble, many fair coins: lower bounds on epsilon from how many of them the tokens give away."""
+    steps, given, epsilons = Steps(), options(context.args), epsilon or (8.0,)
+    subjects = _subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
+    trained = None
+    on_ground: Sequence[Subject] = ()
+    if directory is not None:
+        steps("Asking the models for the planted secrets")
+        trained = ground.again(directory)
+        count = queries * sum(len(canary.secret) for canary in trained.said)
+        on_ground = _subjects(protocol, given, trained.parts, epsilons, (count,), delta)
+    section = sections.one_run_section(subjects, on_ground, trained, queries, delta, confidence, guesses, steps)
+    finish([section], output, as_json)
+
+
+@audit.command(name="membership", context_settings=ACCEPTED)
+def membership_(
+    context: typer.Context,
+    directory: Room = ROOM / "membership",
+    users: Users = 32,
+    shadows: Shadows = 8,
+    parts: Parts = 2,
+    protocol: Name = "pmixed",
+    epsilon: Epsilons = None,
+    tokens: Budget = 1024,
+    delta: Delta = 1e-5,
+    top_k: TopK = 64,
+    draws: Draws = 4,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Was a user's text in the corpus? LiRA with shadow ensembles, trained into DIRECTORY and kept there."""
+    steps, size = Steps(), membership.Size(users, shadows, parts)
+    subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0), (tokens,), delta)
+    membership.train_shadows(directory, size, membership.TRAINING, steps)
+    steps("Asking all models about all users")
+    answers = membership.ask(directory, size, top_k)
+    finish([sections.membership_section(answers, subjects, delta, draws, steps)], output, as_json)
+
+
+@audit.command(name="all")
+def all_(
+    output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = ROOM / "report",
+    directory: Room = ROOM,
+    parts: Parts = 4,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    releases: Releases = 100_000,
+    shadows: Shadows = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Every attack, with the defaults of each, into one report."""
+    steps = Steps()
+    every = [
+        sections.likelihood_section(
+            _subjects(None, {}, parts, (2.0,), (1, 16), delta), delta, releases, confidence, steps
         ),
-        findings=findings,
-        figures={
-            "Claims, and what is shown of them": bars(findings),
-            "One part present or absent": roc_figure(
-                {f"{each.finding.subject}, {each.finding.details['tokens']} tokens": each.roc for each in one_part}
-            ),
-        },
+        sections.published_section((8.0,), (64, 1024), delta, steps),
+    ]
+    known = _train(directory, ground.Size(parts=parts), steps)
+    trained = ground.ask(directory, known, 32, 64)
+    every.append(
+        sections.extraction_section(
+            trained, _subjects(None, {}, parts, (2.0, 8.0, 64.0), (1024,), delta), 10, 16, steps
+        )
     )
-
-
-def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: float, steps: Steps) -> Section:
-    """One comparison for each setting."""
-    findings, rows = [], []
-    for parts, q in PUBLISHED:
-        for epsilon in epsilons:
-            for count in tokens:
-                steps(f"{parts} parts, q {q:g}, epsilon {epsilon:g}, {count} tokens")
-                try:
-                    theirs, ours = published.compare(parts, q, epsilon, delta, count)
-                except ValueError as error:
-                    raise bad("epsilon", str(error)) from error
-                findings += [theirs, ours]
-                rows.append(
-                    {
-                        "parts": parts,
-                        "q": q,
-                        "tokens": count,
-                        "claimed epsilon": epsilon,
-                        "published: epsilon of the pair": theirs.exact,
-                        "published: D of a token, claimed": theirs.details["token_divergence_claimed"],
-                        "published: D of a token, of the pair": theirs.details["token_divergence"],
-                        "certified: PLD": ours.claims["PLD"],
-                        "certified: epsilon of the pair": ours.exact,
-                    }
-                )
-    return Section(
-        title="PMixED as published",
-        text=(
-            "Algorithm 1 of Flemings et al. 2024 bounds each part's Rényi divergence to the public model at one order; "
-            "the proof of its Theorem 5.1 uses the bound at every order. On a token that is rare under the public "
-            "model two parts may both keep to the bound and still be far apart. For each setting the table has what "
-            "the tokens of such a pair cost, computed exactly, beside what is claimed: the divergence of one token at "
-            "the published order, and epsilon for all of them. Where the pair costs less than is claimed, nothing is "
-            "shown. The certified mollifier bounds the likelihood ratio itself."
-        ),
-        findings=findings,
-        rows=rows,
-        known=True,
+    every.append(
+        sections.one_run_section(
+            _subjects(None, {}, 32, (8.0,), (128,), delta),
+            _subjects(None, {}, parts, (8.0,), (4 * sum(len(one.secret) for one in known),), delta),
+            trained,
+            4,
+            delta,
+            confidence,
+            0.5,
+            steps,
+        )
     )
+    size = membership.Size(shadows=shadows)
+    membership.train_shadows(directory / "membership", size, membership.TRAINING, steps)
+    answers = membership.ask(directory / "membership", size, 64)
+    subjects = _subjects("pmixed", {}, size.parts, (2.0, 8.0), (1024,), delta)
+    every.append(sections.membership_section(answers, subjects, delta, 4, steps))
+    finish(every, output, as_json)
 
 
-def finish(report: Report, output: Path | None, as_json: bool) -> None:
+def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None:
     """Write and show the report; exit 1 where a claim broke."""
+    report = Report(every)
     if output is not None:
         report.write(output)
     if as_json:
@@ -187,22 +274,61 @@ def finish(report: Report, output: Path | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _subject(name: str, parts: int, tokens: int, given: Mapping[str, object]) -> Subject:
-    settings = settings_from(name, {**given, "tokens": tokens})
+def _train(directory: Path, size: ground.Size, steps: Steps) -> Sequence[Canary]:
+    steps(f"Planting {size.planted} secrets and training {size.parts} parts (finished parts are kept)")
+    return ground.train_ground(directory, size, display=LineDisplay(sys.stderr))
+
+
+def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:
+    api_key = os.environ.get(API_KEY)
+    try:
+        present, absent = (black_box.ask(url, question, count, api_key) for url in urls)
+    except httpx.HTTPError as error:
+        raise bad("url_with", str(error)) from error
+    return Section(
+        title="Likelihood-ratio test over HTTP",
+        text="Two running services were asked the same; the claim is that of one token of the first.",
+        findings=[black_box.audit(present, absent, confidence)],
+    )
+
+
+def _subjects(
+    protocol: str | None,
+    given: Mapping[str, object],
+    parts: int,
+    epsilons: Sequence[float],
+    tokens: Sequence[int],
+    delta: float,
+) -> list[Subject]:
+    """The protocols to attack, each planned for every budget."""
+    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else CERTIFIED
+    if given and protocol is None:
+        raise bad("protocol", "name the one whose parameters are given")
+    return [
+        _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
+        for count in tokens
+        for epsilon in epsilons
+        for name, parameters in chosen
+    ]
+
+
+def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float) -> Subject:
+    without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
+    budget = {} if without_budget else {"epsilon": epsilon}
+    settings = settings_from(name, {**given, **budget, "tokens": tokens, "delta": delta})
     try:
         protocol = settings.plan(parts)
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
-    chosen = ", ".join(f"{key} {value}" for key, value in given.items() if key not in ("epsilon", "delta"))
-    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens)
+    chosen = ", ".join(f"{key} {value}" for key, value in given.items())
+    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon)
 
 
 def _show(report: Report, output: Path | None) -> None:
     console = Console()
     for section in report.sections:
-        for rows in (finding_rows(section.findings) if not section.rows else [], section.rows):
-            if rows:
-                console.print(_table(section.title, rows))
+        # A section's own table says what its findings would say once more.
+        console.print(_table(section.title, section.rows or finding_rows(section.findings)))
         console.print(escape(section.text), style="dim")
     for finding in report.broken:
         console.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
@@ -221,6 +347,6 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))
+    if isinstance(value, float):
+        return f"{value:.4g}" if finite(value) is not None else "unbounded"
+    return "-" if value is None else escape(str(value))

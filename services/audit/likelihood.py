@@ -24,6 +24,7 @@ from services.privacy.subsample_aggregate import SubsampleAggregate
 
 Adjacency = Literal["part", "user"]
 """A part present or absent; or a user's text, and with it a part's model, replaced."""
+ADJACENCIES: Mapping[Adjacency, str] = {"part": "present or absent", "user": "replaced"}
 
 # Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0
@@ -88,7 +89,7 @@ def audit(
         certain=certain,
         exact=laws.tokens_epsilon(present, absent, tokens, delta),
         details={
-            "adjacency": "present or absent" if adjacency == "part" else "replaced",
+            "adjacency": ADJACENCIES[adjacency],
             "tokens": tokens,
             "trials": trials,
             "parts": protocol.parts,

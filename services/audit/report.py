@@ -98,20 +98,25 @@ class Report:
 
 def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
     """A row of text for each finding: what is claimed, and what is shown."""
-    return [
-        {
-            "mechanism": finding.subject,
-            "guarantee": finding.status,
-            "adjacency": str(finding.details.get("adjacency", "")),
-            "tokens": str(finding.details.get("tokens", "")),
-            **{f"claimed: {name}": number(epsilon) for name, epsilon in finding.claims.items()},
-            "lower bound": number(finding.lower),
-            "exact": number(finding.exact),
-            "of the claim": "-" if math.isinf(finding.claim) else f"{finding.tightness:.1%}",
-            "verdict": finding.verdict,
-        }
-        for finding in findings
-    ]
+    return [_finding_row(finding) for finding in findings]
+
+
+def _finding_row(finding: Finding) -> dict[str, str]:
+    details = finding.details
+    guessed = {"right guesses": f"{details['correct']} of {details['guesses']}"} if "correct" in details else {}
+    exact = {} if finding.exact is None else {"exact": number(finding.exact)}
+    return {
+        "mechanism": finding.subject,
+        "part": str(details.get("adjacency", "")),
+        "tokens": str(details.get("tokens", "")),
+        **{name: number(epsilon) for name, epsilon in finding.claims.items()},
+        **guessed,
+        "lower bound": number(finding.lower),
+        **exact,
+        "of the claim": "-" if math.isinf(finding.claim) else f"{finding.tightness:.1%}",
+        "guarantee": finding.status,
+        "verdict": finding.verdict,
+    }
 
 
 def number(value: float | None) -> str:
@@ -127,7 +132,8 @@ def roc_figure(curves: Mapping[str, Roc], claims: Mapping[str, tuple[float, floa
     axes = figure.subplots()
     lowest = 1e-5
     for label, roc in curves.items():
-        axes.plot(roc.false_positives.clip(lowest), roc.true_positives.clip(lowest), label=label)
+        seen = (roc.false_positives > 0) & (roc.true_positives > 0)
+        axes.plot(roc.false_positives[seen], roc.true_positives[seen], label=label)
     grid = [10 ** (exponent / 50) for exponent in range(-250, 1)]
     for label, (epsilon, delta) in claims.items():
         if math.isfinite(epsilon):

@@ -69,7 +69,6 @@ def _terms(settings: Settings, protocol: Protocol) -> Terms:
         order=protocol.order or _best_order(protocol.event, settings),
         adjacency="part",
         enforced=settings.enforced,
-        stop_within=settings.stop_within,
     )
 
 

@@ -65,10 +65,9 @@ def dp_sgd(budget: Budget, manifest: Manifest) -> Method:
     """
     if manifest.dp_sgd is None:
         raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train --dp-sgd`")
-    trained = manifest.dp_sgd
-    limits = {**budget.limits(), "epsilon": trained.epsilon, "delta": trained.delta}
-    training = {name: value for name, value in asdict(trained.event).items() if name in DpSgdSettings.model_fields}
-    return Method("DP-SGD", DpSgdSettings(**training, **limits))
+    # No limit on tokens: what they cost was spent on training, whatever this table's budget.
+    limits = {**budget.limits(), "epsilon": None, "delta": manifest.dp_sgd.delta}
+    return Method("DP-SGD", DpSgdSettings(**asdict(manifest.dp_sgd.event), **limits))
 
 
 def private(budget: Budget, parts: int, halves: bool) -> Iterator[Method]:

@@ -82,7 +82,10 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
         certified = [
             each
             for each in table.results
-            if each.status == "certified" and each.protocol not in ("public", "dp-sgd") and _is_finite(each.perplexity)
+            if each.status == "certified"
+            and each.unit == "part"
+            and each.protocol != "public"
+            and _is_finite(each.perplexity)
         ]
         if not certified or public.perplexity is None or whole.perplexity is None:
             continue
@@ -90,7 +93,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
         kept = _kept(table, best)
         yield (
             f"At epsilon {table.budget.epsilon:g} (delta {table.budget.delta:g}, {table.budget.tokens:,} tokens) the "
-            f"best certified method is {best.label}: perplexity {_number(best.perplexity)} beside "
+            f"best method certified for parts is {best.label}: perplexity {_number(best.perplexity)} beside "
             f"{_number(public.perplexity)} of the public model and {_number(whole.perplexity)} of the ensemble "
             "without privacy"
             + (f", which is {_percent(kept)} of what the ensemble gains." if kept is not None else ".")
@@ -100,7 +103,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
 def _kept(table: Table, found: Result) -> float | None:
     """How much of the ensemble's gain in log-perplexity over the public model a method keeps."""
     whole = _of(table, "ensemble").change
-    if found.change is None or whole is None or math.log(whole.mean) >= 0:
+    if found.change is None or found.protocol == "public" or whole is None or math.log(whole.mean) >= 0:
         return None
     return math.log(found.change.mean) / math.log(whole.mean)
 
@@ -178,6 +181,7 @@ def _flat(found: Result) -> dict[str, Any]:
         "parts": found.parts,
         "guarantee": found.status,
         "notion": found.notion,
+        "unit": found.unit,
     }
     for name in ("perplexity", "possible_perplexity", "change", "hits"):
         estimate: Estimate | None = getattr(found, name)

@@ -36,6 +36,8 @@ class Result:
     """One method.
 
     Attributes:
+        status, notion, unit, sentence: of its guarantee: how far it reaches, what epsilon measures, what is present or
+            absent, and all of it in words.
         perplexity: over the runs; infinite where a token that occurred could not have been released.
         possible: the share of tokens that could, and `possible_perplexity` theirs alone.
         change: of perplexity from the public model's on the same tokens: 0.8 is a fifth less.
@@ -51,6 +53,7 @@ class Result:
     parameters: dict[str, Any]
     status: str
     notion: str
+    unit: str
     sentence: str
     perplexity: Estimate | None = None
     possible: float | None = None
@@ -79,6 +82,7 @@ def result(
         parameters=parameters(settings, protocol),
         status=protocol.guarantee.status,
         notion=protocol.guarantee.notion,
+        unit=protocol.guarantee.unit,
         sentence=_sentence(settings, protocol, cost, spent),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
@@ -104,6 +108,7 @@ def impossible(label: str, settings: Settings, parts: int, problem: str) -> Resu
         parameters={},
         status="none",
         notion="",
+        unit="",
         sentence="",
         problem=problem,
     )

@@ -10,12 +10,12 @@ import hmac
 import json
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.privacy.dp_sgd import DpSgdEvent, noise_multiplier
 from services.training.base import Base, find_base
-from services.training.corpus import Corpus
+from services.training.corpus import Corpus, Document
 from services.training.directory import (
     SALT,
     adapter_path,
@@ -27,6 +27,7 @@ from services.training.directory import (
 )
 from services.training.errors import InputError, TrainingError
 from services.training.manifest import Manifest, Part, PrivateTraining
+from services.training.marks import Marks
 from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import Share, read_salt, salt_id
@@ -69,13 +70,17 @@ def train(
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
         display.say("reading the corpus")
-        units = _units(corpus, base, private, options)
+        marks = Marks(salt)
+        units = _units(marks.of(corpus), base, private, options)
+        if not units:
+            raise InputError(f"corpus {corpus.path}: has no documents")
         fingerprint = _fingerprint(units, base, salt, private, options)
         path = adapter_path(_NAME, fingerprint)
         missing = finished(output / path, fingerprint) is None
         if missing:
             store(output / path, fingerprint, _train(units, base, private, options, display))
         manifest = _manifest(output, path, fingerprint, base, salt, options, sum(map(len, units)))
+        marks.save(output)
         manifest.save(output)
         remove_others(output, manifest)
     return Trained(manifest, trained=int(missing), kept=int(not missing), skipped=corpus.skipped)
@@ -96,14 +101,11 @@ def planned(private: DpSgdOptions, options: TrainingOptions, units: int) -> DpSg
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
 
 
-def _units(corpus: Corpus, base: Base, private: DpSgdOptions, options: TrainingOptions) -> list[Tokens]:
+def _units(documents: Iterable[Document], base: Base, private: DpSgdOptions, options: TrainingOptions) -> list[Tokens]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base.path)
-    units = contributions(corpus, tokenizer, private.unit, private.blocks * options.block)
-    if not units:
-        raise InputError(f"corpus {corpus.path}: has no documents")
-    return units
+    return contributions(documents, tokenizer, private.unit, private.blocks * options.block)
 
 
 def _fingerprint(

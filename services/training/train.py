@@ -8,12 +8,12 @@ One adapter is trained for each part and, with `halves`, for each half of a part
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.training.base import Base, find_base
-from services.training.corpus import Corpus
+from services.training.corpus import Corpus, Document
 from services.training.directory import (
     SALT,
     adapter_path,
@@ -25,6 +25,7 @@ from services.training.directory import (
 )
 from services.training.errors import InputError, TrainingError
 from services.training.manifest import Adapter, Manifest, Part
+from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, Share, read_salt, salt_id
@@ -96,21 +97,25 @@ def train(
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
         display.say("reading the corpus")
-        plans = _plan(corpus, base, Partition(salt, parts, halves), options)
+        marks = Marks(salt)
+        plans = _plan(marks.of(corpus), base, Partition(salt, parts, halves), options)
+        if not plans:
+            raise InputError(f"corpus {corpus.path}: has no documents")
         missing = [plan for plan in plans if finished(output / plan.path, plan.fingerprint) is None]
         _train_missing(missing, output, base, options, resources, display)
         manifest = _manifest(plans, output, base, salt, options)
+        marks.save(output)
         manifest.save(output)
         remove_others(output, manifest)
     return Trained(manifest, trained=len(missing), kept=len(plans) - len(missing), skipped=corpus.skipped)
 
 
-def _plan(corpus: Corpus, base: Base, partition: Partition, options: TrainingOptions) -> list[_Plan]:
+def _plan(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Plan]:
     from transformers import AutoTokenizer
 
-    streams = tokenize(corpus, AutoTokenizer.from_pretrained(base.path), partition)
+    streams = tokenize(documents, AutoTokenizer.from_pretrained(base.path), partition)
     if not any(len(tokens) for tokens in streams.values()):
-        raise InputError(f"corpus {corpus.path}: has no documents")
+        return []
     return [
         _Plan(share, tokens, _fingerprint(tokens, base, partition.salt, options)) for share, tokens in streams.items()
     ]

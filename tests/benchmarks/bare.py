@@ -1,6 +1,6 @@
 """What the service is measured against: one vLLM engine behind Ray Serve.
 
-    python -m tests.benchmarks.bare PORT FOLDER --context-length 512 --cache-gib 2
+    python -m tests.benchmarks.bare PORT FOLDER --context-length 512 --cache-gib 2 --threads 2
 
 For each completion it decodes a row for the public model and one for each adapter in FOLDER with vLLM's plain
 `generate`, and streams the public model's: the engine work of a token that asks every part, and nothing else.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
 
-import psutil
 import typer
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
@@ -86,13 +85,11 @@ def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body)}\n\n"
 
 
-def application(settings: EngineSettings) -> serve.Application:
+def application(settings: EngineSettings, threads: int) -> serve.Application:
     routes = FastAPI()
-    threads = {"OMP_NUM_THREADS": str(psutil.cpu_count())}
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
 
-    @serve.deployment(
-        max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": threads}}
-    )
+    @serve.deployment(max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1, "runtime_env": environment})
     @serve.ingress(routes)
     class Route:
         def __init__(self, settings: EngineSettings) -> None:
@@ -114,14 +111,18 @@ def application(settings: EngineSettings) -> serve.Application:
 
 
 def main(
-    port: int, folder: Path, context_length: Annotated[int, typer.Option()], cache_gib: Annotated[float, typer.Option()]
+    port: int,
+    folder: Path,
+    context_length: Annotated[int, typer.Option()],
+    cache_gib: Annotated[float, typer.Option()],
+    threads: Annotated[int, typer.Option()],
 ) -> None:
     """Serve until SIGTERM."""
     adapters = {path.name: path for path in sorted(folder.iterdir())}
     settings = EngineSettings(resolve(), context_length=context_length, cache_gib=cache_gib, adapters=adapters)
     with connected():
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
-        serve.run(application(settings), route_prefix="/")
+        serve.run(application(settings, threads), route_prefix="/")
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 

@@ -40,14 +40,16 @@ PARTS = 3
 CONTEXT = 512
 CACHE_GIB = 2
 MODEL = "privmix"
+PROMPT = " callers asked the clinic whether the doctor could see them on Thursday,"
 SECTIONS: dict[str, dict[str, Any]] = {
     "privacy": {"q": 1.0, "radius": 0.39, "epsilon": 1e6, "tokens": 1},
     "engine": {"context_length": CONTEXT, "cache_gib": CACHE_GIB},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
 }
+CORES = psutil.cpu_count() or 1
 TIMEOUT_S = 300.0
 SAMPLES = 20
-SHORT = 4
+SHORT = 2
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,9 @@ class Round:
 _numbers = count()
 
 
-def questions(number: int, tokens: int) -> list[Question]:
+def questions(number: int, tokens: int, prompt: str = PROMPT) -> list[Question]:
     """No two begin alike, so that no side has a prompt in its prefix cache."""
-    return [
-        Question(f"{next(_numbers)} callers asked the clinic whether the doctor could see them on Thursday,", tokens)
-        for _ in range(number)
-    ]
+    return [Question(f"{next(_numbers)}{prompt}", tokens) for _ in range(number)]
 
 
 async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
@@ -132,11 +131,11 @@ async def drive(url: str, asked: Sequence[Question], streams: int) -> Round:
 
 
 @contextmanager
-def bare(ensemble: Path) -> Iterator[str]:
+def bare(ensemble: Path, threads: int) -> Iterator[str]:
     """The other side; its URL."""
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.bare", str(port), str(ensemble / "parts")]
-    command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB)]
+    command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
     log = (ensemble.parent / "bare.log").open("ab")
     process = subprocess.Popen(command, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
@@ -209,7 +208,7 @@ def memory(service: RunningService, requests: int, streams: int) -> dict[str, An
     answered, errors = [0], 0
     sizes = [_resident(service)]
     while answered[-1] < requests:
-        done = asyncio.run(drive(service.base_url, questions(batch, SHORT), streams))
+        done = asyncio.run(drive(service.base_url, questions(batch, SHORT, " callers"), streams))
         errors += sum(answer.error is not None for answer in done.answers)
         answered.append(answered[-1] + batch)
         sizes.append(_resident(service))
@@ -233,7 +232,8 @@ def _resident(service: RunningService) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for process in service.tree():
         with suppress(psutil.NoSuchProcess):
-            sizes[process.cmdline()[0].split(".")[0].split("/")[-1]] += process.memory_info().rss / 2**20
+            title = Path(process.cmdline()[0]).name.partition(".")[0]
+            sizes[title] += process.memory_info().rss / 2**20
     return sizes
 
 
@@ -242,6 +242,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 48,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
+    threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
     memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -249,11 +250,11 @@ def main(
     with tempfile.TemporaryDirectory(prefix="load-") as name:
         folder = Path(name)
         ensemble = write_ensemble(folder / "ensemble", PARTS)
-        with running(configure(folder, ensemble, **SECTIONS)) as service:
+        with running(configure(folder, ensemble, **SECTIONS, shards={"threads": threads})) as service:
             if memory_over:
                 result = {"memory": memory(service, memory_over, max(streams))}
             else:
-                with bare(ensemble) as other:
+                with bare(ensemble, threads) as other:
                     _both(service.base_url, other, questions(4, 4), 4)
                     result = {
                         str(each): compared(service.base_url, other, each, each * requests, tokens, rounds)

@@ -1,0 +1,103 @@
+"""A training ground: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.audit.canaries import CORPUS, Canary, candidates, plant, read
+from services.audit.models import Models, Said
+from services.training.corpus import Corpus
+from services.training.errors import InputError
+from services.training.manifest import Manifest
+from services.training.options import TrainingOptions
+from services.training.partition import part_of, read_salt
+from services.training.progress import Display
+from services.training.public_model import resolve
+from services.training.train import train
+
+TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=3, learning_rate=2e-3)
+"""Enough for a model to learn by heart what it sees a few dozen times."""
+
+ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the ground is.
+
+    Attributes:
+        users: ordinary people of the demo corpus.
+        planted: people with a secret, each included by a fair coin.
+        repetitions: how often an included one's text is in the corpus.
+        parts: of the ensemble.
+    """
+
+    users: int = 48
+    planted: int = 16
+    repetitions: int = 24
+    parts: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What there is to attack.
+
+    Attributes:
+        parts: how many; models 0 … parts - 1 are theirs, and the last one is that of the whole corpus.
+        said: the models' answers on each canary's candidates, the true secret first.
+        part: the part to which each canary's user belongs.
+    """
+
+    parts: int
+    said: Mapping[Canary, Said]
+    part: Mapping[Canary, int]
+
+    @property
+    def canaries(self) -> Sequence[Canary]:
+        """Those that are in the corpus."""
+        return [canary for canary in self.said if canary.included]
+
+
+def train_ground(
+    directory: Path, size: Size, options: TrainingOptions = TRAINING, display: Display | None = None
+) -> tuple[Canary, ...]:
+    """Plant and train in ``directory``; what is there already is kept.
+
+    Raises:
+        InputError, TrainingError: as `train`.
+    """
+    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
+    for name, parts in ((ENSEMBLE, size.parts), (SINGLE, 1)):
+        train(
+            Corpus(directory / CORPUS),
+            directory / name,
+            parts=parts,
+            options=options,
+            salt_file=directory / SALT,
+            display=display,
+        )
+    return canaries
+
+
+def again(directory: Path, count: int = 2, top_k: int = 64) -> Ground:
+    """The ground that was trained in ``directory`` before.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not (directory / SINGLE / "manifest.json").exists():
+        raise InputError(f"{directory}: nothing is trained there; run `privmix audit extraction` first")
+    return ask(directory, read(directory), count, top_k)
+
+
+def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Ground:
+    """What the models of a trained ground say on ``count`` candidates for each canary, on the likeliest tokens."""
+    adapters: dict[str, Path] = {}
+    for name in (ENSEMBLE, SINGLE):
+        manifest = Manifest.load(directory / name)
+        adapters |= {f"{name}-{part.name}": manifest.adapter_path(directory / name, part) for part in manifest.parts}
+    models = Models(resolve(), adapters)
+    said = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
+    parts = len(adapters) - 1
+    salt = read_salt(directory / SALT)
+    return Ground(parts, said, {canary: part_of(canary.user, salt, parts) for canary in canaries})

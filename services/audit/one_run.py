@@ -1,0 +1,128 @@
+"""Auditing with one run: many users, each included by a fair coin, and one attacker who guesses the coins.
+
+Steinke, Nasr, Jagielski 2023. One ensemble is enough, because every coin is a trial of its own; what differential
+privacy says of all guesses together bounds epsilon from below (`bounds.one_run_epsilon`).
+"""
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.audit import laws, likelihood, worlds
+from services.audit.bounds import one_run_epsilon
+from services.audit.extraction import weights
+from services.audit.finding import CERTAIN, Finding
+from services.audit.ground import Ground
+from services.audit.likelihood import Adjacency
+from services.audit.models import Said
+from services.audit.pairs import NoPairError, worst_pair
+from services.audit.worlds import Reals, World
+from services.privacy.protocol import Protocol
+from services.privacy.sampling import sample
+
+ATTACK = "one-run audit"
+_ORDER = 2.0
+
+
+def of_parts(
+    protocol: Protocol, *, queries: int, delta: float, confidence: float, guesses: int, subject: str | None = None
+) -> Finding:
+    """Every part is planted: it speaks for one token where all others speak for another, in so many queries of its own.
+
+    Raises:
+        NoPairError: no worst case is known for this protocol.
+    """
+    pair = worst_pair(protocol, _ORDER)
+    last = pair.present.parts[-1]
+    if last is None or last in pair.present.parts[:-1]:
+        raise NoPairError(f"{protocol.name} has no worst case in which one part stands alone")
+    coins = [secrets.choice((True, False)) for _ in range(protocol.parts)]
+    ratio = laws.log_ratio(*laws.pair_laws(protocol, pair))
+    scores = np.array(
+        [
+            ratio[worlds.tokens(protocol, _attacked(pair.present, part, last, coins), queries)].sum()
+            for part in range(protocol.parts)
+        ]
+    )
+    tokens = queries * protocol.parts
+    return _finding(protocol, coins, scores, tokens, delta, confidence, guesses, "part", subject or protocol.name)
+
+
+def of_users(
+    protocol: Protocol,
+    ground: Ground,
+    *,
+    queries: int,
+    delta: float,
+    confidence: float,
+    guesses: int,
+    subject: str | None = None,
+) -> Finding:
+    """The planted users of a trained ground: what follows each beginning of their secret, sampled so many times."""
+    scores = [_surprise(protocol, said, canary.secret, queries) for canary, said in ground.said.items()]
+    tokens = queries * sum(len(canary.secret) for canary in ground.said)
+    coins = [canary.included for canary in ground.said]
+    subject = subject or protocol.name
+    return _finding(protocol, coins, np.array(scores), tokens, delta, confidence, guesses, "user", subject)
+
+
+def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
+    """Of the highest scores that they are of included ones, of the lowest that they are not: how many are right."""
+    order = np.argsort(scores, kind="stable")
+    included = np.asarray(coins)[order]
+    half = guesses // 2
+    return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())
+
+
+def _attacked(world: World, part: int, own: int, coins: Sequence[bool]) -> World:
+    """One part says what the part in question says in the worst case, the others what the others do."""
+    kinds: list[int | None] = [(own if index == part else 0) if there else None for index, there in enumerate(coins)]
+    return World(world.public, world.rows, tuple(kinds))
+
+
+def _surprise(protocol: Protocol, said: Said, secret: str, queries: int) -> float:
+    """How much more often than from the public model the secret's next digit comes."""
+    own = slice(0, len(secret))  # the first candidate is the true one
+    public = torch.softmax(said.public[own].double(), dim=1).gather(1, said.wanted[own, None])[:, 0].numpy()
+    seen = np.array([_sampled(protocol, said, own) for _ in range(queries)])
+    return float(((seen == said.wanted[own].numpy()) - public).sum())
+
+
+def _sampled(protocol: Protocol, said: Said, block: slice) -> NDArray[np.int64]:
+    return np.array(sample(weights(protocol, said, range(protocol.parts), block)))
+
+
+def _finding(
+    protocol: Protocol,
+    coins: Sequence[bool],
+    scores: Reals,
+    tokens: int,
+    delta: float,
+    confidence: float,
+    guesses: int,
+    adjacency: Adjacency,
+    subject: str,
+) -> Finding:
+    correct = correct_guesses(coins, scores, guesses)
+    lower, certain = (one_run_epsilon(len(coins), guesses, correct, delta, each) for each in (confidence, CERTAIN))
+    return Finding(
+        attack=ATTACK,
+        subject=subject,
+        status=protocol.guarantee.status,
+        claims=likelihood.claims_of(protocol.event, tokens, delta, adjacency),
+        delta=delta,
+        lower=lower,
+        confidence=confidence,
+        certain=certain,
+        details={
+            "adjacency": likelihood.ADJACENCIES[adjacency],
+            "tokens": tokens,
+            "planted": len(coins),
+            "guesses": guesses,
+            "correct": correct,
+            "parts": protocol.parts,
+        },
+    )

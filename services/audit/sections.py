@@ -1,0 +1,275 @@
+"""Each attack as a section of the report: what is run, and the words that go with it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from matplotlib.figure import Figure
+
+from services.audit import extraction, likelihood, membership, one_run, published
+from services.audit.extraction import Extracted
+from services.audit.finding import Finding
+from services.audit.ground import Ground
+from services.audit.membership import Shadows
+from services.audit.pairs import NoPairError
+from services.audit.report import Section, bars, roc_figure
+from services.privacy.protocol import Protocol
+from services.privacy.references import Ensemble, Finetuned, Public
+
+Say = Callable[[str], None]
+
+PUBLISHED: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
+"""Parts and q of the comparison; the last are the paper's."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A protocol as it is set for a budget.
+
+    Attributes:
+        name: for people.
+        protocol: planned for `tokens` at `epsilon`.
+    """
+
+    name: str
+    protocol: Protocol
+    tokens: int
+    epsilon: float
+
+
+def likelihood_section(
+    subjects: Sequence[Subject], delta: float, releases: int, confidence: float, say: Say
+) -> Section:
+    """Both adjacencies of every subject.
+
+    Raises:
+        NoPairError: no worst case is known of a subject.
+    """
+    audited = []
+    for subject in subjects:
+        for adjacency in get_args(likelihood.Adjacency):
+            say(f"{subject.name}, {subject.tokens} tokens, {likelihood.ADJACENCIES[adjacency]}")
+            audited.append(
+                likelihood.audit(
+                    subject.protocol,
+                    tokens=subject.tokens,
+                    delta=delta,
+                    adjacency=adjacency,
+                    releases=releases,
+                    confidence=confidence,
+                    subject=subject.name,
+                )
+            )
+    findings = [each.finding for each in audited]
+    curves = {
+        f"{each.finding.subject}, {each.finding.details['tokens']} tokens": each.roc
+        for each in audited
+        if each.finding.details["adjacency"] == likelihood.ADJACENCIES["part"]
+    }
+    bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in sorted({each.epsilon for each in subjects})}
+    return Section(
+        title="Likelihood-ratio test",
+        text=(
+            "The auditor knows both ensembles and everything but the randomness, and sees the tokens of some queries. "
+            "Lower bounds come from tokens that were really drawn and sampled (Clopper-Pearson, the threshold chosen "
+            "on other trials); the exact epsilon is that of the very pair attacked, and says how tight the accounting "
+            "is."
+        ),
+        findings=findings,
+        figures={
+            "Claims, and what is shown of them": bars(findings),
+            "One part present or absent": roc_figure(curves, bounds),
+        },
+    )
+
+
+def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: float, say: Say) -> Section:
+    """One comparison for each setting.
+
+    Raises:
+        ValueError: a budget leaves nothing to spend at the published order.
+    """
+    findings: list[Finding] = []
+    rows: list[Mapping[str, Any]] = []
+    for parts, q in PUBLISHED:
+        for epsilon in epsilons:
+            for count in tokens:
+                say(f"{parts} parts, q {q:g}, epsilon {epsilon:g}, {count} tokens")
+                theirs, ours = published.compare(parts, q, epsilon, delta, count)
+                findings += [theirs, ours]
+                rows.append(
+                    {
+                        "parts": parts,
+                        "q": q,
+                        "tokens": count,
+                        "claimed": epsilon,
+                        "published: epsilon of the pair": theirs.exact,
+                        "a token's divergence, claimed": theirs.details["token_divergence_claimed"],
+                        "of the pair": theirs.details["token_divergence"],
+                        "certified: claimed (PLD)": ours.claims["PLD"],
+                        "certified: epsilon of the pair": ours.exact,
+                    }
+                )
+    return Section(
+        title="PMixED as published",
+        text=(
+            "Algorithm 1 of Flemings et al. 2024 bounds each part's Rényi divergence to the public model at one order; "
+            "the proof of its Theorem 5.1 uses the bound at every order. On a token that is rare under the public "
+            "model two parts may both keep to the bound and still be far apart. For each setting the table has what "
+            "the tokens of such a pair cost, computed exactly, beside what is claimed: epsilon for all of them, and "
+            "the divergence of one token at the published order, 3. Where the pair costs less than is claimed, nothing "
+            "is shown. The certified mollifier bounds the likelihood ratio itself."
+        ),
+        findings=findings,
+        rows=rows,
+        known=True,
+    )
+
+
+def extraction_section(
+    ground: Ground, subjects: Sequence[Subject], attempts: int, draws: int, say: Say, served: float | None = None
+) -> Section:
+    """Every mechanism on the canaries that are in the corpus.
+
+    Args:
+        served: the hit rate that a running service had, where it was asked.
+    """
+    said = {canary: ground.said[canary] for canary in ground.canaries}
+    every = dict.fromkeys(said, range(ground.parts))
+    plans: list[tuple[str, Protocol, float | None, Mapping[Any, Sequence[int]]]] = [
+        ("public model", Public(ground.parts), 0.0, every),
+        ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(said, (ground.parts,))),
+        ("the part that has the secret", Finetuned(1), None, {canary: (ground.part[canary],) for canary in said}),
+        ("ensemble, without privacy", Ensemble(ground.parts), None, every),
+        *((subject.name, subject.protocol, subject.epsilon, every) for subject in subjects),
+    ]
+    results = []
+    for name, protocol, epsilon, models in plans:
+        say(name if epsilon is None else f"{name}, epsilon {epsilon:g}")
+        results.append(extraction.attack(name, protocol, epsilon, said, models, attempts=attempts, draws=draws))
+    rows = [result.row() for result in results]
+    if served is not None:
+        rows.append({"mechanism": "the running service, by its answers", "hit rate": served})
+    weak = extraction.too_weak(results)
+    return Section(
+        title="Extraction",
+        text=(
+            f"{len(said)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
+            "with the text before the secret; the hit rate is the chance that one of the answers is the secret. "
+            "Exposure and rank are among random candidates, by their chances under the released distributions. "
+            + (
+                "THE ATTACK IS TOO WEAK TO MEAN ANYTHING: no model without privacy gives its secrets away."
+                if weak
+                else "Without privacy the secrets come out, so the attack means something."
+            )
+        ),
+        rows=rows,
+        figures={"Hit rate against epsilon": _hit_rates(results)},
+    )
+
+
+def one_run_section(
+    subjects: Sequence[Subject],
+    on_ground: Sequence[Subject],
+    ground: Ground | None,
+    queries: int,
+    delta: float,
+    confidence: float,
+    guesses: float,
+    say: Say,
+) -> Section:
+    """Planted parts, for every subject that has a worst case for them, and the planted users of a trained ground.
+
+    Args:
+        on_ground: the subjects with as many parts as the ground.
+        guesses: the share of the coins that is guessed.
+    """
+    findings = []
+    for subject in subjects:
+        say(f"{subject.name}: {subject.protocol.parts} planted parts")
+        try:
+            findings.append(
+                one_run.of_parts(
+                    subject.protocol,
+                    queries=queries,
+                    delta=delta,
+                    confidence=confidence,
+                    guesses=round(guesses * subject.protocol.parts),
+                    subject=subject.name,
+                )
+            )
+        except NoPairError as error:
+            say(str(error))
+    for subject in on_ground if ground else ():
+        assert ground is not None  # or there would be no subject
+        say(f"{subject.name}: {len(ground.said)} planted users")
+        findings.append(
+            one_run.of_users(
+                subject.protocol,
+                ground,
+                queries=queries,
+                delta=delta,
+                confidence=confidence,
+                guesses=round(guesses * len(ground.said)),
+                subject=f"{subject.name}, trained",
+            )
+        )
+    return Section(
+        title="One run",
+        text=(
+            "Each of the planted is included by a fair coin, and one attacker guesses the coins from the tokens "
+            "(Steinke, Nasr, Jagielski 2023). The bound is for all guesses together; since every one of the planted "
+            "is asked about by a few of the tokens alone, it is far below the claim for all of them."
+        ),
+        findings=findings,
+    )
+
+
+def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, say: Say) -> Section:
+    """The curve of every mechanism, and what it has at few false positives."""
+    say("scoring")
+    mechanisms = {
+        "ensemble, without privacy": Ensemble(shadows.parts),
+        **{f"{subject.name}, epsilon {subject.epsilon:g}": subject.protocol for subject in subjects},
+    }
+    curves = membership.attack(mechanisms, shadows, draws)
+    rows = [
+        {
+            "mechanism": name,
+            "area under the curve": curve.area,
+            "true positives at 0.1 %": curve.true_positives_at(1e-3),
+            "true positives at 1 %": curve.true_positives_at(1e-2),
+        }
+        for name, curve in curves.items()
+    ]
+    count = shadows.included.size
+    bounds = {f"epsilon {subject.epsilon:g}": (subject.epsilon, delta) for subject in subjects}
+    return Section(
+        title="Membership inference",
+        text=(
+            f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts, each "
+            f"attacked with what the others teach; {count} guesses in all, so that rates below {2 / count:.2g} say "
+            "nothing. The score is the mean log-chance of a user's text under the released distributions."
+        ),
+        rows=rows,
+        figures={"LiRA": roc_figure(curves, bounds)},
+    )
+
+
+def _hit_rates(results: Sequence[Extracted]) -> Figure:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    private: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        if result.epsilon:
+            private.setdefault(result.mechanism, []).append((result.epsilon, result.hit_rate))
+        else:
+            axes.axhline(result.hit_rate, linestyle=":", color="gray")
+            place = axes.get_yaxis_transform()
+            axes.text(1, result.hit_rate, result.mechanism, fontsize=7, transform=place, ha="right")
+    for name, points in private.items():
+        axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
+    axes.set(xlabel="epsilon", ylabel="hit rate", xscale="log", ylim=(-0.02, 1.05))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    return figure

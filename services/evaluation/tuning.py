@@ -1,0 +1,347 @@
+"""Which protocol, how many parts and which q: what perplexity each buys, and how many rows of a model a token takes.
+
+    tune(Corpus(Path("set_aside.jsonl")), Path("tuning"), Budget(epsilon=8, delta=1e-5, tokens=1024))
+
+A choice made on private text says something about that text, which no ledger charges: so the sample must be public, or
+set aside for this and never be served from. Parameters that the budget determines (radius, sigma, scale) are the
+largest, or smallest, that it allows. What is found are the sample's numbers: a larger corpus teaches its parts more.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from filelock import FileLock, Timeout
+
+from services.evaluation import methods, tasks
+from services.evaluation.cases import Case, Outcomes, Planned, grouped
+from services.evaluation.ensembles import Ensemble, Ensembles
+from services.evaluation.estimate import Estimate
+from services.evaluation.methods import SHARES, Budget, Method
+from services.evaluation.results import result
+from services.evaluation.rows import EnsembleRows, Origin, whole
+from services.evaluation.split import split
+from services.evaluation.text import Text, held_out_text
+from services.privacy.adapmixed import AdaPMixedSettings
+from services.privacy.exponential import Exponential
+from services.privacy.pmixed import PMixed
+from services.privacy.protocol import Protocol
+from services.privacy.references import Public
+from services.privacy.settings import Settings
+from services.privacy.subsample_aggregate import SubsampleAggregateSettings
+from services.training.corpus import Corpus, Document
+from services.training.errors import InputError
+from services.training.manifest import Adapter
+from services.training.marks import Marks
+from services.training.options import TrainingOptions
+from services.training.progress import Display
+from services.training.tasks import connected
+from services.training.train import train
+
+PARTS = (4, 8, 16)
+HELD_OUT = 0.2
+CONTEXT = 256
+TOLERANCE = 0.01
+"""Perplexity by which the recommended choice may be worse than the best, relatively, where it is cheaper."""
+
+_PROTOCOLS_AT_ONCE = 6
+_BETAS = (0.05, 0.1, 0.2, 0.4)
+# Of what could not have released a token that occurred.
+_NEVER = Estimate(math.inf, None, None, ())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings on one ensemble, with what they came to.
+
+    Attributes:
+        parameters: what the configuration's `privacy` would say, derived ones included.
+        rows: of a model that a token takes on average, the public model's included.
+        perplexity, change: over the runs; `change` from the public model's on the same tokens.
+        on_front: whether none with the same kind of guarantee is better in one and no worse in the other.
+    """
+
+    label: str
+    parts: int
+    protocol: str
+    parameters: Mapping[str, Any]
+    status: str
+    rows: float
+    perplexity: Estimate
+    change: Estimate
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All choices by rows and perplexity; `recommended` is a certified one."""
+
+    budget: Budget
+    positions: int
+    runs: int
+    choices: tuple[Choice, ...]
+    recommended: Choice
+
+
+def refuse_private(sample: Sequence[Document], marks: Marks, where: str) -> None:
+    """Makes sure that a sample is not what is to be protected.
+
+    Raises:
+        InputError: a user or a text of it is.
+    """
+    found = marks.overlap(sample)
+    if found:
+        raise InputError(
+            f"set-aside: {found.users} of its users and {found.texts} of its {len(sample)} texts are in {where}: "
+            "tuning on private text says something about it that no ledger charges. Take a public sample, or text that "
+            "was set aside and is not trained on; users who only share an id with others need ids of their own"
+        )
+
+
+def tune(
+    sample: Corpus,
+    output: Path,
+    budget: Budget,
+    *,
+    parts: Sequence[int] = PARTS,
+    ensembles: Sequence[Path] = (),
+    runs: int = 3,
+    model: str | None = None,
+    training: TrainingOptions | None = None,
+    any_guarantee: bool = False,
+    display: Display | None = None,
+) -> Tuning:
+    """Evaluate every choice in `output`; what is there from before is kept.
+
+    Args:
+        parts: sizes of ensembles to train on one side of the sample, split by user; the other side is evaluated.
+        ensembles: ensembles that were trained on other text that is public or set aside, in place of training any;
+            then all of the sample is evaluated.
+        any_guarantee: look at methods with a published or data-dependent guarantee too. None of them is recommended.
+
+    Raises:
+        InputError: something given cannot be used.
+        TrainingError: an adapter or an evaluation failed.
+    """
+    display = display or Display()
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster:
+            if not ensembles:
+                cluster.enter_context(connected())
+                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions())
+            with display:
+                several = Ensembles.load(list(ensembles), None, None)
+                search = _Search(several, list(sample), output, budget, runs, display)
+                return search.tuning(any_guarantee, cluster)
+    except Timeout as error:
+        raise tasks.EvaluationError(f"output {output}: another tuning is writing to it; wait or stop it") from error
+
+
+def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Method]:
+    """What is searched for an ensemble of so many parts.
+
+    Without GNMax, of whose law there is only a bound: it would be compared by what it might be.
+    """
+    for method in _methods(budget, parts):
+        if any_guarantee or getattr(method.settings, "mollifier", "ratio") == "ratio":
+            yield method
+
+
+def _methods(budget: Budget, parts: int) -> Iterator[Method]:
+    limits = budget.limits()
+    yield methods.public()
+    for q in sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1}):
+        yield from methods.drawing(budget, parts, q)
+    yield Method("AdaPMixed, certified", AdaPMixedSettings(**limits))
+    for beta in _BETAS:
+        yield Method("AdaPMixed, as published", AdaPMixedSettings(mollifier="renyi", beta=beta, **limits))
+    yield Method("Subsample and aggregate", SubsampleAggregateSettings(**limits))
+
+
+def served(protocol: Protocol) -> Protocol:
+    """The protocol as it is best served: PMixed asks one of the parts drawn, where that has the same law.
+
+    It is evaluated with all that were drawn: the mean's probability is known with less noise than that of a member.
+    """
+    return (
+        replace(protocol, asked="one") if isinstance(protocol, PMixed) and protocol.mollifier == "ratio" else protocol
+    )
+
+
+def rows(protocol: Protocol) -> float:
+    """Of a model that a token takes on average: the public model's, and one for each part model that is asked."""
+    match protocol:
+        case Public():
+            return 1.0
+        case PMixed(parts, q, asked="one"):
+            return 2 - float((1 - q) ** parts)
+        case PMixed(parts, q) | Exponential(parts, q):
+            return 1 + q * parts
+        case _:
+            return 1.0 + protocol.parts * (2 if protocol.halves else 1)
+
+
+def front(choices: Sequence[Choice]) -> set[int]:
+    """Indices of the choices that no other of the same guarantee, or of a certified one, beats (Pareto)."""
+    return {index for index, one in enumerate(choices) if not any(_beats(other, one) for other in choices)}
+
+
+def recommend(choices: Sequence[Choice]) -> Choice:
+    """The cheapest certified choice whose perplexity is within `TOLERANCE` of the best certified one's."""
+    certified = [choice for choice in choices if choice.status == "certified"]
+    best = min(choice.perplexity.mean for choice in certified)
+    near = [choice for choice in certified if choice.perplexity.mean <= best * (1 + TOLERANCE)]
+    return min(near, key=_by_rows)
+
+
+def _by_rows(choice: Choice) -> tuple[float, float]:
+    return choice.rows, choice.perplexity.mean
+
+
+def _beats(other: Choice, one: Choice) -> bool:
+    if other.status not in ("certified", one.status):
+        return False
+    theirs, own = _by_rows(other), _by_rows(one)
+    return theirs[0] <= own[0] and theirs[1] <= own[1] and theirs != own
+
+
+def _train(
+    sample: Corpus, output: Path, parts: Sequence[int], model: str | None, options: TrainingOptions
+) -> tuple[Corpus, list[Path]]:
+    texts = output / "corpus"
+    train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
+    split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
+    directories = [output / "ensembles" / str(count) for count in parts]
+    for count, directory in zip(parts, directories, strict=True):
+        train(Corpus(train_file), directory, parts=count, model=model, options=options)
+    return Corpus(held_out), directories
+
+
+class _Search:
+    """The rows of all models, and the outcomes of all choices, kept below one directory."""
+
+    def __init__(
+        self,
+        ensembles: Ensembles,
+        documents: Sequence[Document],
+        output: Path,
+        budget: Budget,
+        runs: int,
+        display: Display,
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        display.say("reading the sample")
+        tokenizer = AutoTokenizer.from_pretrained(ensembles.base)
+        self._text: Text = held_out_text(documents, tokenizer, context=CONTEXT, tokens=budget.tokens, runs=runs)
+        self._ensembles = sorted(ensembles.all, key=lambda each: each.parts)
+        self._base = ensembles.base
+        self._budget = budget
+        self._rows = output / "rows"
+        self._rows.mkdir(mode=0o700, exist_ok=True)
+        self._outcomes = Outcomes(output / "outcomes", self._text)
+        self._display = display
+
+    def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
+        self._compute_rows(cluster)
+        wanted = [
+            (method.label, planned)
+            for ensemble in self._ensembles
+            for method in candidates(self._budget, ensemble.parts, any_guarantee)
+            if (planned := self._planned(method.settings, ensemble)) is not None
+        ]
+        self._compute_outcomes([planned for _, planned in wanted], cluster)
+        public = next(planned for _, planned in wanted if isinstance(planned.protocol, Public))
+        # The public model is the same beside every ensemble: once is enough.
+        kept = [each for each in wanted if each[1] is public or not isinstance(each[1].protocol, Public)]
+        choices = sorted((self._choice(*each, public) for each in kept), key=_by_rows)
+        ahead = front(choices)
+        marked = tuple(replace(choice, on_front=index in ahead) for index, choice in enumerate(choices))
+        return Tuning(self._budget, len(self._text.runs[0]), len(self._text.runs), marked, recommend(marked))
+
+    def _choice(self, label: str, planned: Planned, public: Planned) -> Choice:
+        outcomes, theirs = (self._outcomes.first(each, len(self._text.runs)) for each in (planned, public))
+        found = result(label, planned.case.settings, planned.protocol, outcomes, theirs)
+        protocol = served(planned.protocol)
+        asked = {"asked": protocol.asked} if isinstance(protocol, PMixed) else {}
+        return Choice(
+            label=label,
+            parts=protocol.parts,
+            protocol=found.protocol,
+            parameters=found.parameters | asked,
+            status=found.status,
+            rows=rows(protocol),
+            perplexity=found.perplexity or _NEVER,
+            change=found.change or _NEVER,
+        )
+
+    def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned | None:
+        """None where the budget does not allow it."""
+        try:
+            protocol = settings.plan(ensemble.parts)
+        except ValueError:
+            return None
+        files = EnsembleRows(self._path(None), tuple(self._path(part) for part in ensemble.manifest.parts))
+        return Planned(Case(ensemble.directory, settings), protocol, files)
+
+    def _compute_rows(self, cluster: ExitStack) -> None:
+        """The public model's first: the others are kept as differences from it."""
+        public = self._path(None)
+        wanted: dict[Path, tuple[str, Path | None]] = {public: ("public model", None)}
+        for ensemble in self._ensembles:
+            for part in ensemble.manifest.parts:
+                name = f"{ensemble.directory.name}/{part.name}"
+                wanted[self._path(part)] = name, ensemble.manifest.adapter_path(ensemble.directory, part)
+        missing = {path: of for path, of in wanted.items() if not whole(path, self._text.positions)}
+        if not missing:
+            return
+        cluster.enter_context(connected())
+        self._display.say(f"computing the distributions of {len(missing)} models")
+        text = ray.put(self._text)
+        for stage in ([public], [path for path in missing if path != public]):
+            jobs = {
+                missing[path][0]: (
+                    *(self._base, missing[path][1], text, "auto", path),
+                    None if path == public else public,
+                )
+                for path in stage
+                if path in missing
+            }
+            for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
+                pass
+
+    def _compute_outcomes(self, planned: Sequence[Planned], cluster: ExitStack) -> None:
+        runs = range(len(self._text.runs))
+        missing = ((run, each) for run in runs for each in planned if self._outcomes.get(each, run) is None)
+        jobs = grouped(missing, _PROTOCOLS_AT_ONCE)
+        if not jobs:
+            return
+        cluster.enter_context(connected())
+        self._display.say(f"evaluating {len(planned)} choices over {len(runs)} runs")
+        arguments = {
+            name: (
+                [(each.case.settings, each.protocol) for each in several],
+                several[0].files,
+                self._text.runs[run],
+                self._text.true_tokens[self._text.runs[run]],
+            )
+            for name, (run, several) in jobs.items()
+        }
+        for name, outcomes in tasks.spread(tasks.trials, arguments, self._display):
+            run, several = jobs[name]
+            for each, outcome in zip(several, outcomes, strict=True):
+                self._outcomes.put(each, run, outcome)
+
+    def _path(self, adapter: Adapter | None) -> Path:
+        origin = Origin(
+            base=self._ensembles[0].manifest.base_revision,
+            adapter=None if adapter is None else adapter.sha256,
+            text=self._text.digest,
+            precision="auto",
+        )
+        return self._rows / origin.file

@@ -1,0 +1,127 @@
+"""Claim: `privmix audit` reports what it found, and fails, naming the claim, where one broke."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from services.audit import black_box
+from services.audit.black_box import Asked, Question
+from services.privacy import projection
+from services.privacy.pmixed import RatioEvent
+from tests.running import RunningService
+
+LIKELIHOOD = ["likelihood", "--parts", "2", "--tokens", "1", "--releases", "6000"]
+PUBLISHED = ["published", "--tokens", "64"]
+
+
+def run(*options: str) -> Result:
+    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["audit", *options])
+
+
+def record(result: Result) -> dict[str, Any]:
+    return dict(json.loads(result.stdout))
+
+
+def test_sound_protocols_pass() -> None:
+    result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", "mix", "--json")
+    assert result.exit_code == 0, result.output
+    section = record(result)["sections"][0]
+    part, user = section["findings"]
+    assert (part["details"]["adjacency"], user["details"]["adjacency"]) == ("present or absent", "replaced")
+    assert part["subject"] == "pmixed, projection mix"
+    assert 0.5 < part["tightness"] <= 1
+    assert part["certain"] <= part["exact"] <= part["claims"]["PLD"] < part["claims"]["Rényi"]
+    assert record(result)["broken"] == []
+
+
+@pytest.mark.parametrize("name", ["clip", "mix"])
+def test_a_broken_mechanism_fails_the_audit_and_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It projects to twice the radius that it is charged for."""
+    project = getattr(projection, name)
+    monkeypatch.setattr(projection, name, lambda u, p0, radius, out: project(u, p0, 2 * radius, out))
+    result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", name, "--epsilon", "1")
+    assert result.exit_code == 1
+    assert f"broken: pmixed, projection {name}: the likelihood-ratio test proves" in result.stdout
+    assert "above what is claimed by Rényi and PLD" in result.stdout
+
+
+def test_a_report_is_one_page_that_loads_nothing(tmp_path: Path) -> None:
+    assert run(*LIKELIHOOD, "--protocol", "pmixed", "--output", str(tmp_path)).exit_code == 0
+    page = (tmp_path / "audit.html").read_text()
+    sources = re.findall(r"(?:src|href)='?\"?([^'\" >]{1,30})", page)
+    assert len(sources) == 2
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "No claim was broken" in page
+    assert record_of(tmp_path)["sections"][0]["findings"][0]["verdict"] != "broken"
+
+
+def record_of(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "audit.json").read_text()))
+
+
+def test_the_published_claim_is_shown_to_be_exceeded_and_does_not_fail_the_audit() -> None:
+    result = run(*PUBLISHED, "--json")
+    assert result.exit_code == 0, result.output
+    rows = record(result)["sections"][0]["rows"]
+    exceeded = [row for row in rows if row["published: epsilon of the pair"] > row["claimed"]]
+    assert exceeded
+    assert all(row["certified: epsilon of the pair"] <= row["certified: claimed (PLD)"] for row in rows)
+    assert "Theorem 5.1" in record(result)["sections"][0]["text"]
+
+
+def test_people_read_a_table() -> None:
+    result = run("one-run", "--protocol", "pmixed", "--parts", "8", "--queries", "2")
+    assert result.exit_code == 0, result.output
+    for piece in ("One run", "right guesses", "of 4", "holds"):
+        assert piece in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["likelihood", "--protocol", "ensemble"], "--protocol"),
+        (["likelihood", "--protocol", "magic"], "--protocol"),
+        (["likelihood", "--q", "0.5"], "--protocol"),
+        (["likelihood", "--protocol", "pmixed", "--epsilon", "1e-9"], "--epsilon"),
+        (["likelihood", "--url-with", "http://127.0.0.1:1"], "--url-without"),
+        (["published", "--epsilon", "1"], "--epsilon"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: list[str], named: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 2
+    assert named in result.stderr.replace("'", "")
+
+
+def test_there_must_be_a_training_ground(tmp_path: Path) -> None:
+    result = run("one-run", "--parts", "4", "--protocol", "pmixed", "--directory", str(tmp_path))
+    assert result.exit_code == 1
+    assert "audit extraction" in str(result.exception)
+
+
+def asked(chance: float, radius: float, count: int = 20_000) -> Asked:
+    """Two answers as often as expected, well mixed."""
+    answers = ("a" if index * 7919 % count < chance * count else "b" for index in range(count))
+    return Asked(tuple(answers), RatioEvent(1, 1.0, radius), 1e-5)
+
+
+def test_answers_of_two_services_are_compared_with_the_claim() -> None:
+    """Of two tokens that are equally likely without the part, one may become as rare as e^-0.5 / 2 = 0.303 with it."""
+    sound = black_box.audit(asked(0.69, 0.5), asked(0.5, 0.5), 0.95)
+    assert sound.verdict == "holds"
+    assert 0.8 * sound.claim < sound.lower
+    assert black_box.audit(asked(0.8, 0.5), asked(0.5, 0.5), 0.95).verdict == "broken"
+
+
+@pytest.mark.slow
+def test_one_service_asked_twice_tells_nothing_and_every_token_is_charged(service: RunningService) -> None:
+    before = service.privacy()["tokens_charged"]
+    both = [black_box.ask(service.base_url, Question("The weather is"), 256, None) for _ in range(2)]
+    finding = black_box.audit(both[0], both[1], 0.95)
+    assert finding.certain == 0
+    assert service.privacy()["tokens_charged"] >= before + 512

@@ -1,0 +1,93 @@
+"""Claims: `privmix tune` recommends what can be configured as it stands, and refuses private text."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.configuration import Configuration
+from services.training.corpus import Document
+from services.training.directory import SALT
+from services.training.manifest import Manifest
+from services.training.marks import Marks
+
+USERS = 9
+DOCUMENTS = [
+    {"user": f"user-{number % USERS}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody."}
+    for number in range(3 * USERS)
+]
+
+
+def write(path: Path, documents: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in documents))
+    return path
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    return write(tmp_path / "sample.jsonl", DOCUMENTS)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, arguments)])
+
+
+def tune(sample: Path, output: Path, *options: object) -> Result:
+    return run("tune", "--set-aside", sample, "--output", output, "--tokens", 24, "--runs", 2, *options)
+
+
+@pytest.mark.parametrize("private", [DOCUMENTS[:1], [{"user": "someone", "text": DOCUMENTS[5]["text"]}]])
+def test_the_private_file_is_refused(sample: Path, tmp_path: Path, private: list[dict[str, str]]) -> None:
+    refused = tune(sample, tmp_path / "out", "--private", write(tmp_path / "private.jsonl", private))
+    assert refused.exit_code == 2
+    assert "private.jsonl: tuning on private text says something" in refused.stderr
+    assert "cost privacy that nobody counts" in refused.stderr
+    assert DOCUMENTS[5]["text"] not in refused.output
+
+
+def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Path, tmp_path: Path) -> None:
+    deployed = tmp_path / "deployed"
+    deployed.mkdir()
+    manifest = Manifest.load(ensemble)
+    manifest.save(deployed)
+    unmarked = tune(sample, tmp_path / "out", "--private-ensemble", deployed)
+    assert unmarked.exit_code == 2
+    assert "--salt-file" in unmarked.stderr
+    (deployed / SALT).write_bytes(bytes(32))
+    marks = Marks(bytes(32))
+    list(marks.of([Document("user-3", "a text that only they have")]))
+    marks.save(deployed)
+    refused = tune(sample, tmp_path / "out", "--private-ensemble", deployed)
+    assert refused.exit_code == 2
+    assert "1 of its users and 0 of its 27 texts are in the text that" in refused.stderr
+    same = tune(sample, tmp_path / "out", "--private-ensemble", deployed, "--ensemble", ensemble)
+    assert same.exit_code == 2
+    assert "is the deployed one, of private text" in same.stderr
+
+
+@pytest.mark.slow
+def test_what_is_recommended_can_be_configured(sample: Path, ensemble: Path, tmp_path: Path) -> None:
+    """On an ensemble of other text; then with small ones of the sample's own, on one side of it."""
+    output = tmp_path / "tuned"
+    done = tune(sample, output, "--ensemble", ensemble, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found == json.loads((output / "tuning.json").read_text())
+    assert (output / "tuning.png").read_bytes().startswith(b"\x89PNG")
+    assert found["recommended"]["status"] == "certified"
+    labels = {each["label"] for each in found["choices"]}
+    assert {"Public model", "PMixed, clip", "Exponential mechanism", "AdaPMixed, certified"} <= labels
+    assert all(each["rows"] >= 1 for each in found["choices"])
+    shown = tune(sample, output, "--ensemble", ensemble)
+    assert shown.exit_code == 0, shown.output
+    assert "Recommended" in shown.stdout
+    start = shown.stdout.index("privacy:")
+    chosen = yaml.safe_load(shown.stdout[start : shown.stdout.index(str(output), start)])
+    privacy = Configuration.of({"ensemble": str(ensemble), **chosen}).privacy
+    assert privacy.plan(found["recommended"]["parts"]).name == found["recommended"]["protocol"]
+    small = tune(sample, tmp_path / "own", "--parts", 2, "--json")
+    assert small.exit_code == 0, small.output
+    assert {each["parts"] for each in json.loads(small.stdout)["choices"]} == {2}

@@ -1,0 +1,162 @@
+"""Claim: the extraction attack finds what is there to be found, and privacy takes it away."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.audit import extraction
+from services.audit.canaries import CORPUS, Canary, candidates, plant, read
+from services.audit.ground import Ground, Size, ask, train_ground
+from services.audit.models import Models, Said
+from services.audit.one_run import correct_guesses, of_users
+from services.audit.report import Report
+from services.audit.sections import Subject, extraction_section
+from services.privacy.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.references import Ensemble, Public
+from services.training.corpus import Corpus
+
+DIGITS, KEPT = 6, 12
+CONFIDENT = 6.0
+
+
+def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> Said:
+    """Models that think all tokens equally likely, of which one knows the secret's digits."""
+    secrets_ = candidates(canary, count)
+    wanted = torch.tensor([int(digit) for secret in secrets_ for digit in secret])
+    models = torch.zeros(parts, len(wanted), KEPT)
+    if knows is not None:
+        # Whatever came before: it knows what comes at this place.
+        true = torch.tensor([int(digit) for digit in canary.secret]).repeat(count)
+        models[knows, torch.arange(len(wanted)), true] = CONFIDENT
+    return Said(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
+
+
+CANARY = Canary("caller", "My number is ", "314159", True)
+
+
+def attack(protocol: object, said: Said, parts: int, attempts: int = 5) -> extraction.Extracted:
+    models = {CANARY: range(parts)}
+    return extraction.attack("m", protocol, 1.0, {CANARY: said}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
+
+
+def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
+    result = attack(Ensemble(1), spoken(CANARY, 1, 0), 1)
+    digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
+    assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-5)
+    assert (result.rank, result.exposure) == (1, 3)
+
+
+def test_who_knows_nothing_finds_nothing() -> None:
+    result = attack(Public(1), spoken(CANARY, 1, 0), 1)
+    assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
+    assert result.rank == pytest.approx(4.5), "all candidates tie"
+
+
+def test_privacy_takes_the_secret_away_as_epsilon_falls() -> None:
+    said = spoken(CANARY, 4, 1)
+    rates = [
+        attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), said, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
+    ]
+    assert rates[0] < rates[1] < rates[2] < attack(Ensemble(4), said, 4).hit_rate
+
+
+@pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
+def test_every_protocol_is_asked(name: str) -> None:
+    protocol = PROTOCOLS[name].model_validate({"epsilon": 4.0, "tokens": 64}).plan(3)
+    chances = extraction.next_token_chances(protocol, spoken(CANARY, 3, 0, 2), range(3), 4)
+    assert chances.shape == (2 * DIGITS,)
+    assert ((chances >= 0) & (chances <= 1)).all()
+
+
+def test_chances_are_averaged_over_the_draws_of_parts() -> None:
+    """Of a part drawn half the time, in half of the releases."""
+    protocol, said = PMixed(1, 0.5, 3.0), spoken(CANARY, 1, 0, 2)
+    always, never = (extraction.next_token_chances(each, said, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
+    found = extraction.next_token_chances(protocol, said, [0], 500)
+    np.testing.assert_allclose(found, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
+
+
+def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
+    for knows, weak in ((None, True), (0, False)):
+        ground = Ground(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
+        section = extraction_section(ground, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
+        assert ("TOO WEAK" in section.text) == weak
+        assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
+        assert "TOO WEAK" in Report([section]).page() or not weak
+
+
+def _all_know() -> Said:
+    said = spoken(CANARY, 3, 0)
+    return Said(said.public, said.models[:1].expand(3, -1, -1), said.wanted)
+
+
+def test_what_is_planted_is_in_the_corpus_as_often_as_it_should(tmp_path: Path) -> None:
+    canaries = plant(tmp_path, users=10, planted=12, repetitions=3)
+    texts = [document.text for document in Corpus(tmp_path / CORPUS)]
+    assert len(canaries) == 12
+    assert len({canary.secret for canary in canaries}) == 12
+    for canary in canaries:
+        assert sum(canary.secret in text for text in texts) == (3 if canary.included else 0)
+    assert plant(tmp_path, users=10, planted=12, repetitions=3) == canaries == read(tmp_path)
+
+
+def test_candidates_are_different_and_begin_with_the_truth() -> None:
+    found = candidates(CANARY, 50)
+    assert found[0] == CANARY.secret
+    assert len(set(found)) == 50
+    assert {len(each) for each in found} == {DIGITS}
+
+
+def test_coins_are_guessed_from_both_ends() -> None:
+    coins, scores = [True, False, True, False, True, False], np.array([9.0, -9.0, 8.0, -8.0, 0.0, 1.0])
+    assert correct_guesses(coins, scores, 4) == 4
+    assert correct_guesses(coins, scores, 6) == 4
+    assert correct_guesses(coins, -scores, 4) == 0
+
+
+def test_planted_users_are_found_in_one_run_without_privacy() -> None:
+    """Forty users with a secret each, of which one model of the ensemble knows those that were included."""
+    canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
+    said = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
+    ground = Ground(1, said, dict.fromkeys(canaries, 0))
+    options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
+    found = of_users(PMixed(1, 1.0, 6.0), ground, **options)  # type: ignore[arg-type]
+    assert found.details["correct"] == 40
+    assert found.lower > 2
+    assert found.verdict == "holds"
+    assert found.details["tokens"] == 40 * DIGITS * 3
+    quiet = of_users(PMixed(1, 1.0, 0.001), ground, **options)  # type: ignore[arg-type]
+    assert quiet.certain == 0
+
+
+@pytest.mark.slow
+def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    models = Models(public_model, {})
+    (row,) = models.continuations(CANARY.prompt, [CANARY.secret], 40).public.split(DIGITS)
+    ids = models.tokens(CANARY.prompt + CANARY.secret)
+    model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0].log_softmax(1)
+    for place in range(DIGITS):
+        before = logits[len(ids) - DIGITS - 1 + place]
+        torch.testing.assert_close(row[place][:39], before.topk(40).values[:39], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_trained_model_gives_a_secret_away_and_a_private_answer_does_not(tmp_path: Path) -> None:
+    size = Size(users=1, planted=3, repetitions=40, parts=2)
+    while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
+        for path in tmp_path.iterdir():
+            path.unlink()
+    ground = ask(tmp_path, train_ground(tmp_path, size), 8, 64)
+    subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
+    rows = {row["mechanism"]: row for row in extraction_section(ground, [subject], 10, 1, lambda _: None).rows}
+    assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS
+    assert rows["the part that has the secret"]["median rank"] == 1
+    assert rows["pmixed"]["hit rate"] < 0.01

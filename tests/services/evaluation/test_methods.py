@@ -1,0 +1,84 @@
+"""Claims: what is compared keeps to one budget, and what cannot is said to."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.evaluation.methods import Budget, Sweep, dp_sgd, private, sweeps
+from services.evaluation.rows import Reader
+from services.evaluation.trial import run_trials
+from services.privacy import planning
+from services.privacy.dp_sgd import DpSgdEvent
+from services.privacy.pmixed import PMixedSettings
+from services.privacy.submix import SubMixSettings
+from services.training.errors import InputError
+from services.training.manifest import Manifest, PrivateTraining
+from tests.services.evaluation.written import write_rows
+
+PARTS = 16
+
+
+def budget(epsilon: float) -> Budget:
+    return Budget(epsilon=epsilon, delta=1e-5, tokens=1024)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
+    methods = list(private(budget(epsilon), PARTS, halves=True))
+    assert len({each.label for each in methods}) == len(methods) == 9
+    for each in methods:
+        protocol = each.settings.plan(PARTS)
+        assert each.settings.epsilon == epsilon
+        if protocol.guarantee.status in ("certified", "as published"):
+            orders = [protocol.order] if protocol.order else None
+            cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
+            assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
+    assert "SubMix" not in [each.label for each in private(budget(epsilon), PARTS, halves=False)]
+
+
+@pytest.mark.parametrize(("epsilon", "published", "halves"), [(8.0, 3, 4.0), (2.0, None, None)])
+def test_an_order_is_the_papers_where_the_budget_allows_it(
+    epsilon: float, published: int | None, halves: float | None
+) -> None:
+    by_label = {each.label: each.settings for each in private(budget(epsilon), PARTS, halves=True)}
+    pmixed, submix = by_label["PMixed, as published"], by_label["SubMix"]
+    assert isinstance(pmixed, PMixedSettings)
+    assert isinstance(submix, SubMixSettings)
+    if published is None:
+        # At the papers' orders an epsilon of 2 leaves nothing to spend.
+        assert pmixed.order > 3
+        assert submix.order > 4
+    else:
+        assert (pmixed.order, submix.order) == (published, halves)
+
+
+def test_a_sweep_varies_one_quantity() -> None:
+    found = {each.quantity: each for each in sweeps(budget(8), PARTS, halves=True)}
+    assert set(found) == {"epsilon", "tokens", "q", "order", "radius"}
+
+    def varied(sweep: Sweep, field: str) -> bool:
+        return all(getattr(point.method.settings, field) == point.value for point in sweep.points)
+
+    for quantity in ("epsilon", "tokens", "q", "radius"):
+        assert varied(found[quantity], quantity)
+    assert {point.method.settings.epsilon for point in found["tokens"].points} == {8.0}
+    assert {point.method.settings.epsilon for point in found["radius"].points} == {None}
+
+
+def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(ensemble)
+    with pytest.raises(InputError, match="was not trained by DP-SGD"):
+        dp_sgd(budget(8), manifest)
+    event = DpSgdEvent("user", noise_multiplier=1.1, sampling_rate=0.1, steps=50)
+    training = PrivateTraining(epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event)
+    method = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
+    protocol = method.settings.plan(1)
+    assert protocol.event == event
+    assert (protocol.guarantee.status, protocol.guarantee.unit) == ("certified", "user")
+    assert method.settings.delta == 1e-6
+    # However small the table's budget: its tokens cost nothing.
+    written = write_rows(tmp_path, positions=40, models=1)
+    planned = [(method.settings, protocol)]
+    (outcome,) = run_trials(planned, Reader(written.files), np.arange(40), written.tokens)
+    assert outcome.answered == 40

@@ -1,0 +1,134 @@
+"""Claims: a report is whole, needs nothing else, and says of every number what it is."""
+
+import csv
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from services.evaluation.methods import Budget, private, public, sweeps
+from services.evaluation.methods import ensemble as whole_ensemble
+from services.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
+from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
+from services.evaluation.trial import Outcome
+from services.privacy.settings import Settings
+
+PARTS = 16
+LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
+
+
+def outcomes(settings: Settings) -> list[Outcome]:
+    """Two runs; those that choose among candidates cannot say a tenth of the tokens."""
+    loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
+    return [Outcome(100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
+
+
+def found(label: str, settings: Settings) -> Result:
+    try:
+        protocol = settings.plan(PARTS)
+    except ValueError as error:
+        return impossible(label, settings, PARTS, str(error))
+    return result(label, settings, protocol, outcomes(settings), outcomes(public().settings))
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    budget = Budget(epsilon=4, delta=1e-5, tokens=100)
+    references = tuple(found(each.label, each.settings) for each in (public(), whole_ensemble()))
+    methods = private(budget, PARTS, halves=True)
+    table = Table(budget, (*references, *(found(each.label, each.settings) for each in methods)))
+    chosen = [each for each in sweeps(budget, PARTS, halves=False) if each.quantity in ("radius", "order")]
+    swept = tuple(
+        SweepResult(
+            each.quantity,
+            budget,
+            tuple(SweepPoint(at.value, found(at.method.label, at.method.settings)) for at in each.points),
+            references,
+        )
+        for each in chosen
+    )
+    return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "smollm2-135m", (table,), 2, swept)
+
+
+@pytest.fixture(scope="module")
+def report(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    write_report(evaluation, folder)
+    return folder
+
+
+class Loaded(HTMLParser):
+    """What a browser would fetch, and the tags that are open at the end."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "srcset", "href", "data", "poster")]
+        assert tag not in ("script", "link", "iframe", "object")
+        if tag not in ("meta", "img", "source", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_loads_nothing(report: Path) -> None:
+    page = (report / HTML_FILE).read_text()
+    loaded = Loaded(page)
+    assert not loaded.open
+    assert len(loaded.addresses) == 2 * 3, "each figure for a light and for a dark screen"
+    assert all(address.startswith("data:image/png;base64,") for address in loaded.addresses)
+    without_pictures = re.sub(r'"data:[^"]*"', "", page)
+    assert not re.search(r"https?:|url\(|@import|\bimport\b", without_pictures)
+
+
+def test_the_page_says_what_is_promised(report: Path, evaluation: Evaluation) -> None:
+    page = (report / HTML_FILE).read_text()
+    for each in evaluation.tables[0].results:
+        assert each.label in page
+        assert each.status in page
+    assert "best method certified for parts is Exponential mechanism" in page
+    assert "∞" in page
+    assert "for the operator" in page
+
+
+def test_numbers_are_the_same_in_every_file(report: Path) -> None:
+    content = json.loads((report / JSON_FILE).read_text())
+    by_label = {each["label"]: each for each in content["tables"][0]["results"]}
+    clip = by_label["PMixed, clip"]
+    assert clip["perplexity"]["mean"] == pytest.approx(math.exp(3.95))
+    assert clip["change"]["mean"] == pytest.approx(math.exp(-0.1))
+    assert clip["reached"]["pld"] < clip["reached"]["rdp"] <= 4
+    assert by_label["GNMax"]["perplexity"]["mean"] == "infinite"
+    assert by_label["GNMax"]["possible"] == pytest.approx(0.9)
+    assert by_label["SubMix"]["reached"] == {"rdp": None, "pld": None, "user_rdp": None, "measured": 1.5}
+    assert by_label["PMixed, as published"]["status"] == "as published"
+    lines = list(csv.DictReader(io.StringIO((report / CSV_FILE).read_text())))
+    assert len(lines) == len(by_label) + sum(len(each["points"]) for each in content["sweeps"])
+    line = next(each for each in lines if each["method"] == "PMixed, clip" and each["figure"] == "table")
+    assert float(line["perplexity"]) == clip["perplexity"]["mean"]
+    assert json.loads(line["parameters"]) == clip["parameters"]
+
+
+def test_settings_that_cannot_be_had_say_why(evaluation: Evaluation, report: Path) -> None:
+    order = next(each for each in evaluation.sweeps if each.quantity == "order")
+    missing = [each.result for each in order.points if each.result.problem]
+    assert missing
+    assert all("leaves nothing to spend" in str(each.problem) for each in missing)
+    assert all(each.perplexity is None for each in missing)
+
+
+def test_figures_are_drawn(report: Path) -> None:
+    for name in ("overview", "radius", "order"):
+        pixels = imread(report / f"perplexity-{name}.png")
+        assert pixels.shape[1] == 1140
+        assert pixels.std() > 0.05, "something is drawn"

@@ -1,0 +1,98 @@
+"""Claims: the front and the recommendation follow from what was measured, and rows are what a service would ask."""
+
+import math
+
+import numpy as np
+import pytest
+
+from services.evaluation.estimate import Estimate
+from services.evaluation.methods import Budget
+from services.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private, rows, served
+from services.privacy.exponential import ExponentialSettings
+from services.privacy.pmixed import PMixedSettings
+from services.privacy.protocol import Protocol
+from services.privacy.references import EnsembleSettings, PublicSettings
+from services.privacy.submix import SubMixSettings
+from services.training.corpus import Document
+from services.training.errors import InputError
+from services.training.marks import Marks
+
+BUDGET = Budget(epsilon=8, delta=1e-5, tokens=100)
+
+
+def choice(rows: float, perplexity: float, status: str = "certified", protocol: str = "pmixed") -> Choice:
+    return Choice(
+        label=f"{status} {rows:g}",
+        parts=4,
+        protocol=protocol,
+        parameters={},
+        status=status,
+        rows=rows,
+        perplexity=Estimate.of([perplexity]),
+        change=Estimate.of([perplexity / 50]),
+    )
+
+
+PUBLIC = choice(1, 50, protocol="public")
+FOUND = [PUBLIC, choice(2, 40), choice(2.5, 41), choice(5, 36), choice(5, 30, "as published"), choice(9, 36.1)]
+
+
+def test_the_front_has_what_nothing_of_the_same_guarantee_beats() -> None:
+    assert [FOUND[index] for index in sorted(front(FOUND))] == [FOUND[index] for index in (0, 1, 3, 4)]
+    assert front([choice(2, 40), choice(2, 40)]) == {0, 1}
+    assert front([choice(2, 40), choice(2, 41, "as published")]) == {0}, "certified beats what promises less"
+    assert front([choice(2, 41), choice(2, 40, "as published")]) == {0, 1}
+
+
+def test_the_cheapest_certified_choice_near_the_best_is_recommended() -> None:
+    assert recommend(FOUND) == FOUND[3], "what is better promises less"
+    near = choice(2, 36 * (1 + 0.9 * TOLERANCE))
+    assert recommend([*FOUND, near]) == near
+    assert recommend([PUBLIC, choice(2, 49.9)]) == PUBLIC
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        PublicSettings().plan(8),
+        EnsembleSettings().plan(8),
+        SubMixSettings(tokens=100).plan(8),
+        PMixedSettings(q=0.25, radius=0.1).plan(8),
+        PMixedSettings(q=0.25, radius=0.1, asked="one").plan(8),
+        PMixedSettings(mollifier="renyi", q=0.25).plan(8),
+        ExponentialSettings(q=0.25, radius=0.1).plan(8),
+    ],
+)
+def test_rows_are_the_models_that_a_service_asks(protocol: Protocol) -> None:
+    asked = np.array([1 + len(protocol.draw()) for _ in range(4000)])
+    # The chance of 6 standard errors is below 1e-8.
+    assert abs(asked.mean() - rows(protocol)) <= 6 * asked.std() / math.sqrt(len(asked))
+    assert rows(PublicSettings().plan(8)) == 1
+
+
+def test_what_is_served_has_the_law_and_the_cost_of_what_is_measured() -> None:
+    measured = [method.settings.plan(2) for method in candidates(BUDGET, 2, any_guarantee=False)]
+    assert all(served(each).event == each.event for each in measured)
+    assert all(rows(served(each)) <= rows(each) for each in measured)
+    assert {each.guarantee.status for each in measured} == {"certified"}
+    names = {each.name for each in measured}
+    assert names == {"public", "pmixed", "exponential", "adapmixed", "subsample-aggregate"}
+    published = PMixedSettings(mollifier="renyi").plan(4)
+    assert served(published) == published, "its beta depends on how many are drawn"
+
+
+def test_other_guarantees_are_looked_at_when_asked_for() -> None:
+    everything = {method.settings for method in candidates(BUDGET, 4, any_guarantee=True)}
+    certified = {method.settings for method in candidates(BUDGET, 4, any_guarantee=False)}
+    assert certified < everything
+    assert {settings.mollifier for settings in everything - certified} == {"renyi"}  # type: ignore[attr-defined]
+
+
+def test_text_that_is_to_be_protected_is_refused_in_numbers_alone() -> None:
+    marks = Marks(bytes(32))
+    list(marks.of([Document("ada", "heliotrope")]))
+    refuse_private([Document("bob", "something else")], marks, "private.jsonl")
+    with pytest.raises(InputError, match=r"1 of its users and 1 of its 2 texts are in private\.jsonl") as refused:
+        refuse_private([Document("ada", "mine"), Document("bob", "heliotrope")], marks, "private.jsonl")
+    assert "heliotrope" not in str(refused.value)
+    assert "ada" not in str(refused.value).split("private.jsonl")[1].split()

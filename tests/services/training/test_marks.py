@@ -1,0 +1,50 @@
+"""Claim: a private corpus is recognised by any user or text of it, and nobody without the salt can test a guess."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.training.corpus import Document
+from services.training.marks import FILE, Marks, Overlap
+
+SALT = bytes(range(32))
+PRIVATE = [Document("ada", "The ferry leaves at nine."), Document("bob", "Nobody waits for it.")]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    marks = Marks(SALT)
+    assert list(marks.of(PRIVATE)) == PRIVATE
+    marks.save(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("document", "overlap"),
+    [
+        (Document("cleo", "A text of her own."), Overlap(0, 0)),
+        (Document("ada", "A text of her own."), Overlap(1, 0)),
+        (Document("cleo", "The ferry leaves at nine.\n"), Overlap(0, 1)),
+        (Document("The ferry leaves at nine.", "ada"), Overlap(0, 0)),
+    ],
+)
+def test_a_user_or_a_text_is_recognised(directory: Path, document: Document, overlap: Overlap) -> None:
+    found = Marks.load(directory, SALT).overlap([document])
+    assert found == overlap
+    assert bool(found) == (overlap != Overlap(0, 0))
+
+
+def test_another_salt_recognises_nothing(directory: Path) -> None:
+    assert not Marks.load(directory, bytes(32)).overlap(PRIVATE)
+
+
+def test_the_file_is_its_owners_alone_and_in_no_order_of_the_corpus(directory: Path, tmp_path: Path) -> None:
+    assert stat.S_IMODE((directory / FILE).stat().st_mode) == 0o600
+    other = tmp_path / "other"
+    other.mkdir()
+    marks = Marks(SALT)
+    list(marks.of(reversed(PRIVATE)))
+    marks.save(other)
+    assert (other / FILE).read_bytes() == (directory / FILE).read_bytes()
+    assert b"ferry" not in (directory / FILE).read_bytes()
