@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
 from cluster.configuration import Configuration
-from cluster.launch import gateway, start_actors
+from cluster.launch import check_ensemble, gateway, start_actors
 from services.fleet import fleet
 from services.fleet.replicas import ShardReplica
 
@@ -33,10 +33,10 @@ def build(arguments: Arguments) -> Application:
     Host and port are Serve's own (`http_options`); `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `start_actors`; Serve shows the message
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`; Serve shows the message
             as the application's status.
     """
     configuration = Configuration.load(arguments.config)
-    actors = start_actors(configuration, _log.info, keep=True)
+    actors = start_actors(configuration, check_ensemble(configuration, _log.info), _log.info, keep=True)
     replicas = ShardReplica.options(num_replicas=actors.blocks())  # type: ignore[attr-defined]
     return gateway(configuration, actors, beside=replicas.bind(configuration.namespace, fleet.NAME))

@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 from ray import serve
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
@@ -97,25 +97,32 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing is
             left running.
     """
-    actors = start_actors(configuration, report)
+    checked = check_ensemble(configuration, report)
+    url = _listen(configuration)  # before anything is loaded: the port may be another's
+    actors = start_actors(configuration, checked, report)
     report("Opening the HTTP route")
     try:
-        url = _open_route(configuration, actors)
+        serve.run(gateway(configuration, actors), name=APPLICATION, route_prefix="/")
     except BaseException:
         actors.kill()
         raise
     return Service(url, configuration, actors.promise, actors)
 
 
-def start_actors(configuration: Configuration, report: Report = lambda step: None, *, keep: bool = False) -> Actors:
-    """Start what answers behind the HTTP route, and return once it can.
+@dataclass(frozen=True)
+class Checked:
+    """An ensemble that is what its manifest says, and what its configuration promises of it."""
 
-    Args:
-        keep: take the actors that live already under these names for one's own, instead of refusing to start.
+    manifest: Manifest
+    model: Path
+    promise: Promise
+
+
+def check_ensemble(configuration: Configuration, report: Report = lambda step: None) -> Checked:
+    """What can be known to fit before anything is started.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing
-            that was started is left running.
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it.
     """
     report("Checking the ensemble against its manifest")
     manifest = Manifest.load(configuration.ensemble)
@@ -124,6 +131,21 @@ def start_actors(configuration: Configuration, report: Report = lambda step: Non
     promised = promise(configuration, manifest)
     report(promised.sentence)
     _check_ledger(configuration, promised)
+    return Checked(manifest, model, promised)
+
+
+def start_actors(
+    configuration: Configuration, checked: Checked, report: Report = lambda step: None, *, keep: bool = False
+) -> Actors:
+    """Start what answers behind the HTTP route, and return once it can.
+
+    Args:
+        keep: take the actors that live already under these names for one's own, instead of refusing to start.
+
+    Raises:
+        LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
+    """
+    manifest, model, promised = checked.manifest, checked.model, checked.promise
     with _all_or_none(configuration.namespace):
         plans = plan_shards(
             configuration, manifest, model, ray.cluster_resources().get("GPU", 0), halves=promised.protocol.halves
@@ -271,8 +293,14 @@ def _options(configuration: Configuration, name: str, environment: Mapping[str, 
     }
 
 
-def _open_route(configuration: Configuration, actors: Actors) -> str:
+def _listen(configuration: Configuration) -> str:
+    """Open the port; until there is a route, whoever asks is told 404."""
     http = configuration.http
-    serve.start(http_options=HTTPOptions(host=http.host, port=http.port), logging_config=LoggingConfig(encoding="JSON"))
-    serve.run(gateway(configuration, actors), name=APPLICATION, route_prefix="/")
+    options = HTTPOptions(host=http.host, port=http.port)
+    try:
+        serve.start(http_options=options, logging_config=LoggingConfig(encoding="JSON"))
+    except RayTaskError as error:  # the proxy's own words
+        raise ConfigurationError(
+            f"http.port: {http.host}:{http.port} cannot be listened on ({error.cause}); free it, or choose another"
+        ) from error
     return f"http://{http.host}:{http.port}"

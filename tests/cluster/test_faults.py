@@ -42,7 +42,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServi
 
 def round_of(service: ClusterService, clients: Clients, schedule: Schedule) -> float:
     """Seconds until the service answers again after the schedule's last fault, under eight streams."""
-    with clients.streaming():
+    with clients.streaming(max_tokens=24):
         schedule.run(service)
         seconds = clients.answers_again(PATIENCE_S, service.supervise)
     service.wait_until_healthy(PATIENCE_S)

@@ -1,5 +1,6 @@
 """What a deployment refuses before it serves anything, and in which words."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +74,13 @@ def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) 
     settings = configure(tmp_path, spoilable, privacy={"epsilon": 1e-6, "tokens": 10**9})
     with pytest.raises(ConfigurationError, match="does not last"):
         launch(Configuration.load(settings))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path, tmp_path: Path) -> None:
+    configuration = load(tmp_path, spoilable)
+    told = pytest.raises(ConfigurationError, match=rf"http\.port: 127\.0\.0\.1:{configuration.http.port} cannot")
+    with socket.create_server(("127.0.0.1", configuration.http.port)), told:
+        launch(configuration)
+    assert not (tmp_path / "ledger.db").exists()
+    assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
