@@ -23,7 +23,7 @@ from services.privacy.subsample_aggregate import SubsampleAggregate, SubsampleAg
 _NEVER = -40.0
 # How many tokens may be voted for where that is a choice of the attack.
 _MOST_CANDIDATES = 16
-_STEPS = 40
+_STEPS = 16
 
 
 class NoPairError(ValueError):

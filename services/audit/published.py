@@ -19,7 +19,7 @@ from services.privacy import published
 from services.privacy.pmixed import PMixed, PMixedSettings, PublishedEvent
 
 # Probabilities of the rare token that are tried; the service keeps tokens down to 2**-36.
-_RARE = 2.0 ** -np.arange(6, 36)
+_RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)
 # How much inside the ball, so that float32 leaves the parts there.
 _INSIDE = 1 - 1e-4
 

@@ -127,7 +127,7 @@ def test_tokens_follow_the_law(name: str, parameters: dict[str, Any]) -> None:
     """Each token's count within six standard deviations: wrong once in hundreds of millions."""
     protocol = planned(name, 3, 1, **parameters)
     pair = pairs.worst_pair(protocol, 4.0)
-    count = 2_000 if name in ("adapmixed", "gnmax") else 10_000
+    count = 2_000 if name in ("adapmixed", "gnmax") else 5_000
     for world in (pair.present, pair.absent):
         law = laws.token_law(protocol, world)
         seen = np.bincount(worlds.tokens(protocol, world, count), minlength=len(law))

@@ -13,7 +13,7 @@ def as_published(parts: int, q: float, tokens: int) -> PMixed:
     return PMixedSettings(mollifier="renyi", q=q, tokens=tokens, epsilon=8.0).plan(parts)
 
 
-@pytest.mark.parametrize(("parts", "q", "tokens"), [(2, 1.0, 1024), (2, 1.0, 64), (16, 1.0, 1024), (80, 0.1, 1024)])
+@pytest.mark.parametrize(("parts", "q", "tokens"), [(2, 1.0, 1024), (8, 1.0, 64), (80, 0.1, 1024)])
 def test_the_published_claim_is_exceeded_and_the_certified_one_is_not(parts: int, q: float, tokens: int) -> None:
     theirs, ours = published.compare(parts, q, 8.0, 1e-5, tokens)
     assert theirs.verdict == "broken"
