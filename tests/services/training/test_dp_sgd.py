@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -28,35 +27,17 @@ from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions
 from services.training.per_unit import Noisy, private_step, unit_gradients, with_hooks
 from tests.services.training.conftest import small_documents, write_corpus
+from tests.tiny import write_tiny_model
 
 BLOCK = 8
 OPTIONS = TrainingOptions(block=BLOCK, epochs=2, learning_rate=5e-3, precision="float32")
-PRIVATE = DpSgdOptions(unit="user", blocks=3, expected_batch=4, epsilon=8, delta=1e-5)
+PRIVATE = DpSgdOptions(unit="user", blocks=3, expected_batch=4, epsilon=2, delta=1e-5)
 CLIP = 5.0
 
 
 @pytest.fixture(scope="module")
-def tiny(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the real tokenizer that trains in milliseconds."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    folder.mkdir()
-    for file in base.glob("*"):
-        if file.suffix in (".json", ".txt") and file.name != "config.json":
-            shutil.copy(file, folder)
-    vocabulary = json.loads((base / "config.json").read_bytes())["vocab_size"]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
@@ -204,20 +185,20 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
     assert manifest.dp_sgd is not None
     event = manifest.dp_sgd.event
     assert (event.unit, event.sampling_rate, event.steps) == ("user", 4 / 6, 3)
-    assert event.epsilon(1e-5) <= 8
+    assert event.epsilon(1e-5) <= 2
     weights = load_file(manifest.adapter_path(output, manifest.parts[0]) / "adapter_model.safetensors")
     assert any(bool(weight.any()) for name, weight in weights.items() if "lora_B" in name)
     promised = promise(configured(output, protocol="dp-sgd"), manifest)
     assert promised.protocol.event == event
-    assert (promised.terms.epsilon, promised.terms.delta) == (8, 1e-5)
+    assert (promised.terms.epsilon, promised.terms.delta) == (2, 1e-5)
     assert promised.terms.adjacency == "user, add or remove"
-    assert "any number of released tokens, (8, 1e-05)-differential privacy for any one user" in promised.sentence
+    assert "any number of released tokens, (2, 1e-05)-differential privacy for any one user" in promised.sentence
     for protocol in ("pmixed", "finetuned", "ensemble"):
         with pytest.raises(ConfigurationError, match="take `protocol: dp-sgd`"):
             promise(configured(output, protocol=protocol), manifest)
     assert promise(configured(output, protocol="public"), manifest)
-    with pytest.raises(ConfigurationError, match="more than the 2 that is to be promised"):
-        promise(configured(output, protocol="dp-sgd", epsilon=2.0), manifest)
+    with pytest.raises(ConfigurationError, match="more than the 1 that is to be promised"):
+        promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
     again = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
     assert (again.kept, again.manifest) == (1, manifest), "it is not trained, nor paid for, twice"
     other = train(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)
@@ -244,12 +225,12 @@ def test_the_command_says_what_is_promised(tiny: Path, tmp_path: Path) -> None:
         "--block",
         "16",
     ]
-    done = CliRunner().invoke(app, [*arguments, "--expected-batch", "6", "--epochs", "1"])
+    done = CliRunner().invoke(app, [*arguments, "--expected-batch", "12", "--epochs", "1"])
     assert done.exit_code == 0, done.output
     assert "(8, 1e-05)-differential privacy for any one record" in done.stdout
     refused = CliRunner().invoke(app, [*arguments, "--unit", "part"])
     assert refused.exit_code == 2
     assert "unit" in refused.stderr
-    kept = CliRunner().invoke(app, [*arguments, "--expected-batch", "6", "--epochs", "1", "--json"])
+    kept = CliRunner().invoke(app, [*arguments, "--expected-batch", "12", "--epochs", "1", "--json"])
     summary = json.loads(kept.stdout)
     assert (summary["kept"], summary["dp_sgd"]["event"]["unit"]) == (1, "record")
