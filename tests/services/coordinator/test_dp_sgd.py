@@ -1,0 +1,70 @@
+"""Claim: a model that DP-SGD trained answers any number of tokens, and the ledger holds what its training cost."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.configuration import Configuration
+from cluster.promise import promise
+from services.budget.reader import read
+from services.budget.statement import statement
+from services.coordinator.messages import Delta
+from services.engine.engine import EngineSettings
+from services.privacy.settings import Settings
+from services.shard import Shard
+from services.training.corpus import Corpus
+from services.training.dp_sgd import train
+from services.training.manifest import Manifest
+from services.training.options import DpSgdOptions, TrainingOptions
+from tests.services.coordinator.test_protocols import NAMESPACE, conducting, generate
+from tests.tiny import write_tiny_model
+
+TOKENS = 5
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
+    """An ensemble of one with its public model, and a shard that has both."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        "".join(json.dumps({"user": f"u{n}", "text": f"The {n} ninth lanterns."}) + "\n" for n in range(9))
+    )
+    model, output = write_tiny_model(tmp_path / "model"), tmp_path / "ensemble"
+    private = DpSgdOptions(unit="user", expected_batch=9, epsilon=2)
+    options = TrainingOptions(block=16, epochs=1, precision="float32")
+    manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
+    adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    Shard.options(name="shard").remote(EngineSettings(model, "transformers", "float32", 64, adapters=adapters))
+    yield output, manifest
+    ray.shutdown()
+
+
+async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str) -> list[Delta]:
+    async with conducting(settings, ledger, manifest, Path(manifest.base_model)) as (conductor, _):
+        return await generate(conductor, [id_], TOKENS)
+
+
+@pytest.mark.slow
+def test_its_tokens_cost_what_the_training_did_and_nothing_more(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
+    folder, manifest = trained
+    assert manifest.dp_sgd is not None
+    configured = Configuration.of({"ensemble": str(folder), "privacy": {"protocol": "dp-sgd"}})
+    settings = promise(configured, manifest).settings
+    spent = []
+    for round_ in (1, 2):
+        deltas = asyncio.run(answer(settings, tmp_path / "ledger.db", manifest, f"round-{round_}"))
+        assert sum(delta.tokens for delta in deltas) == TOKENS
+        assert not any(delta.public for delta in deltas)
+        balance = read(str(tmp_path / "ledger.db"))
+        assert balance.charged == {manifest.dp_sgd.event: round_ * TOKENS}
+        stated = statement(balance)
+        spent.append(stated.epsilon_spent)
+        assert stated.tokens_left is None
+        assert "(2, 1e-05)-differential privacy for any one user" in stated.guarantee
+    assert spent[0] == spent[1] == pytest.approx(manifest.dp_sgd.event.epsilon(1e-5), abs=1e-3)
+    assert spent[0] <= 2
