@@ -1,5 +1,6 @@
 """`privmix tune`: which protocol and settings to choose, from text that is not private."""
 
+import math
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -165,7 +166,7 @@ def _cells(choice: Choice) -> tuple[str, ...]:
         f"{choice.rows:.2f}",
         f"{perplexity.mean:.2f}",
         interval,
-        f"{100 * (choice.change.mean - 1):+.1f} %",
+        f"{100 * (choice.change.mean - 1):+.1f} %" if math.isfinite(choice.change.mean) else "-",
     )
 
 
@@ -184,7 +185,9 @@ def _draw(found: Tuning, path: Path) -> None:
     best = found.recommended
     axes.plot(best.rows, best.perplexity.mean, "o", markersize=14, fillstyle="none", color="black", label="recommended")
     budget = found.budget
-    axes.set(xlabel="rows of a model for a token", ylabel="perplexity of the set-aside text", xscale="log")
+    axes.set(xlabel="rows of a model for a token", ylabel="perplexity of the set-aside text")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(f"epsilon {budget.epsilon:g}, delta {budget.delta:g}, {budget.tokens} tokens")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
