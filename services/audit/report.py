@@ -151,13 +151,16 @@ def bars(findings: Sequence[Finding]) -> Figure:
     """What is claimed and what is shown, side by side."""
     figure = Figure(figsize=(8, 0.5 + 0.45 * len(findings)), layout="constrained")
     axes = figure.subplots()
-    labels = [f"{each.subject}, {each.details.get('tokens', '')} tokens" for each in findings]
+    labels = [
+        f"{each.subject}, tokens: {each.details['tokens']}, part {each.details['adjacency']}" for each in findings
+    ]
     places = range(len(findings))
     capped = [min(each.claim, 60.0) for each in findings]
     axes.barh(places, capped, color="lightgray", label="claimed")
     axes.barh(places, [min(each.exact or 0.0, 60.0) for each in findings], height=0.5, label="exact, this pair")
     axes.barh(places, [each.lower for each in findings], height=0.25, label="lower bound from tokens")
     axes.set_yticks(list(places), labels)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set(xlabel="epsilon")
     axes.legend(fontsize=8)

@@ -62,7 +62,7 @@ def likelihood_section(
             )
     findings = [each.finding for each in audited]
     curves = {
-        f"{each.finding.subject}, {each.finding.details['tokens']} tokens": each.roc
+        f"{each.finding.subject}, tokens: {each.finding.details['tokens']}": each.roc
         for each in audited
         if each.finding.details["adjacency"] == likelihood.ADJACENCIES["part"]
     }
