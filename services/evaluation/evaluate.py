@@ -155,8 +155,8 @@ class _Comparison:
         if not jobs:
             return
         cluster.enter_context(connected())
-        protocols = {id(planned) for _, several in jobs.values() for planned in several}
-        self._display.say(f"evaluating {len(protocols)} protocols over {len(self._text.runs)} runs")
+        several = [each for _, together in jobs.values() for each in together]
+        self._display.say(f"evaluating {len(set(map(id, several)))} protocols, {len(several)} runs of them in all")
         arguments = {
             name: (
                 [(each.case.settings, each.protocol) for each in several],
