@@ -23,7 +23,7 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     port = free_port()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _metrics_export_port=port)
     yield port
     ray.shutdown()
 

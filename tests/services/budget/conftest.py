@@ -51,7 +51,7 @@ def roomy(terms: Terms) -> Terms:
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

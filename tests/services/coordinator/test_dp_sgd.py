@@ -38,7 +38,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     options = TrainingOptions(block=16, epochs=1, precision="float32")
     manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     Shard.options(name="shard").remote(EngineSettings(model, "transformers", "float32", 64, adapters=adapters))
     yield output, manifest
     ray.shutdown()

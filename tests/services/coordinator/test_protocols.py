@@ -42,7 +42,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
 def shard(manifest: tuple[Path, Manifest], public_model: Path) -> Iterator[ActorHandle]:
     folder, described = manifest
     adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     actor = Shard.options(name="shard").remote(
         EngineSettings(public_model, "transformers", "float32", 128, adapters=adapters)
     )

@@ -57,7 +57,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, public_model: Path) -> di
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

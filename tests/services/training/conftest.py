@@ -64,7 +64,7 @@ def base() -> Path:
 @pytest.fixture(scope="package")
 def one_ray() -> Iterator[str]:
     """The address of the only Ray that these tests start."""
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield context.address_info["gcs_address"]
     ray.shutdown()
 
