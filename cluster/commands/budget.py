@@ -69,7 +69,7 @@ def _totals(stated: LedgerStatement) -> Table:
     promised = "nothing" if stated.epsilon is None else f"{stated.epsilon:g}"
     limited = ", where the budget is enforced" if stated.enforced == "bound" else ""
     table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
-    table.add_row("spent", _number(stated.epsilon_spent), "by Rényi divergences, whatever the private text is")
+    table.add_row("spent", _number(stated.epsilon_spent), "whatever the private text is")
     table.add_row("", _number(stated.epsilon_pld), "the same tokens by privacy loss distributions")
     table.add_row("", _number(stated.epsilon_bound), f"at order {stated.order:g}{limited}")
     table.add_row("", _number(stated.epsilon_user), "for the replacement of one part")

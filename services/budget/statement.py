@@ -42,7 +42,8 @@ class Statement(BaseModel):
 
     Epsilons are rounded up to `DIGITS` decimals, what is left of one is rounded down. `epsilon_spent` is that of all
     tokens charged, by the data-independent bounds of their events and Rényi divergences: at their best order while all
-    have the same event, else at the promise's `order`. `epsilon_pld` is the epsilon of the same tokens by privacy loss
+    have the same event, else at the promise's `order`; or, while all come from one private release that is paid for
+    once, by its privacy loss distribution. `epsilon_pld` is the epsilon of the same tokens by privacy loss
     distributions, where these say more; it is a claim only while the events do not depend on answers. `tokens_left`
     counts tokens of `event`, the current one. A number is None where it is not known, has no limit, or may not be told.
     """

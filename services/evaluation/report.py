@@ -95,8 +95,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
             f"At epsilon {table.budget.epsilon:g} (delta {table.budget.delta:g}, {table.budget.tokens:,} tokens) the "
             f"best method certified for parts is {best.label}: perplexity {_number(best.perplexity)} beside "
             f"{_number(public.perplexity)} of the public model and {_number(whole.perplexity)} of the ensemble "
-            "without privacy"
-            + (f", which is {_percent(kept)} of what the ensemble gains." if kept is not None else ".")
+            "without privacy" + (f". It keeps {_percent(kept)} of the ensemble's gain." if kept is not None else ".")
         )
 
 
