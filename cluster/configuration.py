@@ -81,7 +81,6 @@ class Coordinator(Section):
     replicas: int = Field(1, gt=0, description="coordinators, among which the gateways spread; one budget for all")
     num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
     max_live: int = Field(64, gt=0)
-    lanes: int = Field(2, gt=0, description="groups of sequences that step by turns")
     max_waiting: int = Field(256, ge=0)
     step_timeout_s: float = Field(60.0, gt=0)
     patience_s: float = Field(5.0, gt=0, description="how long one of several copies is waited for alone")

@@ -6,4 +6,4 @@ bash cluster/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/pytest -m "not slow" "$@"
+exec .venv/bin/pytest -m "not slow and not long" "$@"

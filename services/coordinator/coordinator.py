@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,6 @@ from services import tracing
 from services.budget.purse import Purse
 from services.budget.till import Till
 from services.coordinator.ensemble import Ensemble, Query, Rows
-from services.coordinator.lane import Lane
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.offer import Offer
@@ -37,8 +35,7 @@ class CoordinatorSettings:
 
     `model` is read for its tokenizer. `fleet` says who serves. `pace_s` hides how many parts a step asked: no step is
     released earlier. `patience_s` is how long one of several copies of a shard is waited for alone. `device` is
-    PyTorch's, for the mathematics of a step. `lanes` are groups of sequences that step by turns: while the shards work
-    for one, the mathematics of another is done.
+    PyTorch's, for the mathematics of a step.
     """
 
     model: Path
@@ -53,7 +50,6 @@ class CoordinatorSettings:
     patience_s: float = 5.0
     device: str = "cpu"
     pace_s: float = 0.0
-    lanes: int = 2
 
 
 class Conductor:
@@ -64,21 +60,20 @@ class Conductor:
 
     def __init__(self, settings: CoordinatorSettings, roster: Roster | None = None) -> None:
         self._settings = settings
-        self._lanes = tuple(Lane() for _ in range(min(settings.lanes, settings.max_live)))
+        self._between_steps = asyncio.Lock()
         self._take(roster or ray.get(self._actor(settings.fleet).roster.remote()))
         self._purse = Purse(self._actor(settings.budget), settings.lease_tokens)
         self._till = Till(self._actor(settings.budget))
         self._detokenizer = Detokenizer.load(settings.model)
         self._live: dict[str, Live] = {}
         self._outboxes: dict[str, Outbox] = {}
+        self._stepping: asyncio.Task[None] | None = None
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics()
 
     async def reshape(self, roster: Roster) -> None:
         """Ask these from the next token on. When this returns nobody else is asked any more."""
-        async with AsyncExitStack() as between_steps:
-            for lane in self._lanes:
-                await between_steps.enter_async_context(lane.step)
+        async with self._between_steps:
             if roster.version > self._roster.version:
                 self._take(roster)
 
@@ -91,11 +86,9 @@ class Conductor:
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
         for generation in generations:
-            live = self._live[generation.id] = Live(line, generation, self._detokenizer)
-            min(self._lanes, key=lambda lane: len(lane.live)).live[live.id] = live
-        for lane in self._lanes:
-            if lane.rests:
-                lane.running = asyncio.create_task(self._run(lane))
+            self._live[generation.id] = Live(line, generation, self._detokenizer)
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._run())
 
     async def cancel(self, ids: Iterable[str]) -> None:
         """End generations early. Unknown ids are no error: they may have ended meanwhile."""
@@ -134,19 +127,18 @@ class Conductor:
         self._end(list(self._live.values()), "cancelled")
         await self._purse.settle()
 
-    async def _run(self, lane: Lane) -> None:
-        together = self._settings.max_live // len(self._lanes)
-        while lane.live:
+    async def _run(self) -> None:
+        while self._live:
             try:
-                async with lane.step:
-                    await self._step(list(islice(lane.live.values(), together)))
+                async with self._between_steps:
+                    await self._step(list(islice(self._live.values(), self._settings.max_live)))
             except Unavailable as error:
                 logger.error("step failed: %s", error)
-                self._end(list(lane.live.values()), "error")
+                self._end(list(self._live.values()), "error")
             except Exception as error:
                 # The message may hold values of a distribution; the type does not.
                 logger.error("step failed: %s", type(error).__name__)
-                self._end(list(lane.live.values()), "error")
+                self._end(list(self._live.values()), "error")
             if not self._live:
                 await self._purse.settle()  # who submits meanwhile is found by the loop
 
@@ -241,8 +233,6 @@ class Conductor:
             self._outboxes.setdefault(line, Outbox()).put(batch)
         for id_ in ended:
             del self._live[id_]
-            for lane in self._lanes:
-                lane.live.pop(id_, None)
         if ended:
             self._ensemble.release(ended)
 

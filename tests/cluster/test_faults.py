@@ -26,7 +26,7 @@ PATIENCE_S = 180.0
 """Ends a test that would never end. What is promised is a minute on a machine that does nothing else."""
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(nodes.unavailable() is not None, reason=nodes.unavailable() or ""),
 ]
