@@ -1,7 +1,6 @@
 """What the public model and every adapter say at chosen places of texts, on the tokens an attacker lets through."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PUBLIC = "public"
+from services.engine.engine import PUBLIC
+from services.engine.switching import using
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Models:
     @torch.inference_mode()
     def _rows(self, name: str, before: list[int], wanted: Tensor) -> Tensor:
         """float32 [texts * n, V]; the prompt is read once."""
-        with self._using(name):
+        with using(self._model, name):
             first = self._model(input_ids=torch.tensor([before]), use_cache=True, logits_to_keep=1)
             logits = first.logits.expand(len(wanted), -1, -1)
             if wanted.shape[1] > 1:
@@ -87,14 +87,3 @@ class Models:
                 rest = self._model(input_ids=wanted[:, :-1], past_key_values=cache, use_cache=True).logits
                 logits = torch.cat([logits, rest], dim=1)
         return torch.log_softmax(logits.float(), dim=-1).flatten(0, 1)
-
-    @contextmanager
-    def _using(self, name: str) -> Iterator[None]:
-        if name != PUBLIC:
-            self._model.set_adapter(name)
-            yield
-        elif isinstance(self._model, PeftModel):
-            with self._model.disable_adapter():
-                yield
-        else:
-            yield

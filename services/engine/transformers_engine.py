@@ -1,15 +1,15 @@
 """transformers with PEFT as an `Engine`: one forward pass per row. The reference the vLLM engine is held against."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from services.engine.engine import PUBLIC, Engine, EngineSettings, Request
+from services.engine.engine import Engine, EngineSettings, Request
+from services.engine.switching import using
 
 MAX_CACHES = 256
 
@@ -54,7 +54,7 @@ class TransformersEngine(Engine):
     def _row(self, request: Request, adapter: str) -> torch.Tensor:
         cached = self._cached((request.sequence, adapter), request.tokens)
         unseen = torch.tensor([request.tokens[len(cached.tokens) :]], device=self._device)
-        with self._using(adapter):
+        with using(self._model, adapter):
             output = self._model(input_ids=unseen, past_key_values=cached.values, use_cache=True, logits_to_keep=1)
         cached.tokens = request.tokens
         return torch.log_softmax(output.logits[0, -1], dim=-1, dtype=torch.float32)
@@ -74,14 +74,3 @@ class TransformersEngine(Engine):
         while len(self._caches) > MAX_CACHES:
             self._caches.popitem(last=False)
         return cached
-
-    @contextmanager
-    def _using(self, adapter: str) -> Iterator[None]:
-        if adapter != PUBLIC:
-            self._model.set_adapter(adapter)
-            yield
-        elif isinstance(self._model, PeftModel):
-            with self._model.disable_adapter():
-                yield
-        else:
-            yield

@@ -7,35 +7,26 @@ was stopped goes on where it was, and one with other methods computes these alon
 private, and so are the results.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import ray
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.evaluation import methods, tasks
-from services.evaluation.cases import Case, Outcomes, Planned, grouped
+from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
 from services.evaluation.methods import QUANTITIES, Budget, Method, Quantity
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Origin, whole
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text, held_out_text
+from services.evaluation.workbench import Workbench
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
 from services.training.manifest import Adapter
 from services.training.progress import Display
-from services.training.tasks import connected
-
-ROWS, OUTCOMES = "rows", "outcomes"
-# Protocols of a task: enough to share the reading of rows, few enough that tasks can be spread and resumed.
-_PROTOCOLS_AT_ONCE = 6
-# What must stay free on the disk beside the rows.
-_SPARE = 2**30
 
 
 class EvaluationOptions(BaseModel):
@@ -89,87 +80,30 @@ def evaluate(
         shown.say("reading the held-out text")
         documents = list(held_out)
         text = _text(documents, ensembles, options)
-        comparison = _Comparison(ensembles, options, text, output, shown)
+        revision = ensembles.main.manifest.base_revision
+        bench = Workbench(ensembles.base, revision, text, output, options.precision, shown)
+        comparison = _Comparison(ensembles, options, bench)
         with ExitStack() as cluster:
-            comparison.compute_rows(cluster)
-            comparison.compute_outcomes(cluster)
+            comparison.compute(cluster)
         return comparison.results(documents)
 
 
 class _Comparison:
-    """The cases of one evaluation, and where what they need is kept."""
+    """The cases of one evaluation, and what they came to."""
 
-    def __init__(
-        self, ensembles: Ensembles, options: EvaluationOptions, text: Text, output: Path, display: Display
-    ) -> None:
+    def __init__(self, ensembles: Ensembles, options: EvaluationOptions, bench: Workbench) -> None:
         self._ensembles = ensembles
         self._options = options
-        self._text = text
-        self._rows = output / ROWS
-        self._display = display
-        self._outcomes = Outcomes(output / OUTCOMES, text)
+        self._bench = bench
+        self._text = bench.text
         self._halves = bool(ensembles.main.halves)
         self._planned: dict[Case, Planned | str] = {}
 
-    def compute_rows(self, cluster: ExitStack) -> None:
-        """The public model first: the others are kept as differences from it.
-
-        Args:
-            cluster: where a Ray cluster is entered, once something is missing.
-        """
-        self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted: dict[Path, tuple[Path | None, str]] = {self._path(None): (None, "public model")}
-        for ensemble in self._ensembles.all:
-            halves = ensemble.halves if ensemble is self._ensembles.main else ()
-            for adapter in (*ensemble.manifest.parts, *halves):
-                path = ensemble.manifest.adapter_path(ensemble.directory, adapter)
-                wanted[self._path(adapter)] = path, f"{ensemble.directory.name}/{adapter.name}"
-        for path in set(self._rows.iterdir()) - set(wanted):
-            path.unlink()  # of another text or ensemble: private, and to no purpose
-        missing = {path: of for path, of in wanted.items() if not whole(path, self._text.positions)}
-        if not missing:
-            return
-        _check_room(self._rows, len(missing), self._text.positions * _vocabulary(self._ensembles.base))
-        cluster.enter_context(connected())
-        text = ray.put(self._text)
-        public = self._path(None)
-        for stage in ([public], [path for path in missing if path != public]):
-            jobs = {
-                missing[path][1]: (
-                    *(self._ensembles.base, missing[path][0], text, self._options.precision, path),
-                    None if path == public else public,
-                )
-                for path in stage
-                if path in missing
-            }
-            if jobs:
-                self._display.say(f"computing the distributions of {len(jobs)} models")
-            for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
-                pass
-
-    def compute_outcomes(self, cluster: ExitStack) -> None:
-        self._display.say("planning every method")
+    def compute(self, cluster: ExitStack) -> None:
+        self._bench.compute_rows(self._models(), cluster)
         for case, _ in self._cases():
             self._plan(case)
-        jobs = grouped(self._missing(), _PROTOCOLS_AT_ONCE)
-        if not jobs:
-            return
-        cluster.enter_context(connected())
-        several = [each for _, together in jobs.values() for each in together]
-        self._display.say(f"evaluating {len(set(map(id, several)))} protocols, {len(several)} runs of them in all")
-        arguments = {
-            name: (
-                [(each.case.settings, each.protocol) for each in several],
-                several[0].files,
-                self._text.runs[run],
-                self._text.true_tokens[self._text.runs[run]],
-            )
-            for name, (run, several) in jobs.items()
-        }
-        for name, outcomes in tasks.spread(tasks.trials, arguments, self._display):
-            run, several = jobs[name]
-            for planned_one, outcome in zip(several, outcomes, strict=True):
-                self._outcomes.put(planned_one, run, outcome)
+        self._bench.compute_outcomes(self._wanted(), cluster)
 
     def results(self, documents: list[Document]) -> Evaluation:
         main, options = self._ensembles.main, self._options
@@ -188,15 +122,20 @@ class _Comparison:
             sweeps=tuple(self._sweeps()),
         )
 
-    def _missing(self) -> Iterator[tuple[int, Planned]]:
-        """Each protocol with a run whose outcome is not known."""
+    def _models(self) -> Iterator[tuple[Ensemble, Adapter]]:
+        for ensemble in self._ensembles.all:
+            halves = ensemble.halves if ensemble is self._ensembles.main else ()
+            yield from ((ensemble, adapter) for adapter in (*ensemble.manifest.parts, *halves))
+
+    def _wanted(self) -> Iterator[tuple[int, Planned]]:
+        """Each run with each protocol that takes part in it."""
         runs: dict[Case, int] = {}
         for case, count in self._cases():
             runs[case] = max(count, runs.get(case, 0))
         for run in range(len(self._text.runs)):
             for case, count in runs.items():
                 planned = self._planned[case]
-                if isinstance(planned, Planned) and run < count and self._outcomes.get(planned, run) is None:
+                if isinstance(planned, Planned) and run < count:
                     yield run, planned
 
     def _cases(self) -> Iterator[tuple[Case, int]]:
@@ -256,7 +195,7 @@ class _Comparison:
             return impossible(label, case.settings, self._of(case).parts, planned)
         public = self._planned[self._case(self._ensembles.main, methods.public())[1]]
         assert isinstance(public, Planned)
-        own, theirs = self._outcomes.first(planned, runs), self._outcomes.first(public, runs)
+        own, theirs = (self._bench.outcomes.first(each, runs) for each in (planned, public))
         return result(label, case.settings, planned.protocol, own, theirs)
 
     def _plan(self, case: Case) -> None:
@@ -269,20 +208,10 @@ class _Comparison:
             self._planned[case] = str(error)
             return
         adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-        files = EnsembleRows(self._path(None), tuple(self._path(adapter) for adapter in adapters))
-        self._planned[case] = Planned(case, protocol, files)
+        self._planned[case] = Planned(case, protocol, self._bench.files(adapters))
 
     def _of(self, case: Case) -> Ensemble:
         return next(each for each in self._ensembles.all if each.directory == case.ensemble)
-
-    def _path(self, adapter: Adapter | None) -> Path:
-        origin = Origin(
-            base=self._ensembles.main.manifest.base_revision,
-            adapter=None if adapter is None else adapter.sha256,
-            text=self._text.digest,
-            precision=self._options.precision,
-        )
-        return self._rows / origin.file
 
 
 def _text(documents: Iterable[Document], ensembles: Ensembles, options: EvaluationOptions) -> Text:
@@ -297,22 +226,6 @@ def _text(documents: Iterable[Document], ensembles: Ensembles, options: Evaluati
         runs=options.runs,
         seed=options.seed,
     )
-
-
-def _vocabulary(base: Path) -> int:
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(base).get_text_config().vocab_size)
-
-
-def _check_room(directory: Path, models: int, values: int) -> None:
-    wanted = values * (PUBLIC_TYPE().itemsize + models * PART_TYPE().itemsize)
-    free = shutil.disk_usage(directory).free
-    if wanted + _SPARE > free:
-        raise InputError(
-            f"output {directory.parent}: the distributions of {models} models take {wanted / 2**30:.1f} GiB and "
-            f"{free / 2**30:.1f} are free; make room, or ask for fewer --runs or --tokens"
-        )
 
 
 @contextmanager

@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from filelock import FileLock, Timeout
 
 from services.evaluation import methods, tasks
-from services.evaluation.cases import Case, Outcomes, Planned, grouped
+from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import SHARES, Budget, Method
 from services.evaluation.results import result
-from services.evaluation.rows import EnsembleRows, Origin, whole
 from services.evaluation.split import split
-from services.evaluation.text import Text, held_out_text
+from services.evaluation.text import held_out_text
+from services.evaluation.workbench import Workbench
 from services.privacy.adapmixed import AdaPMixedSettings
 from services.privacy.exponential import Exponential
 from services.privacy.pmixed import PMixed
@@ -35,7 +34,6 @@ from services.privacy.settings import Settings
 from services.privacy.subsample_aggregate import SubsampleAggregateSettings
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
-from services.training.manifest import Adapter
 from services.training.marks import Marks
 from services.training.options import TrainingOptions
 from services.training.progress import Display
@@ -48,7 +46,6 @@ CONTEXT = 256
 TOLERANCE = 0.01
 """Perplexity by which the recommended choice may be worse than the best, relatively, where it is cheaper."""
 
-_PROTOCOLS_AT_ONCE = 6
 _BETAS = (0.05, 0.1, 0.2, 0.4)
 # Of what could not have released a token that occurred.
 _NEVER = Estimate(math.inf, None, None, ())
@@ -238,34 +235,33 @@ class _Search:
 
         display.say("reading the sample")
         tokenizer = AutoTokenizer.from_pretrained(ensembles.base)
-        self._text: Text = held_out_text(documents, tokenizer, context=CONTEXT, tokens=budget.tokens, runs=runs)
+        text = held_out_text(documents, tokenizer, context=CONTEXT, tokens=budget.tokens, runs=runs)
+        revision = ensembles.main.manifest.base_revision
+        self._bench = Workbench(ensembles.base, revision, text, output, "auto", display)
+        self._runs = range(len(text.runs))
         self._ensembles = sorted(ensembles.all, key=lambda each: each.parts)
-        self._base = ensembles.base
         self._budget = budget
-        self._rows = output / "rows"
-        self._rows.mkdir(mode=0o700, exist_ok=True)
-        self._outcomes = Outcomes(output / "outcomes", self._text)
-        self._display = display
 
     def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
-        self._compute_rows(cluster)
+        parts = ((ensemble, part) for ensemble in self._ensembles for part in ensemble.manifest.parts)
+        self._bench.compute_rows(parts, cluster)
         wanted = [
             (method.label, planned)
             for ensemble in self._ensembles
             for method in candidates(self._budget, ensemble.parts, any_guarantee)
             if (planned := self._planned(method.settings, ensemble)) is not None
         ]
-        self._compute_outcomes([planned for _, planned in wanted], cluster)
+        self._bench.compute_outcomes(((run, planned) for run in self._runs for _, planned in wanted), cluster)
         public = next(planned for _, planned in wanted if isinstance(planned.protocol, Public))
         # The public model is the same beside every ensemble: once is enough.
         kept = [each for each in wanted if each[1] is public or not isinstance(each[1].protocol, Public)]
         choices = sorted((self._choice(*each, public) for each in kept), key=_by_rows)
         ahead = front(choices)
         marked = tuple(replace(choice, on_front=index in ahead) for index, choice in enumerate(choices))
-        return Tuning(self._budget, len(self._text.runs[0]), len(self._text.runs), marked, recommend(marked))
+        return Tuning(self._budget, len(self._bench.text.runs[0]), len(self._runs), marked, recommend(marked))
 
     def _choice(self, label: str, planned: Planned, public: Planned) -> Choice:
-        outcomes, theirs = (self._outcomes.first(each, len(self._text.runs)) for each in (planned, public))
+        outcomes, theirs = (self._bench.outcomes.first(each, len(self._runs)) for each in (planned, public))
         found = result(label, planned.case.settings, planned.protocol, outcomes, theirs)
         protocol = served(planned.protocol)
         asked = {"asked": protocol.asked} if isinstance(protocol, PMixed) else {}
@@ -286,62 +282,4 @@ class _Search:
             protocol = settings.plan(ensemble.parts)
         except ValueError:
             return None
-        files = EnsembleRows(self._path(None), tuple(self._path(part) for part in ensemble.manifest.parts))
-        return Planned(Case(ensemble.directory, settings), protocol, files)
-
-    def _compute_rows(self, cluster: ExitStack) -> None:
-        """The public model's first: the others are kept as differences from it."""
-        public = self._path(None)
-        wanted: dict[Path, tuple[str, Path | None]] = {public: ("public model", None)}
-        for ensemble in self._ensembles:
-            for part in ensemble.manifest.parts:
-                name = f"{ensemble.directory.name}/{part.name}"
-                wanted[self._path(part)] = name, ensemble.manifest.adapter_path(ensemble.directory, part)
-        missing = {path: of for path, of in wanted.items() if not whole(path, self._text.positions)}
-        if not missing:
-            return
-        cluster.enter_context(connected())
-        self._display.say(f"computing the distributions of {len(missing)} models")
-        text = ray.put(self._text)
-        for stage in ([public], [path for path in missing if path != public]):
-            jobs = {
-                missing[path][0]: (
-                    *(self._base, missing[path][1], text, "auto", path),
-                    None if path == public else public,
-                )
-                for path in stage
-                if path in missing
-            }
-            for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
-                pass
-
-    def _compute_outcomes(self, planned: Sequence[Planned], cluster: ExitStack) -> None:
-        runs = range(len(self._text.runs))
-        missing = ((run, each) for run in runs for each in planned if self._outcomes.get(each, run) is None)
-        jobs = grouped(missing, _PROTOCOLS_AT_ONCE)
-        if not jobs:
-            return
-        cluster.enter_context(connected())
-        self._display.say(f"evaluating {len(planned)} choices over {len(runs)} runs")
-        arguments = {
-            name: (
-                [(each.case.settings, each.protocol) for each in several],
-                several[0].files,
-                self._text.runs[run],
-                self._text.true_tokens[self._text.runs[run]],
-            )
-            for name, (run, several) in jobs.items()
-        }
-        for name, outcomes in tasks.spread(tasks.trials, arguments, self._display):
-            run, several = jobs[name]
-            for each, outcome in zip(several, outcomes, strict=True):
-                self._outcomes.put(each, run, outcome)
-
-    def _path(self, adapter: Adapter | None) -> Path:
-        origin = Origin(
-            base=self._ensembles[0].manifest.base_revision,
-            adapter=None if adapter is None else adapter.sha256,
-            text=self._text.digest,
-            precision="auto",
-        )
-        return self._rows / origin.file
+        return Planned(Case(ensemble.directory, settings), protocol, self._bench.files(ensemble.manifest.parts))

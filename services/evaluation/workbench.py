@@ -1,0 +1,127 @@
+"""Where the rows of models and the outcomes of protocols over one text are computed once, and kept."""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import ray
+
+from services.evaluation import tasks
+from services.evaluation.cases import Outcomes, Planned, grouped
+from services.evaluation.ensembles import Ensemble
+from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Origin, whole
+from services.evaluation.scoring import Precision
+from services.evaluation.text import Text
+from services.training.errors import InputError
+from services.training.manifest import Adapter
+from services.training.progress import Display
+from services.training.tasks import connected
+
+ROWS, OUTCOMES = "rows", "outcomes"
+# Protocols of a task: enough to share the reading of rows, few enough that tasks can be spread and resumed.
+_PROTOCOLS_AT_ONCE = 6
+# What must stay free on the disk beside the rows.
+_SPARE = 2**30
+
+
+class Workbench:
+    """Whatever is missing is computed on Ray; a cluster is entered into `cluster` once something is."""
+
+    def __init__(
+        self, base: Path, revision: str, text: Text, output: Path, precision: Precision, display: Display
+    ) -> None:
+        """`base` is the public model's directory and `revision` its revision."""
+        self.text = text
+        self.outcomes = Outcomes(output / OUTCOMES, text)
+        self._base = base
+        self._revision = revision
+        self._rows = output / ROWS
+        self._precision = precision
+        self._display = display
+
+    def files(self, adapters: Iterable[Adapter]) -> EnsembleRows:
+        """Where the rows of these models are kept, and those of the public one."""
+        return EnsembleRows(self._path(None), tuple(self._path(adapter) for adapter in adapters))
+
+    def compute_rows(self, models: Iterable[tuple[Ensemble, Adapter]], cluster: ExitStack) -> None:
+        """Those of the public model first: the others are kept as differences from it. All others are removed.
+
+        Raises:
+            InputError: the disk has no room for them.
+            EvaluationError: a task failed.
+        """
+        self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
+        public = self._path(None)
+        wanted: dict[Path, tuple[str, Path | None]] = {public: ("public model", None)}
+        for ensemble, adapter in models:
+            name = f"{ensemble.directory.name}/{adapter.name}"
+            wanted[self._path(adapter)] = name, ensemble.manifest.adapter_path(ensemble.directory, adapter)
+        for path in set(self._rows.iterdir()) - set(wanted):
+            path.unlink()  # of another text or ensemble: private, and to no purpose
+        missing = {path: of for path, of in wanted.items() if not whole(path, self.text.positions)}
+        if not missing:
+            return
+        self._check_room(len(missing))
+        cluster.enter_context(connected())
+        self._display.say(f"computing the distributions of {len(missing)} models")
+        text = ray.put(self.text)
+        for stage in ([public], [path for path in missing if path != public]):
+            jobs = {
+                missing[path][0]: (
+                    *(self._base, missing[path][1], text, self._precision, path),
+                    None if path == public else public,
+                )
+                for path in stage
+                if path in missing
+            }
+            for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
+                pass
+
+    def compute_outcomes(self, wanted: Iterable[tuple[int, Planned]], cluster: ExitStack) -> None:
+        """Those that are not known yet, of protocols over runs.
+
+        Raises:
+            EvaluationError: a task failed.
+        """
+        missing = ((run, planned) for run, planned in wanted if self.outcomes.get(planned, run) is None)
+        jobs = grouped(missing, _PROTOCOLS_AT_ONCE)
+        if not jobs:
+            return
+        cluster.enter_context(connected())
+        protocols = {id(planned) for _, several in jobs.values() for planned in several}
+        self._display.say(f"evaluating {len(protocols)} protocols over {len(self.text.runs)} runs")
+        arguments = {
+            name: (
+                [(each.case.settings, each.protocol) for each in several],
+                several[0].files,
+                self.text.runs[run],
+                self.text.true_tokens[self.text.runs[run]],
+            )
+            for name, (run, several) in jobs.items()
+        }
+        for name, outcomes in tasks.spread(tasks.trials, arguments, self._display):
+            run, several = jobs[name]
+            for planned, outcome in zip(several, outcomes, strict=True):
+                self.outcomes.put(planned, run, outcome)
+
+    def _path(self, adapter: Adapter | None) -> Path:
+        digest = None if adapter is None else adapter.sha256
+        origin = Origin(base=self._revision, adapter=digest, text=self.text.digest, precision=self._precision)
+        return self._rows / origin.file
+
+    def _check_room(self, models: int) -> None:
+        values = self.text.positions * _vocabulary(self._base)
+        wanted = values * (PUBLIC_TYPE().itemsize + models * PART_TYPE().itemsize)
+        free = shutil.disk_usage(self._rows).free
+        if wanted + _SPARE > free:
+            raise InputError(
+                f"output {self._rows.parent}: the distributions of {models} models take {wanted / 2**30:.1f} GiB and "
+                f"{free / 2**30:.1f} are free; make room, or ask for fewer runs or tokens"
+            )
+
+
+def _vocabulary(base: Path) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(base).get_text_config().vocab_size)
