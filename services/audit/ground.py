@@ -15,7 +15,7 @@ from services.training.progress import Display
 from services.training.public_model import resolve
 from services.training.train import train
 
-TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=3, learning_rate=2e-3)
+TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
 """Enough for a model to learn by heart what it sees a few dozen times."""
 
 ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"

@@ -73,7 +73,9 @@ class Models:
         missing = ~(kept == wanted.view(-1, 1)).any(dim=1)
         kept[missing, -1] = wanted.view(-1)[missing]
         place = (kept == wanted.view(-1, 1)).int().argmax(dim=1)
-        return Said(public.gather(1, kept), torch.stack([row.gather(1, kept) for row in rows]), place)
+        asked = [row.gather(1, kept) for row in rows]
+        none = torch.empty(0, *kept.shape)
+        return Said(public.gather(1, kept), torch.stack(asked) if asked else none, place)
 
     @torch.inference_mode()
     def _rows(self, name: str, before: list[int], wanted: Tensor) -> Tensor:

@@ -146,6 +146,7 @@ def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> No
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
 
 
+@pytest.mark.slow
 def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Running) -> None:
     roster = ray.get(copied.fleet.roster.remote())
     assert (roster.shards, roster.protocol.parts) == (("shard-000", "shard-000-copy-1"), 1)

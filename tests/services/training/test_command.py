@@ -47,6 +47,7 @@ def test_trains_and_ends_with_one_json_object(ensemble: Ensemble, tmp_path: Path
     }
 
 
+@pytest.mark.slow
 def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]

@@ -129,6 +129,7 @@ def test_finished_ensemble_is_left_as_it_is(ensemble: Ensemble, tmp_path: Path) 
     assert (directory / FILE).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)
