@@ -148,7 +148,7 @@ def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
         torch.testing.assert_close(row[place][:39], before.topk(40).values[:39], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trained_model_gives_a_secret_away_and_a_private_answer_does_not(tmp_path: Path) -> None:
     size = Size(users=1, planted=3, repetitions=40, parts=2)
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
