@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -112,7 +113,8 @@ def autoscaled(tmp_path: Path) -> Iterator[str]:
     finally:
         ray.shutdown()
         for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                child.kill()
         process.kill()
         process.wait()
 
