@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -59,7 +59,8 @@ class Server:
         if self._process is not None:
             server = psutil.Process(self._process.pid)
             for process in (server, *server.children(recursive=True)):
-                process.kill()
+                with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                    process.kill()
             self._process.wait()
             self._process = None
 

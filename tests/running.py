@@ -1,6 +1,5 @@
 """The whole service as its operator runs it: `privmix serve` in a process tree of its own, and what may befall it."""
 
-import os
 import random
 import signal
 import socket
@@ -109,8 +108,8 @@ class RunningService:
             self.process.wait(STOP_S)
         finally:
             for process in tree:
-                if process.is_running():
-                    os.kill(process.pid, signal.SIGKILL)
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def free_port() -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Cluster:
 
     def stop(self) -> None:
         for process in self._tree():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                process.kill()
         self._process.wait()
 
     @property
