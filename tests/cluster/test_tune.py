@@ -69,7 +69,7 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
     assert "is the deployed one, of private text" in same.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_recommended_can_be_configured(sample: Path, tmp_path: Path) -> None:
     """With small ensembles of one side of the sample; then with these for other text, where nothing is trained."""
     model = write_tiny_model(tmp_path / "model")
