@@ -48,15 +48,10 @@ class Actors:
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
 
-    def shards(self) -> int:
-        """How many serve now, copies included."""
+    def roster(self) -> Roster:
+        """Who serves now."""
         roster: Roster = ray.get(self.fleet.roster.remote())
-        return len(roster.shards)
-
-    def blocks(self) -> int:
-        """How many shards serve now, each with its copies counted once."""
-        roster: Roster = ray.get(self.fleet.roster.remote())
-        return len(roster.blocks)
+        return roster
 
     def close(self) -> None:
         """Give back what the coordinators hold of the budget, as far as they answer."""

@@ -117,7 +117,7 @@ def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
         delta=statement["delta"],
         radius=protocol.radius,
         parts=protocol.parts,
-        shards=service.actors.shards(),
+        shards=len(service.actors.roster().shards),
         seconds=round(steps.seconds, 1),
     ), statement
 
