@@ -208,6 +208,7 @@ class Conductor:
             rows.drawn.to(self._settings.device),
             tuple(query.models for query in queries),
             tuple(live.generation.options for live in batch),
+            overwrite_parts=True,
         )
         return Offer.of(self._protocol, answers, [index for index, live in enumerate(batch) if not live.public])
 

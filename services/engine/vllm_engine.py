@@ -95,9 +95,10 @@ class VllmEngine(Engine):
 
     def _ask(self, wave: list[tuple[Key, tuple[int, ...]]]) -> torch.Tensor:
         self._make_room(wave)
-        ids = [self._continue(key, tokens) for key, tokens in wave]
-        self._rows.expect(ids)
-        waiting = set(ids)
+        # vLLM keeps the order it is asked in, and neighbours with one adapter are one product in `lora_on_cpu`.
+        ids = {key: self._continue(key, tokens) for key, tokens in sorted(wave, key=_adapter)}
+        self._rows.expect([ids[key] for key, _tokens in wave])
+        waiting = set(ids.values())
         try:
             while waiting:
                 outputs = self._core.get_output().outputs
@@ -157,6 +158,10 @@ class VllmEngine(Engine):
 
     def _drop(self, keys: list[Key]) -> None:
         self._core.abort_requests([self._sessions.pop(key).request_id for key in keys])
+
+
+def _adapter(asked: tuple[Key, tuple[int, ...]]) -> str:
+    return asked[0][1]
 
 
 def _engine_args(settings: EngineSettings, rows: Rows) -> EngineArgs:
