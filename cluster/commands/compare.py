@@ -28,7 +28,6 @@ def compare(
         int | None, typer.Option(help="Characters of each user to train on, the first. Default: all.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
-    dp_sgd: Annotated[Path | None, typer.Option(help="An ensemble of one part that DP-SGD trained.")] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
     tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
@@ -52,7 +51,6 @@ def compare(
             held_out=held_out,
             user_limit=user_limit,
             model=model,
-            dp_sgd=dp_sgd,
             resources=Resources.checked(cpus=cpus),
             options=EvaluationOptions.checked(
                 epsilons=tuple(epsilon),

@@ -33,7 +33,9 @@ def evaluate(
     finetuned: Annotated[
         Path | None, typer.Option(help="An ensemble of one part, `privmix train --parts 1`: the reference.")
     ] = None,
-    dp_sgd: Annotated[Path | None, typer.Option(help="An ensemble of one part that DP-SGD trained.")] = None,
+    dp_sgd: Annotated[
+        list[Path] | None, typer.Option(help="An ensemble of one part that DP-SGD trained; again for other budgets.")
+    ] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
     tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
@@ -58,7 +60,7 @@ def evaluate(
         evaluation = evaluate_methods(
             Corpus(held_out, user_field, text_field, skip_bad),
             output,
-            Ensembles.load(ensemble, finetuned, dp_sgd),
+            Ensembles.load(ensemble, finetuned, dp_sgd or []),
             EvaluationOptions.checked(
                 epsilons=tuple(epsilon),
                 delta=delta,

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions, evaluate
+from services.evaluation.methods import Budget
 from services.evaluation.results import Evaluation
 from services.evaluation.split import split
+from services.training import dp_sgd
 from services.training.corpus import Corpus
-from services.training.options import Resources, TrainingOptions
+from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.progress import Display
 from services.training.tasks import connected
 from services.training.train import train
@@ -20,6 +22,9 @@ PARTS = (16, 8, 4)
 
 TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=2e-3)
 """One pass over the text, in small steps: what two processor cores do in half an hour."""
+
+DP_SGD_EPOCHS = 4
+"""Over one block of each user, which is all that is read of them: the noise asks for many steps."""
 
 
 def compare(
@@ -30,18 +35,16 @@ def compare(
     held_out: float = 0.1,
     user_limit: int | None = None,
     model: str | None = None,
-    dp_sgd: Path | None = None,
     training: TrainingOptions = TRAINING,
     resources: Resources | None = None,
     options: EvaluationOptions | None = None,
     display: Callable[[], Display] = Display,
 ) -> Evaluation:
-    """Split, train what is missing, and evaluate in `output`.
+    """Split, train what is missing, and evaluate in `output`; DP-SGD is trained for each budget, by user.
 
     Args:
         parts: the sizes of the ensembles. The first is the table's, with models of half-parts for SubMix.
         held_out, user_limit: see `split`.
-        dp_sgd: an ensemble of one part that DP-SGD trained, to be compared too.
         display: makes that of one step.
 
     Raises:
@@ -58,6 +61,7 @@ def compare(
         salt_file=texts / "split.salt",
         user_limit=user_limit,
     )
+    options = options or EvaluationOptions()
     with connected():
         for count in (*parts, 1):
             train(
@@ -70,5 +74,22 @@ def compare(
                 resources=resources,
                 display=display(),
             )
-        several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", dp_sgd)
-        return evaluate(Corpus(held_out_file), output, several, options or EvaluationOptions(), display())
+        for budget in options.budgets:
+            dp_sgd.train(
+                Corpus(train_file),
+                ensembles / _dp_sgd(budget),
+                private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
+                model=model,
+                options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
+                display=display(),
+            )
+        several = Ensembles.load(
+            [ensembles / str(count) for count in parts],
+            ensembles / "1",
+            [ensembles / _dp_sgd(budget) for budget in options.budgets],
+        )
+        return evaluate(Corpus(held_out_file), output, several, options, display())
+
+
+def _dp_sgd(budget: Budget) -> str:
+    return f"dp-sgd-{budget.epsilon:g}"

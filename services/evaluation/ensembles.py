@@ -1,5 +1,6 @@
 """The ensembles that are evaluated: all of one public model, each what its manifest says."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,18 +40,19 @@ class Ensembles:
     Attributes:
         main: the ensemble of the table, that with the most parts; the first of those with as many.
         others: ensembles of other sizes, for the figure over parts.
-        finetuned, dp_sgd: ensembles of one part.
+        finetuned: an ensemble of one part.
+        dp_sgd: ensembles of one part that DP-SGD trained, by ascending epsilon.
         base: the public model of all of them.
     """
 
     main: Ensemble
     others: tuple[Ensemble, ...]
     finetuned: Ensemble | None
-    dp_sgd: Ensemble | None
+    dp_sgd: tuple[Ensemble, ...]
     base: Path
 
     @classmethod
-    def load(cls, directories: Sequence[Path], finetuned: Path | None, dp_sgd: Path | None) -> Self:
+    def load(cls, directories: Sequence[Path], finetuned: Path | None, dp_sgd: Sequence[Path]) -> Self:
         """Read and verify all manifests.
 
         Raises:
@@ -59,28 +61,40 @@ class Ensembles:
         if not directories:
             raise InputError("ensemble: name at least one directory")
         several = [Ensemble.load(directory) for directory in directories]
-        one, private = _single("finetuned", finetuned), _single("dp-sgd", dp_sgd)
+        one = None if finetuned is None else _single("finetuned", finetuned)
+        private = [_single("dp-sgd", directory) for directory in dp_sgd]
         base = public_model.resolve(several[0].manifest.base_model)
         named = [("ensemble", each) for each in several]
-        named += [(option, each) for option, each in (("finetuned", one), ("dp-sgd", private)) if each is not None]
+        named += [("finetuned", one)] if one is not None else []
+        named += [("dp-sgd", each) for each in private]
         for option, each in named:
             _check_base(option, each, several[0])
             each.manifest.verify(each.directory, base)
         main = max(several, key=lambda each: each.parts)
-        return cls(main, tuple(each for each in several if each is not main), one, private, base)
+        others = tuple(each for each in several if each is not main)
+        return cls(main, others, one, tuple(sorted(private, key=_promised)), base)
 
     @property
     def all(self) -> tuple[Ensemble, ...]:
-        return tuple(each for each in (self.main, *self.others, self.finetuned, self.dp_sgd) if each is not None)
+        finetuned = () if self.finetuned is None else (self.finetuned,)
+        return (self.main, *self.others, *finetuned, *self.dp_sgd)
+
+    def dp_sgd_for(self, epsilon: float) -> Ensemble | None:
+        """What DP-SGD trained for this budget: the largest that it allows, else the smallest there is."""
+        allowed = [each for each in self.dp_sgd if _promised(each) <= epsilon]
+        return next(iter(allowed[-1:] or self.dp_sgd[:1]), None)
 
 
-def _single(option: str, directory: Path | None) -> Ensemble | None:
-    if directory is None:
-        return None
+def _single(option: str, directory: Path) -> Ensemble:
     found = Ensemble.load(directory)
     if found.parts != 1:
         raise InputError(f"{option} {directory}: has {found.parts} parts; name an ensemble of one part")
     return found
+
+
+def _promised(ensemble: Ensemble) -> float:
+    training = ensemble.manifest.dp_sgd
+    return math.inf if training is None else training.epsilon
 
 
 def _check_base(option: str, one: Ensemble, other: Ensemble) -> None:

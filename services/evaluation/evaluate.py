@@ -152,8 +152,8 @@ class _Comparison:
     def _rows_of_table(self, budget: Budget) -> Iterator[tuple[str, Case]]:
         main = self._ensembles.main
         yield from self._references()
-        if self._ensembles.dp_sgd is not None:
-            yield self._case(self._ensembles.dp_sgd, methods.dp_sgd(budget, self._ensembles.dp_sgd.manifest))
+        if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
+            yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
         for method in methods.private(budget, main.parts, self._halves):
             yield self._case(main, method)
 

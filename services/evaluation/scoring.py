@@ -5,8 +5,8 @@ text is known beforehand, and a forward pass over a block has the distribution a
 for them one by one would take as many passes as there are tokens.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ class Scorer:
         dtype = torch.bfloat16 if narrow else torch.float32
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self._device).eval()
         self.vocabulary: int = self._model.config.get_text_config().vocab_size
-        _widen_head(self._model)
+        if narrow:
+            self._model.set_output_embeddings(_WideHead(self._model.get_output_embeddings()))
 
     @torch.inference_mode()
     def log_probabilities(self, blocks: Sequence[Block], adapter: Path | None) -> Iterator[tuple[int, Tensor]]:
@@ -57,11 +58,31 @@ class Scorer:
                 model.unload()
 
 
-def _widen_head(model: Any) -> None:
-    """Let the last layer work in float32: in bfloat16 a logit of 16 is known to 0.06, and so is its log-probability."""
-    head = copy.deepcopy(model.get_output_embeddings()).float()
-    head.register_forward_pre_hook(lambda _, given: tuple(value.float() for value in given))
-    model.set_output_embeddings(head)
+class _WideHead(nn.Module):
+    """The last layer of a bfloat16 model, with float32 logits: in bfloat16 one of 16 is known to 0.06, and so is its
+    log-probability.
+
+    Its factors are bfloat16 numbers, so that products of bfloat16 numbers, summed up in float32, lose nothing.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(head.weight.detach().float(), requires_grad=False)
+        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach().float(), requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with _products_of_bfloat16():
+            return nn.functional.linear(hidden.float(), self.weight, self.bias)
+
+
+@contextmanager
+def _products_of_bfloat16() -> Iterator[None]:
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
 
 
 def _batches(blocks: Sequence[Block], tokens: int) -> Iterator[list[int]]:

@@ -132,7 +132,7 @@ def tune(
                 cluster.enter_context(connected())
                 sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions())
             with display:
-                several = Ensembles.load(list(ensembles), None, None)
+                several = Ensembles.load(list(ensembles), None, ())
                 search = _Search(several, list(sample), output, budget, runs, display)
                 return search.tuning(any_guarantee, cluster)
     except Timeout as error:

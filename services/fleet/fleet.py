@@ -68,7 +68,8 @@ class Foreman:
     def __init__(self, settings: FleetSettings, shards: int) -> None:
         self._settings = settings
         self._changing = asyncio.Lock()
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        self._made_again: bool = ray.get_runtime_context().was_current_actor_reconstructed
+        if self._made_again:
             shards = self._living()
         self._roster = self._roster_of(shards)
         self._replicas: int | None = None
@@ -114,10 +115,13 @@ class Foreman:
             return self._roster
 
     async def replicas(self, count: int) -> None:
-        """Ray Serve says again how many shards it is to have; what `scale` was told since then stays."""
-        if count == self._replicas:
+        """Ray Serve says again how many shards it is to have; what `scale` was told since then stays.
+
+        An actor that Ray made again takes the first word for one that was heard before.
+        """
+        before, self._replicas = self._replicas, count
+        if count == before or (before is None and self._made_again):
             return
-        self._replicas = count
         if count != len(self._roster.blocks):
             await self._try_to_scale(count)
 

@@ -65,6 +65,27 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     }
 
 
+@pytest.mark.slow
+def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
+    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 2, "--epsilon", 8]
+    command = ["compare", held_out, "--output", tmp_path, *small, "--sweep", "none"]
+    done = run(*command, "--json")
+    assert done.exit_code == 0, done.output
+    tables = json.loads(done.stdout)["tables"]
+    for table in tables:
+        by_label = {each["label"]: each for each in table["results"]}
+        assert {"Public model", "Fine-tuned, not private", "DP-SGD", "PMixed, clip", "SubMix", "GNMax"} <= set(by_label)
+        assert by_label["DP-SGD"]["status"] == "certified"
+    promised = [Manifest.load(tmp_path / "ensembles" / f"dp-sgd-{epsilon}").dp_sgd for epsilon in (2, 8)]
+    assert [training.epsilon for training in promised if training] == [table["budget"]["epsilon"] for table in tables]
+    again = run(*command)
+    assert again.exit_code == 0, again.output
+    assert "training" not in again.stderr, "what was trained is kept"
+    assert (tmp_path / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -44,6 +44,19 @@ def test_all_positions_at_once_are_each_models_own(
             base = model.unload()
 
 
+def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: list[Block]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16).eval()
+    ((_, found),) = Scorer(public_model, "bfloat16").log_probabilities(blocks[:1], None)
+    with torch.inference_mode():
+        inputs = torch.tensor([blocks[0].tokens])
+        hidden = model.model(inputs).last_hidden_state[0, :-1].float()
+        whole_logits = (hidden @ model.get_output_embeddings().weight.float().T).log_softmax(-1)
+        rounded = model(inputs).logits[0, :-1].float().log_softmax(-1)
+    assert float((found - whole_logits).abs().max()) < 1e-3
+    assert float((rounded - whole_logits).abs().max()) > 1e-2, "what is rounded differs by more than this test allows"
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "other products stay as precise as they were"  # type: ignore[attr-defined]
+
+
 def test_parts_are_kept_to_two_thousandths_of_their_log_ratio(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=3)
     positions = np.array([7, 3, 49])

@@ -137,6 +137,7 @@ def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
 
 
 def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> None:
+    ray.get(running.fleet.replicas.remote(1))
     grown = ray.get(running.fleet.scale.remote(2))
     ray.kill(running.fleet, no_restart=False)
     while (found := ray.get(running.fleet.roster.remote())).version == grown.version:
@@ -144,6 +145,10 @@ def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> No
     assert (found.protocol, found.blocks) == (grown.protocol, grown.blocks)
     assert found.version > grown.version
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
+    for replicas, shards in ((1, 2), (2, 2), (1, 1)):
+        ray.get(running.fleet.replicas.remote(replicas))
+        roster = ray.get(running.fleet.roster.remote())
+        assert len(roster.blocks) == shards, "what Serve says again is nothing new, to the next actor either"
 
 
 @pytest.mark.slow
