@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -72,15 +72,20 @@ class Clients:
         ended += (stream.result() for stream in running)
 
     def answers_again(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Seconds until a whole stream came; `meanwhile` is called between the tries.
+        """Seconds until a whole stream came; `meanwhile` is called again and again, however long a try takes.
 
         Raises:
             TimeoutError: none came within so many seconds.
         """
         began = time.monotonic()
-        while self.stream(0, max_tokens=8).end is None:
-            if time.monotonic() > began + seconds:
-                raise TimeoutError(f"no answer within {seconds:g} s after the last fault")
-            meanwhile()
-            time.sleep(0.5)
-        return time.monotonic() - began
+        with ThreadPoolExecutor(1) as pool:
+            while True:
+                tried = pool.submit(self.stream, 0, max_tokens=8)
+                while not wait([tried], timeout=0.5).done:
+                    meanwhile()
+                if tried.result().end is not None:
+                    return time.monotonic() - began
+                if time.monotonic() > began + seconds:
+                    raise TimeoutError(f"no answer within {seconds:g} s after the last fault")
+                meanwhile()
+                time.sleep(0.5)
