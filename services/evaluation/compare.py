@@ -23,7 +23,7 @@ PARTS = (16, 8, 4)
 TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=2e-3)
 """One pass over the text, in small steps: what two processor cores do in half an hour."""
 
-DP_SGD_EPOCHS = 4
+DP_SGD_EPOCHS = 2
 """Over one block of each user, which is all that is read of them: the noise asks for many steps."""
 
 

@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context, copy_context
 from itertools import count
 from typing import Any
 from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from services.coordinator.messages import CoordinatorError, Delta, Generation
 from services.gateway.errors import ApiError, from_coordinator, unavailable
@@ -97,6 +98,7 @@ class Hub:
         self._mailboxes: dict[str, Mailbox] = {}
         # The event loop itself keeps tasks by weak references only.
         self._background: set[asyncio.Task[None]] = set()
+        self._context = Context()
 
     @property
     def connected(self) -> bool:
@@ -105,6 +107,7 @@ class Hub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the line open for the time of the context."""
+        self._context = copy_context()
         keeper = asyncio.create_task(self._keep_line())
         try:
             yield
@@ -146,7 +149,8 @@ class Hub:
             raise unavailable(f"the actor {self._actor!r} does not answer") from None
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        """Work that outlives the request: Ray cancels with a call whatever was called in its context."""
+        task = asyncio.create_task(work, context=self._context)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -195,5 +199,6 @@ class Hub:
 async def _cancel(coordinator: ActorHandle, submission: asyncio.Future[None], ids: Sequence[str]) -> None:
     """Cancel what was submitted, once it was: Ray may run calls to an async actor in another order than they came."""
     with suppress(RayError):
-        await submission
+        with suppress(TaskCancelledError):  # it may have been carried out all the same
+            await submission
         await coordinator.cancel.remote(ids)

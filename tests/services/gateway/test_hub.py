@@ -36,6 +36,8 @@ REFUSALS = {
 }
 PUBLIC, FOR_EVER, END, ERROR, SILENCE = 10_000, 10_001, 10_002, 10_003, 10_004
 """Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing."""
+BUSY_S = 0.2
+"""How long a cancellation waits for the coordinator, which may be in the middle of a step."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=100)
@@ -72,12 +74,16 @@ class Repeater:
         await line.put([Delta(generation.id, "", 0, "length", public)])
 
     async def cancel(self, ids: Sequence[str]) -> None:
+        await asyncio.sleep(BUSY_S)
         for id_ in ids:
             self._cancelled.append(id_)
             self._answering.pop(id_).cancel()
 
     async def cancelled(self) -> list[str]:
         return self._cancelled
+
+    async def answering(self) -> list[str]:
+        return list(self._answering)
 
     async def lines(self) -> int:
         return len(self._lines)
@@ -329,6 +335,43 @@ async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
         await asyncio.sleep(0)
         waiting.cancel()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+
+
+@ray.remote(num_cpus=0, max_concurrency=100)
+class Replica:
+    """What Serve makes of a gateway: a request is a call. When its client leaves, Ray cancels it and what it called."""
+
+    def __init__(self, namespace: str) -> None:
+        self._connected = connected(namespace)
+
+    async def start(self) -> None:
+        self._hub = await self._connected.__aenter__()
+
+    async def stop(self) -> None:
+        await self._connected.__aexit__(None, None, None)
+
+    async def answer(self, generations: Sequence[Generation]) -> None:
+        self._answering = asyncio.create_task(whole(self._hub, generations, answering(generations)))
+        await asyncio.wait([self._answering])
+        await asyncio.sleep(3600)
+
+    async def leave(self) -> None:
+        """The client has left: the answer is no longer waited for."""
+        self._answering.cancel()
+        await asyncio.wait([self._answering])
+
+
+async def test_a_request_whose_calls_ray_cancels_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
+    replica = Replica.remote(cluster)
+    await replica.start.remote()
+    generations = asking([FOR_EVER])
+    call = replica.answer.remote(generations)
+    await until(coordinator.answering, lambda answering: generations[0].id in answering)
+    await replica.leave.remote()
+    ray.cancel(call)
+    await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+    await replica.stop.remote()
+    ray.kill(replica)
 
 
 async def test_a_coordinator_that_says_nothing_is_given_up(coordinator: ActorHandle, cluster: str) -> None:
