@@ -273,12 +273,12 @@ def _start_coordinator(
         device="cuda" if configuration.coordinator.num_gpus else "cpu",
         **configuration.coordinator.model_dump(exclude={"num_gpus", "replicas"}),
     )
-    options = _options(configuration, name, {"OMP_NUM_THREADS": str(_threads())}, keep)
+    options = _options(configuration, name, {"OMP_NUM_THREADS": str(coordinator_threads())}, keep)
     num_gpus = configuration.coordinator.num_gpus
     return Coordinator.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
 
 
-def _threads() -> int:
+def coordinator_threads() -> int:
     """Shards decode on the same cores, and a team of threads that waits for one of them is slower than one alone."""
     return max(1, (os.cpu_count() or 1) // 2)
 

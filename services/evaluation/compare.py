@@ -8,7 +8,6 @@ from pathlib import Path
 
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions, evaluate
-from services.evaluation.methods import Budget
 from services.evaluation.results import Evaluation
 from services.evaluation.split import split
 from services.training import dp_sgd
@@ -62,6 +61,7 @@ def compare(
         user_limit=user_limit,
     )
     options = options or EvaluationOptions()
+    private = [ensembles / f"dp-sgd-{budget.epsilon:g}" for budget in options.budgets]
     with connected():
         for count in (*parts, 1):
             train(
@@ -74,22 +74,14 @@ def compare(
                 resources=resources,
                 display=display(),
             )
-        for budget in options.budgets:
+        for budget, directory in zip(options.budgets, private, strict=True):
             dp_sgd.train(
                 Corpus(train_file),
-                ensembles / _dp_sgd(budget),
+                directory,
                 private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
                 model=model,
                 options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
                 display=display(),
             )
-        several = Ensembles.load(
-            [ensembles / str(count) for count in parts],
-            ensembles / "1",
-            [ensembles / _dp_sgd(budget) for budget in options.budgets],
-        )
+        several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
         return evaluate(Corpus(held_out_file), output, several, options, display())
-
-
-def _dp_sgd(budget: Budget) -> str:
-    return f"dp-sgd-{budget.epsilon:g}"

@@ -1,6 +1,5 @@
 """The ensembles that are evaluated: all of one public model, each what its manifest says."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Self
 
 from services.training import public_model
 from services.training.errors import InputError
-from services.training.manifest import Adapter, Manifest
+from services.training.manifest import Adapter, Manifest, PrivateTraining
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Ensembles:
         """Read and verify all manifests.
 
         Raises:
-            InputError: an option's ensemble is missing, damaged, of another public model, or of the wrong size.
+            InputError: an option's ensemble is missing, damaged, of another public model, of the wrong size, or was
+                not trained as the option says.
         """
         if not directories:
             raise InputError("ensemble: name at least one directory")
@@ -92,9 +92,19 @@ def _single(option: str, directory: Path) -> Ensemble:
     return found
 
 
+def private_training(manifest: Manifest) -> PrivateTraining:
+    """What DP-SGD promised when it trained an ensemble.
+
+    Raises:
+        InputError: it was not trained so.
+    """
+    if manifest.dp_sgd is None:
+        raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train --dp-sgd`")
+    return manifest.dp_sgd
+
+
 def _promised(ensemble: Ensemble) -> float:
-    training = ensemble.manifest.dp_sgd
-    return math.inf if training is None else training.epsilon
+    return private_training(ensemble.manifest).epsilon
 
 
 def _check_base(option: str, one: Ensemble, other: Ensemble) -> None:

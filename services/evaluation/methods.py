@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.evaluation.ensembles import private_training
 from services.privacy import published
 from services.privacy.adapmixed import AdaPMixedSettings
 from services.privacy.dp_sgd import DpSgdSettings
@@ -16,7 +17,6 @@ from services.privacy.references import EnsembleSettings, FinetunedSettings, Pub
 from services.privacy.settings import Settings
 from services.privacy.submix import SubMixSettings
 from services.privacy.subsample_aggregate import SubsampleAggregateSettings
-from services.training.errors import InputError
 from services.training.manifest import Manifest
 
 _ORDERS = range(2, 65)
@@ -63,11 +63,10 @@ def dp_sgd(budget: Budget, manifest: Manifest) -> Method:
     Raises:
         InputError: it was not trained so.
     """
-    if manifest.dp_sgd is None:
-        raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train --dp-sgd`")
+    training = private_training(manifest)
     # No limit on tokens: what they cost was spent on training, whatever this table's budget.
-    limits = {**budget.limits(), "epsilon": None, "delta": manifest.dp_sgd.delta}
-    return Method("DP-SGD", DpSgdSettings(**asdict(manifest.dp_sgd.event), **limits))
+    limits = {**budget.limits(), "epsilon": None, "delta": training.delta}
+    return Method("DP-SGD", DpSgdSettings(**asdict(training.event), **limits))
 
 
 def private(budget: Budget, parts: int, halves: bool) -> Iterator[Method]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context, copy_context
+from contextvars import Context
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -98,7 +98,6 @@ class Hub:
         self._mailboxes: dict[str, Mailbox] = {}
         # The event loop itself keeps tasks by weak references only.
         self._background: set[asyncio.Task[None]] = set()
-        self._context = Context()
 
     @property
     def connected(self) -> bool:
@@ -107,7 +106,6 @@ class Hub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the line open for the time of the context."""
-        self._context = copy_context()
         keeper = asyncio.create_task(self._keep_line())
         try:
             yield
@@ -150,7 +148,7 @@ class Hub:
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that outlives the request: Ray cancels with a call whatever was called in its context."""
-        task = asyncio.create_task(work, context=self._context)
+        task = asyncio.create_task(work, context=Context())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

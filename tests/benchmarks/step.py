@@ -30,6 +30,7 @@ from scipy.optimize import brentq
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from cluster.launch import coordinator_threads
 from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.terms import Terms
@@ -87,18 +88,20 @@ class Bench:
 def deployed(qs: Sequence[float]) -> Iterator[Bench]:
     model = resolve()
     names = tuple(f"part-{index:03d}" for index in range(PARTS))
-    threads = {"env_vars": {"OMP_NUM_THREADS": str(psutil.cpu_count())}}
+    shard_threads, step_threads = (
+        {"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), coordinator_threads())
+    )
     with tempfile.TemporaryDirectory() as folder, connected():
         adapters = write_adapters(Path(folder), names, model)
         terms = Terms(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="part, add or remove")
         budget.start(f"{folder}/ledger.db", terms, namespace=NAMESPACE, lifetime="detached")
         host = ray.remote(concurrency_groups={"status": 1})(MeasuredHost)
-        shard = host.options(name="shard", namespace=NAMESPACE, runtime_env=threads).remote(
+        shard = host.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads).remote(
             EngineSettings(model=model, context_length=1024, adapters=adapters)
         )
         settings = CoordinatorSettings(model, NAMESPACE, budget.NAME)
         coordinators = {
-            q: Coordinator.options(num_cpus=0, runtime_env=threads).remote(
+            q: Coordinator.options(num_cpus=0, runtime_env=step_threads).remote(
                 settings, Roster(1, PMixed(PARTS, q, RADIUS), (Block(0, dict(enumerate(names)), ("shard",)),))
             )
             for q in qs

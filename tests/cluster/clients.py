@@ -78,14 +78,16 @@ class Clients:
             TimeoutError: none came within so many seconds.
         """
         began = time.monotonic()
+        while self._try_beside(meanwhile).end is None:
+            if time.monotonic() > began + seconds:
+                raise TimeoutError(f"no answer within {seconds:g} s after the last fault")
+            time.sleep(0.5)
+        return time.monotonic() - began
+
+    def _try_beside(self, meanwhile: Callable[[], None]) -> Transcript:
         with ThreadPoolExecutor(1) as pool:
-            while True:
-                tried = pool.submit(self.stream, 0, max_tokens=8)
-                while not wait([tried], timeout=0.5).done:
-                    meanwhile()
-                if tried.result().end is not None:
-                    return time.monotonic() - began
-                if time.monotonic() > began + seconds:
-                    raise TimeoutError(f"no answer within {seconds:g} s after the last fault")
+            tried = pool.submit(self.stream, 0, max_tokens=8)
+            while not wait([tried], timeout=0.5).done:
                 meanwhile()
-                time.sleep(0.5)
+        meanwhile()
+        return tried.result()
