@@ -2,8 +2,8 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.commands.evaluate import display
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
 from services.audit import black_box, extraction, ground, membership, sections
@@ -21,8 +22,8 @@ from services.audit.finding import finite
 from services.audit.pairs import NoPairError
 from services.audit.report import Report, Section, finding_rows
 from services.audit.sections import Subject
+from services.evaluation import methods
 from services.privacy.protocols import PROTOCOLS
-from services.training.progress import LineDisplay
 
 audit = typer.Typer(
     name="audit", help="Attack what is released, and compare with what is claimed.", no_args_is_help=True
@@ -37,6 +38,8 @@ CERTIFIED: Sequence[tuple[str, Mapping[str, object]]] = (
     ("adapmixed", {}),
 )
 """What is audited where no protocol is named."""
+
+EXTRACTION_EPSILONS = (2.0, 8.0, 64.0)
 
 API_KEY = "PRIVMIX_API_KEY"
 
@@ -129,7 +132,9 @@ def extraction_(
     planted: Planted = 16,
     repetitions: Repetitions = 24,
     parts: Parts = 4,
-    protocol: Name = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="The protocol; every one that `privmix evaluate` compares unless given.")
+    ] = None,
     epsilon: Epsilons = None,
     tokens: Budget = 1024,
     delta: Delta = 1e-5,
@@ -146,9 +151,12 @@ def extraction_(
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY; what is trained is kept. With --url a service
     of DIRECTORY/ensemble is asked through HTTP; every token is charged.
     """
-    steps = Steps()
-    known = _train(directory, ground.Size(users, planted, repetitions, parts), steps)
-    subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0, 64.0), (tokens,), delta)
+    steps, epsilons = Steps(), epsilon or EXTRACTION_EPSILONS
+    if protocol is None and not context.args:
+        subjects = _compared(parts, epsilons, tokens, delta)
+    else:
+        subjects = _subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
+    known = _train(directory, ground.Size(users, planted, repetitions, parts), subjects, steps, as_json)
     steps(f"Asking the models for {len(known)} secrets")
     trained = ground.ask(directory, known, candidates, top_k)
     served = None
@@ -234,13 +242,10 @@ def all_(
         ),
         sections.published_section((8.0,), (64, 1024), delta, steps),
     ]
-    known = _train(directory, ground.Size(parts=parts), steps)
+    compared = _compared(parts, EXTRACTION_EPSILONS, 1024, delta)
+    known = _train(directory, ground.Size(parts=parts), compared, steps, as_json)
     trained = ground.ask(directory, known, 32, 64)
-    every.append(
-        sections.extraction_section(
-            trained, _subjects(None, {}, parts, (2.0, 8.0, 64.0), (1024,), delta), 10, 16, steps
-        )
-    )
+    every.append(sections.extraction_section(trained, compared, 10, 16, steps))
     every.append(
         sections.one_run_section(
             _subjects(None, {}, 32, (8.0,), (128,), delta),
@@ -274,9 +279,13 @@ def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None
         raise typer.Exit(1)
 
 
-def _train(directory: Path, size: ground.Size, steps: Steps) -> Sequence[Canary]:
-    steps(f"Planting {size.planted} secrets and training {size.parts} parts (finished parts are kept)")
-    return ground.train_ground(directory, size, display=LineDisplay(sys.stderr))
+def _train(
+    directory: Path, size: ground.Size, subjects: Sequence[Subject], steps: Steps, as_json: bool
+) -> Sequence[Canary]:
+    halves = any(subject.protocol.halves for subject in subjects)
+    what = "parts and their halves" if halves else "parts"
+    steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
+    return ground.train_ground(directory, size, halves=halves, display=partial(display, as_json))
 
 
 def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:
@@ -309,6 +318,16 @@ def _subjects(
         for count in tokens
         for epsilon in epsilons
         for name, parameters in chosen
+    ]
+
+
+def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> list[Subject]:
+    """Every protocol that `privmix evaluate` compares, with the names and settings it has there."""
+    budgets = [methods.Budget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
+    return [
+        Subject(method.label, method.settings.plan(parts), tokens, budget.epsilon)
+        for budget in budgets
+        for method in methods.private(budget, parts, halves=True)
     ]
 
 

@@ -32,6 +32,7 @@ class Extracted:
 
     Attributes:
         mechanism: its name.
+        guarantee: how far what it promises reaches.
         epsilon: what it claims; None where it claims nothing.
         hit_rate: the chance that one of the attempts says the whole secret.
         exposure: log2 of the number of candidates, less that of the secret's rank (Carlini et al. 2019, section 4.2).
@@ -40,6 +41,7 @@ class Extracted:
     """
 
     mechanism: str
+    guarantee: str
     epsilon: float | None
     hit_rate: float
     exposure: float
@@ -50,6 +52,7 @@ class Extracted:
         """A row of the report's table."""
         return {
             "mechanism": self.mechanism,
+            "guarantee": self.guarantee,
             "epsilon": self.epsilon,
             "hit rate": self.hit_rate,
             "exposure, bits": self.exposure,
@@ -100,6 +103,7 @@ def attack(
     candidates = len(scores[0])
     return Extracted(
         mechanism=mechanism,
+        guarantee=protocol.guarantee.status,
         epsilon=epsilon,
         hit_rate=float((-np.expm1(attempts * np.log1p(-np.minimum(chances, 1 - 1e-12)))).mean()),
         exposure=float((np.log2(candidates) - np.log2(ranks)).mean()),

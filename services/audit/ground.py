@@ -1,14 +1,15 @@
 """A training ground: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.audit.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.models import Models, Said
+from services.evaluation.ensembles import Ensemble
+from services.privacy.protocol import Protocol
 from services.training.corpus import Corpus
 from services.training.errors import InputError
-from services.training.manifest import Manifest
 from services.training.options import TrainingOptions
 from services.training.partition import part_of, read_salt
 from services.training.progress import Display
@@ -43,7 +44,8 @@ class Ground:
     """What there is to attack.
 
     Attributes:
-        parts: how many; models 0 … parts - 1 are theirs, and the last one is that of the whole corpus.
+        parts: how many, N; models 0 … N - 1 are theirs, model N is that of the whole corpus, and those of the halves of
+            the parts follow where they were trained.
         said: the models' answers on each canary's candidates, the true secret first.
         part: the part to which each canary's user belongs.
     """
@@ -57,11 +59,34 @@ class Ground:
         """Those that are in the corpus."""
         return [canary for canary in self.said if canary.included]
 
+    def models(self, protocol: Protocol) -> range:
+        """What the protocol calls its models 0, 1 and so on.
+
+        Raises:
+            InputError: they were not trained.
+        """
+        wanted = range(self.parts + 1, 3 * self.parts + 1) if protocol.halves else range(self.parts)
+        if any(len(said.models) < wanted.stop for said in self.said.values()):
+            raise InputError(
+                f"protocol: {protocol.name} asks models of half-parts, and none were trained; "
+                f"run `privmix audit extraction --protocol {protocol.name}` first"
+            )
+        return wanted
+
 
 def train_ground(
-    directory: Path, size: Size, options: TrainingOptions = TRAINING, display: Display | None = None
+    directory: Path,
+    size: Size,
+    options: TrainingOptions = TRAINING,
+    *,
+    halves: bool = False,
+    display: Callable[[], Display] = Display,
 ) -> tuple[Canary, ...]:
     """Plant and train in ``directory``; what is there already is kept.
+
+    Args:
+        halves: train models of the halves of every part, too.
+        display: makes that of one training.
 
     Raises:
         InputError, TrainingError: as `train`.
@@ -72,9 +97,10 @@ def train_ground(
             Corpus(directory / CORPUS),
             directory / name,
             parts=parts,
+            halves=halves and name == ENSEMBLE,
             options=options,
             salt_file=directory / SALT,
-            display=display,
+            display=display(),
         )
     return canaries
 
@@ -92,12 +118,13 @@ def again(directory: Path, count: int = 2, top_k: int = 64) -> Ground:
 
 def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Ground:
     """What the models of a trained ground say on ``count`` candidates for each canary, on the likeliest tokens."""
-    adapters: dict[str, Path] = {}
-    for name in (ENSEMBLE, SINGLE):
-        manifest = Manifest.load(directory / name)
-        adapters |= {f"{name}-{part.name}": manifest.adapter_path(directory / name, part) for part in manifest.parts}
-    models = Models(resolve(), adapters)
+    ensemble, single = (Ensemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
+    adapters = (
+        *map(ensemble.path, ensemble.manifest.parts),
+        *map(single.path, single.manifest.parts),
+        *map(ensemble.path, ensemble.halves),
+    )
+    models = Models(resolve(), {f"model-{index}": path for index, path in enumerate(adapters)})
     said = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
-    parts = len(adapters) - 1
-    salt = read_salt(directory / SALT)
+    parts, salt = ensemble.parts, read_salt(directory / SALT)
     return Ground(parts, said, {canary: part_of(canary.user, salt, parts) for canary in canaries})

@@ -61,8 +61,13 @@ def of_users(
     guesses: int,
     subject: str | None = None,
 ) -> Finding:
-    """The planted users of a trained ground: what follows each beginning of their secret, sampled so many times."""
-    scores = [_surprise(protocol, said, canary.secret, queries) for canary, said in ground.said.items()]
+    """The planted users of a trained ground: what follows each beginning of their secret, sampled so many times.
+
+    Raises:
+        InputError: the ground lacks the protocol's models.
+    """
+    models = ground.models(protocol)
+    scores = [_surprise(protocol, said, models, canary.secret, queries) for canary, said in ground.said.items()]
     tokens = queries * sum(len(canary.secret) for canary in ground.said)
     coins = [canary.included for canary in ground.said]
     subject = subject or protocol.name
@@ -83,16 +88,16 @@ def _attacked(world: World, part: int, own: int, coins: Sequence[bool]) -> World
     return World(world.public, world.rows, tuple(kinds))
 
 
-def _surprise(protocol: Protocol, said: Said, secret: str, queries: int) -> float:
+def _surprise(protocol: Protocol, said: Said, models: Sequence[int], secret: str, queries: int) -> float:
     """How much more often than from the public model the secret's next digit comes."""
     own = slice(0, len(secret))  # the first candidate is the true one
     public = torch.softmax(said.public[own].double(), dim=1).gather(1, said.wanted[own, None])[:, 0].numpy()
-    seen = np.array([_sampled(protocol, said, own) for _ in range(queries)])
+    seen = np.array([_sampled(protocol, said, models, own) for _ in range(queries)])
     return float(((seen == said.wanted[own].numpy()) - public).sum())
 
 
-def _sampled(protocol: Protocol, said: Said, block: slice) -> NDArray[np.int64]:
-    return np.array(sample(weights(protocol, said, range(protocol.parts), block)))
+def _sampled(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> NDArray[np.int64]:
+    return np.array(sample(weights(protocol, said, models, block)))
 
 
 def _finding(

@@ -133,6 +133,9 @@ def extraction_section(
 
     Args:
         served: the hit rate that a running service had, where it was asked.
+
+    Raises:
+        InputError: the ground lacks a subject's models.
     """
     said = {canary: ground.said[canary] for canary in ground.canaries}
     every = dict.fromkeys(said, range(ground.parts))
@@ -141,7 +144,10 @@ def extraction_section(
         ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(said, (ground.parts,))),
         ("the part that has the secret", Finetuned(1), None, {canary: (ground.part[canary],) for canary in said}),
         ("ensemble, without privacy", Ensemble(ground.parts), None, every),
-        *((subject.name, subject.protocol, subject.epsilon, every) for subject in subjects),
+        *(
+            (subject.name, subject.protocol, subject.epsilon, dict.fromkeys(said, ground.models(subject.protocol)))
+            for subject in subjects
+        ),
     ]
     results = []
     for name, protocol, epsilon, models in plans:
@@ -156,7 +162,8 @@ def extraction_section(
         text=(
             f"{len(said)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
             "with the text before the secret; the hit rate is the chance that one of the answers is the secret. "
-            "Exposure and rank are among random candidates, by their chances under the released distributions. "
+            "Exposure and rank are among random candidates, by their chances under the released distributions. No "
+            "budget ends here: where one depends on the text, a service might have stopped answering before. "
             + (
                 "THE ATTACK IS TOO WEAK TO MEAN ANYTHING: no model without privacy gives its secrets away."
                 if weak

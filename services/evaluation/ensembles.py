@@ -31,6 +31,10 @@ class Ensemble:
         """In the order of a protocol's models: 2i and 2i + 1 are those of part i; none where none were trained."""
         return tuple(half for part in self.manifest.parts for half in part.halves or ())
 
+    def path(self, adapter: Adapter) -> Path:
+        """Where the adapter's files are."""
+        return self.manifest.adapter_path(self.directory, adapter)
+
 
 @dataclass(frozen=True)
 class Ensembles:

@@ -56,7 +56,7 @@ class Workbench:
         wanted: dict[Path, tuple[str, Path | None]] = {public: ("public model", None)}
         for ensemble, adapter in models:
             name = f"{ensemble.directory.name}/{adapter.name}"
-            wanted[self._path(adapter)] = name, ensemble.manifest.adapter_path(ensemble.directory, adapter)
+            wanted[self._path(adapter)] = name, ensemble.path(adapter)
         for path in set(self._rows.iterdir()) - set(wanted):
             path.unlink()  # of another text or ensemble: private, and to no purpose
         missing = {path: of for path, of in wanted.items() if not whole(path, self.text.positions)}

@@ -18,6 +18,7 @@ from services.privacy.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.references import Ensemble, Public
 from services.training.corpus import Corpus
+from services.training.errors import InputError
 
 DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0
@@ -78,6 +79,23 @@ def test_chances_are_averaged_over_the_draws_of_parts() -> None:
     always, never = (extraction.next_token_chances(each, said, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
     found = extraction.next_token_chances(protocol, said, [0], 500)
     np.testing.assert_allclose(found, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
+
+
+def test_submix_is_asked_through_its_models_of_half_parts() -> None:
+    """Of which alone the secret is known: two parts, one model of the whole corpus, four of half-parts."""
+    answers = spoken(CANARY, 7, None)
+    for half in (3, 4):
+        answers.models[half] = spoken(CANARY, 1, 0).models[0]
+    ground = Ground(2, {CANARY: answers}, {CANARY: 0})
+    settings = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
+    subjects = [Subject(each.protocol, each.plan(2), 4, 8.0) for each in settings]
+    rows = {row["mechanism"]: row for row in extraction_section(ground, subjects, 10, 1, lambda _: None).rows}
+    assert rows["submix"]["median rank"] == 1
+    assert rows["submix"]["guarantee"] == "operational"
+    assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
+    without = Ground(2, {CANARY: Said(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
+    with pytest.raises(InputError, match="audit extraction --protocol submix"):
+        extraction_section(without, subjects, 10, 1, lambda _: None)
 
 
 def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
