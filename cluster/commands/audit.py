@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -285,7 +284,7 @@ def _train(
     halves = any(subject.protocol.halves for subject in subjects)
     what = "parts and their halves" if halves else "parts"
     steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
-    return ground.train_ground(directory, size, halves=halves, display=partial(display, as_json))
+    return ground.train_ground(directory, size, halves=halves, display=display(as_json))
 
 
 def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:

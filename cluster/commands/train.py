@@ -13,8 +13,8 @@ from services.training.corpus import Corpus
 from services.training.dp_sgd import train as train_privately
 from services.training.errors import InputError, TrainingError
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.plan import Trained
 from services.training.progress import BarDisplay, Display, LineDisplay
-from services.training.train import Trained
 from services.training.train import train as train_ensemble
 
 _DEFAULTS = TrainingOptions()
@@ -112,6 +112,7 @@ def train(
                 ),
                 model=model,
                 options=options,
+                resources=Resources.checked(cpus=cpus, gpus=gpus),
                 salt_file=salt_file,
                 display=_display(as_json),
             )

@@ -1,6 +1,6 @@
 """A training ground: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,12 @@ from services.evaluation.ensembles import Ensemble
 from services.privacy.protocol import Protocol
 from services.training.corpus import Corpus
 from services.training.errors import InputError
-from services.training.options import TrainingOptions
+from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
+from services.training.plan import carry_out
 from services.training.progress import Display
 from services.training.public_model import resolve
-from services.training.train import train
+from services.training.train import plan
 
 TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
 """Enough for a model to learn by heart what it sees a few dozen times."""
@@ -80,28 +81,31 @@ def train_ground(
     options: TrainingOptions = TRAINING,
     *,
     halves: bool = False,
-    display: Callable[[], Display] = Display,
+    display: Display | None = None,
 ) -> tuple[Canary, ...]:
     """Plant and train in ``directory``; what is there already is kept.
 
     Args:
         halves: train models of the halves of every part, too.
-        display: makes that of one training.
 
     Raises:
         InputError, TrainingError: as `train`.
     """
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
-    for name, parts in ((ENSEMBLE, size.parts), (SINGLE, 1)):
-        train(
-            Corpus(directory / CORPUS),
-            directory / name,
-            parts=parts,
-            halves=halves and name == ENSEMBLE,
-            options=options,
-            salt_file=directory / SALT,
-            display=display(),
-        )
+    with display or Display() as shown:
+        plans = [
+            plan(
+                Corpus(directory / CORPUS),
+                directory / name,
+                parts=parts,
+                halves=halves and name == ENSEMBLE,
+                options=options,
+                salt_file=directory / SALT,
+                display=shown,
+            )
+            for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
+        ]
+        carry_out(plans, Resources(), shown)
     return canaries
 
 

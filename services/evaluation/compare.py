@@ -10,12 +10,12 @@ from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions, evaluate
 from services.evaluation.results import Evaluation
 from services.evaluation.split import split
-from services.training import dp_sgd
+from services.training import dp_sgd, train
 from services.training.corpus import Corpus
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.plan import carry_out
 from services.training.progress import Display
 from services.training.tasks import connected
-from services.training.train import train
 
 PARTS = (16, 8, 4)
 
@@ -63,25 +63,31 @@ def compare(
     options = options or EvaluationOptions()
     private = [ensembles / f"dp-sgd-{budget.epsilon:g}" for budget in options.budgets]
     with connected():
-        for count in (*parts, 1):
-            train(
-                Corpus(train_file),
-                ensembles / str(count),
-                parts=count,
-                halves=count == parts[0],
-                model=model,
-                options=training,
-                resources=resources,
-                display=display(),
-            )
-        for budget, directory in zip(options.budgets, private, strict=True):
-            dp_sgd.train(
-                Corpus(train_file),
-                directory,
-                private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
-                model=model,
-                options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
-                display=display(),
-            )
+        with display() as shown:
+            plans = [
+                dp_sgd.plan(
+                    Corpus(train_file),
+                    directory,
+                    private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
+                    model=model,
+                    options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
+                    display=shown,
+                )
+                for budget, directory in zip(options.budgets, private, strict=True)
+            ]
+            # The adapters with most text first, so that no machine waits at the end for one of these.
+            plans += [
+                train.plan(
+                    Corpus(train_file),
+                    ensembles / str(count),
+                    parts=count,
+                    halves=count == parts[0],
+                    model=model,
+                    options=training,
+                    display=shown,
+                )
+                for count in sorted({1, *parts})
+            ]
+            carry_out(plans, resources or Resources(), shown)
         several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
         return evaluate(Corpus(held_out_file), output, several, options, display())

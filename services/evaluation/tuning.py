@@ -35,10 +35,11 @@ from services.privacy.subsample_aggregate import SubsampleAggregateSettings
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
 from services.training.marks import Marks
-from services.training.options import TrainingOptions
+from services.training.options import Resources, TrainingOptions
+from services.training.plan import carry_out
 from services.training.progress import Display
 from services.training.tasks import connected
-from services.training.train import train
+from services.training.train import plan
 
 PARTS = (4, 8, 16)
 HELD_OUT = 0.2
@@ -127,14 +128,13 @@ def tune(
     display = display or Display()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster:
+        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster, display:
             if not ensembles:
                 cluster.enter_context(connected())
-                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions())
-            with display:
-                several = Ensembles.load(list(ensembles), None, ())
-                search = _Search(several, list(sample), output, budget, runs, display)
-                return search.tuning(any_guarantee, cluster)
+                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display)
+            several = Ensembles.load(list(ensembles), None, ())
+            search = _Search(several, list(sample), output, budget, runs, display)
+            return search.tuning(any_guarantee, cluster)
     except Timeout as error:
         raise tasks.EvaluationError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
@@ -208,14 +208,22 @@ def _beats(other: Choice, one: Choice) -> bool:
 
 
 def _train(
-    sample: Corpus, output: Path, parts: Sequence[int], model: str | None, options: TrainingOptions
+    sample: Corpus,
+    output: Path,
+    parts: Sequence[int],
+    model: str | None,
+    options: TrainingOptions,
+    display: Display,
 ) -> tuple[Corpus, list[Path]]:
     texts = output / "corpus"
     train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
     split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
     directories = [output / "ensembles" / str(count) for count in parts]
-    for count, directory in zip(parts, directories, strict=True):
-        train(Corpus(train_file), directory, parts=count, model=model, options=options)
+    plans = [
+        plan(Corpus(train_file), directory, parts=count, model=model, options=options, display=display)
+        for count, directory in zip(parts, directories, strict=True)
+    ]
+    carry_out(plans, Resources(), display)
     return Corpus(held_out), directories
 
 

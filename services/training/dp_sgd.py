@@ -10,29 +10,23 @@ import hmac
 import json
 import math
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from services.privacy.dp_sgd import DpSgdEvent, noise_multiplier
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
-from services.training.directory import (
-    SALT,
-    adapter_path,
-    ensemble_id,
-    finished,
-    only_writer,
-    remove_others,
-    store,
-)
-from services.training.errors import InputError, TrainingError
+from services.training.directory import SALT, ensemble_id, only_writer
+from services.training.errors import InputError
 from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
-from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import Share, read_salt, salt_id
+from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 from services.training.progress import Display
-from services.training.train import Trained
 
 RECORD = "dp_sgd.json"
 """Beside the adapter's files: the training that made it, which is paid for once however often it is served."""
@@ -50,10 +44,11 @@ def train(
     private: DpSgdOptions | None = None,
     model: str | None = None,
     options: TrainingOptions | None = None,
+    resources: Resources | None = None,
     salt_file: Path | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Train one adapter with DP-SGD into `output`, in this process; one that is there from the same input is kept.
+    """Train one adapter with DP-SGD into `output`; one that is there from the same input is kept.
 
     The sampling rate and the number of steps follow from the options and from `private.population`: without one, from
     how many records or users there are, a number that is taken for public then. `options.batch` is not used.
@@ -64,8 +59,31 @@ def train(
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
         TrainingError: the training failed, or another one is writing to `output`.
     """
-    private, options, display = private or DpSgdOptions(), options or TrainingOptions(), display or Display()
-    with only_writer(output), display:
+    display = display or Display()
+    with display:
+        one = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file, display=display)
+        (trained,) = carry_out([one], resources or Resources(), display)
+    return trained
+
+
+@contextmanager
+def plan(
+    corpus: Corpus,
+    output: Path,
+    *,
+    private: DpSgdOptions | None = None,
+    model: str | None = None,
+    options: TrainingOptions | None = None,
+    salt_file: Path | None = None,
+    display: Display,
+) -> Iterator[Training]:
+    """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
+
+    Raises:
+        InputError, TrainingError: as `train`.
+    """
+    private, options = private or DpSgdOptions(), options or TrainingOptions()
+    with only_writer(output):
         display.say("preparing the public model")
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
@@ -74,16 +92,19 @@ def train(
         units = _units(marks.of(corpus), base, private, options)
         if not units:
             raise InputError(f"corpus {corpus.path}: has no documents")
-        fingerprint = _fingerprint(units, base, salt, private, options)
-        path = adapter_path(_NAME, fingerprint)
-        missing = finished(output / path, fingerprint) is None
-        if missing:
-            store(output / path, fingerprint, _train(units, base, private, options, display))
-        manifest = _manifest(output, path, fingerprint, base, salt, options, sum(map(len, units)))
-        marks.save(output)
-        manifest.save(output)
-        remove_others(output, manifest)
-    return Trained(manifest, trained=int(missing), kept=int(not missing), skipped=corpus.skipped)
+        adapter = Planned(
+            _NAME,
+            _fingerprint(units, base, salt, private, options),
+            partial(_recipe, units, private, options, display),
+        )
+        yield Training(
+            output,
+            base,
+            [adapter],
+            manifest=lambda: _manifest(output, adapter, base, salt, options, sum(map(len, units))),
+            marks=marks,
+            skipped=corpus.skipped,
+        )
 
 
 def planned(private: DpSgdOptions, options: TrainingOptions, units: int) -> DpSgdEvent:
@@ -121,26 +142,17 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _train(
-    units: Sequence[Tokens], base: Base, private: DpSgdOptions, options: TrainingOptions, display: Display
-) -> dict[str, bytes]:
-    from transformers.utils import logging as transformers_logging
-
+def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, display: Display) -> Recipe:
     from services.training import per_unit
 
-    transformers_logging.disable_progress_bar()
     display.say("finding the noise")
     event = planned(private, options, len(units))
-    display.say(
-        f"training with noise {event.noise_multiplier:.3f}, {event.steps} steps at rate {event.sampling_rate:g}"
-    )
-    files = per_unit.train_adapter(
-        base.path,
-        base.name,
-        units,
-        options,
-        _SEED,
-        lambda done: display.show({_NAME: done}),
+    display.say(f"DP-SGD with noise {event.noise_multiplier:.3f}, {event.steps} steps at rate {event.sampling_rate:g}")
+    work = partial(
+        per_unit.train_adapter,
+        units=units,
+        options=options,
+        seed=_SEED,
         noise_multiplier=event.noise_multiplier,
         sampling_rate=event.sampling_rate,
         steps=event.steps,
@@ -149,15 +161,13 @@ def _train(
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, event=event)
-    return {**files, RECORD: record.model_dump_json().encode()}
+    return Recipe(work, {RECORD: record.model_dump_json().encode()})
 
 
 def _manifest(
-    output: Path, path: str, fingerprint: str, base: Base, salt: bytes, options: TrainingOptions, tokens: int
+    output: Path, adapter: Planned, base: Base, salt: bytes, options: TrainingOptions, tokens: int
 ) -> Manifest:
-    digest = finished(output / path, fingerprint)
-    if digest is None:
-        raise TrainingError(f"{_NAME}: its adapter is gone or damaged; run again to train it")
+    digest = adapter.digest(output)
     return Manifest(
         ensemble=ensemble_id(output),
         base_model=base.name,
@@ -165,6 +175,6 @@ def _manifest(
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
         rank=options.rank,
-        parts=(Part(index=0, name=_NAME, path=path, sha256=digest, size_bucket=size_bucket(tokens)),),
-        dp_sgd=PrivateTraining.model_validate_json((output / path / RECORD).read_bytes()),
+        parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest, size_bucket=size_bucket(tokens)),),
+        dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
     )

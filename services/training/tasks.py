@@ -2,39 +2,38 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from services.training import public_model
-from services.training.adapter import Files, train_adapter
+from services.training.adapter import Files
+from services.training.base import Base
 from services.training.errors import InputError, TrainingError
-from services.training.options import Resources, TrainingOptions
-from services.training.packing import Tokens
+from services.training.options import Resources
 from services.training.progress import Display
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
+class Work(Protocol):
+    """Trains one adapter on the public model in `base`, which its configuration calls `base_name`."""
+
+    def __call__(self, base: Path, base_name: str, *, report: Callable[[float], None]) -> Files: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One adapter to train."""
+    """One adapter to train; the work holds its tokens."""
 
     name: str
-    tokens: Tokens
-    seed: int
-
-
-@dataclass(frozen=True)
-class Base:
-    """The public model, as every machine of the cluster finds it again."""
-
-    name: str
-    revision: str
+    base: Base
+    work: Work
 
 
 @contextmanager
@@ -59,9 +58,7 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-def train_adapters(
-    jobs: Sequence[Job], base: Base, options: TrainingOptions, resources: Resources, display: Display
-) -> Iterator[tuple[Job, Files]]:
+def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) -> Iterator[tuple[Job, Files]]:
     """Train all of `jobs` on the connected cluster; yields each with its adapter as it finishes.
 
     Raises:
@@ -72,9 +69,7 @@ def train_adapters(
     _check_room(cpus, gpus)
     board = ray.remote(_Board).options(num_cpus=0).remote()
     task = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=2)
-    running = {
-        task.remote(base, job.name, job.tokens, options, job.seed, max(1, int(cpus)), board): job for job in jobs
-    }
+    running = {task.remote(job, max(1, int(cpus)), board): job for job in jobs}
     fractions = dict.fromkeys((job.name for job in jobs), 0.0)
     try:
         while running:
@@ -103,18 +98,16 @@ class _Board:
         return self._fractions
 
 
-def _train(
-    base: Base, name: str, tokens: Tokens, options: TrainingOptions, seed: int, threads: int, board: Any
-) -> Files:
+def _train(job: Job, threads: int, board: Any) -> Files:
     import torch
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    path = public_model.resolve(base.name)
-    if public_model.revision(path) != base.revision:
-        raise InputError(f"the public model {base.name} is another one on {ray.util.get_node_ip_address()}")
-    return train_adapter(path, base.name, tokens, options, seed, lambda done: board.report.remote(name, done))
+    path = public_model.resolve(job.base.name)
+    if public_model.revision(path) != job.base.revision:
+        raise InputError(f"the public model {job.base.name} is another one on {ray.util.get_node_ip_address()}")
+    return job.work(path, job.base.name, report=lambda done: board.report.remote(job.name, done))
 
 
 def _result(reference: Any, job: Job) -> Files:

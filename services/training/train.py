@@ -8,59 +8,26 @@ One adapter is trained for each part and, with `halves`, for each half of a part
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
-from services.training.directory import (
-    SALT,
-    adapter_path,
-    ensemble_id,
-    finished,
-    only_writer,
-    remove_others,
-    store,
-)
-from services.training.errors import InputError, TrainingError
+from services.training.directory import SALT, ensemble_id, only_writer
+from services.training.errors import InputError
 from services.training.manifest import Adapter, Manifest, Part
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, Share, read_salt, salt_id
+from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 from services.training.progress import Display
 
 # A change in what training does with the same input must not find the adapters of the old way.
 _TRAINING = 1
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What `train` did: how many adapters it trained and kept, and how many lines of the corpus it left out."""
-
-    manifest: Manifest
-    trained: int
-    kept: int
-    skipped: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """One adapter to be."""
-
-    share: Share
-    tokens: Tokens
-    fingerprint: str
-
-    @property
-    def path(self) -> str:
-        return adapter_path(self.share.name, self.fingerprint)
-
-    @property
-    def seed(self) -> int:
-        # The halves of a part start from the same weights, so that where they differ is due to their texts.
-        return int.from_bytes(hashlib.sha256(f"privmix part {self.share.part}".encode()).digest()[:7], "big")
 
 
 def train(
@@ -89,36 +56,99 @@ def train(
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
         TrainingError: an adapter could not be trained, or another training is writing to `output`.
     """
-    options, resources, display = options or TrainingOptions(), resources or Resources(), display or Display()
+    display = display or Display()
+    with display:
+        one = plan(
+            corpus,
+            output,
+            parts=parts,
+            halves=halves,
+            model=model,
+            options=options,
+            salt_file=salt_file,
+            display=display,
+        )
+        (trained,) = carry_out([one], resources or Resources(), display)
+    return trained
+
+
+@contextmanager
+def plan(
+    corpus: Corpus,
+    output: Path,
+    *,
+    parts: int,
+    halves: bool = False,
+    model: str | None = None,
+    options: TrainingOptions | None = None,
+    salt_file: Path | None = None,
+    display: Display,
+) -> Iterator[Training]:
+    """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
+
+    Raises:
+        InputError, TrainingError: as `train`.
+    """
+    options = options or TrainingOptions()
     if parts < 1:
         raise InputError(f"parts: must be at least 1, not {parts}")
-    with only_writer(output), display:
+    with only_writer(output):
         display.say("preparing the public model")
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
         display.say("reading the corpus")
         marks = Marks(salt)
-        plans = _plan(marks.of(corpus), base, Partition(salt, parts, halves), options)
-        if not plans:
+        shares = _shares(marks.of(corpus), base, Partition(salt, parts, halves), options)
+        if not shares:
             raise InputError(f"corpus {corpus.path}: has no documents")
-        missing = [plan for plan in plans if finished(output / plan.path, plan.fingerprint) is None]
-        _train_missing(missing, output, base, options, resources, display)
-        manifest = _manifest(plans, output, base, salt, options)
-        marks.save(output)
-        manifest.save(output)
-        remove_others(output, manifest)
-    return Trained(manifest, trained=len(missing), kept=len(plans) - len(missing), skipped=corpus.skipped)
+        yield Training(
+            output,
+            base,
+            [each.planned for each in shares],
+            manifest=lambda: _manifest(shares, output, base, salt, options),
+            marks=marks,
+            skipped=corpus.skipped,
+        )
 
 
-def _plan(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Plan]:
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """An adapter to be, as the manifest will name it."""
+
+    share: Share
+    planned: Planned
+    size_bucket: int
+
+
+def _shares(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Entry]:
     from transformers import AutoTokenizer
 
     streams = tokenize(documents, AutoTokenizer.from_pretrained(base.path), partition)
     if not any(len(tokens) for tokens in streams.values()):
         return []
     return [
-        _Plan(share, tokens, _fingerprint(tokens, base, partition.salt, options)) for share, tokens in streams.items()
+        _Entry(
+            share,
+            Planned(
+                share.name,
+                _fingerprint(tokens, base, partition.salt, options),
+                partial(_recipe, share, tokens, options),
+            ),
+            size_bucket(len(tokens)),
+        )
+        for share, tokens in streams.items()
     ]
+
+
+def _recipe(share: Share, tokens: Tokens, options: TrainingOptions) -> Recipe:
+    from services.training.adapter import train_adapter
+
+    return Recipe(partial(train_adapter, tokens=tokens, options=options, seed=_seed(share)))
+
+
+def _seed(share: Share) -> int:
+    # The halves of a part start from the same weights, so that where they differ is due to their texts.
+    return int.from_bytes(hashlib.sha256(f"privmix part {share.part}".encode()).digest()[:7], "big")
 
 
 def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptions) -> str:
@@ -130,29 +160,8 @@ def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptio
     return digest.hexdigest()
 
 
-def _train_missing(
-    missing: list[_Plan],
-    output: Path,
-    base: Base,
-    options: TrainingOptions,
-    resources: Resources,
-    display: Display,
-) -> None:
-    if not missing:
-        return
-    from services.training import tasks
-
-    display.say(f"training {len(missing)} adapters")
-    jobs = {tasks.Job(plan.share.name, plan.tokens, plan.seed): plan for plan in missing}
-    with tasks.connected():
-        for job, files in tasks.train_adapters(
-            list(jobs), tasks.Base(base.name, base.revision), options, resources, display
-        ):
-            store(output / jobs[job].path, jobs[job].fingerprint, files)
-
-
-def _manifest(plans: list[_Plan], output: Path, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
-    adapters = {plan.share: _adapter(plan, output) for plan in plans}
+def _manifest(shares: list[_Entry], output: Path, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
+    adapters = {each.share: _adapter(each, output) for each in shares}
     return Manifest(
         ensemble=ensemble_id(output),
         base_model=base.name,
@@ -164,11 +173,9 @@ def _manifest(plans: list[_Plan], output: Path, base: Base, salt: bytes, options
     )
 
 
-def _adapter(plan: _Plan, output: Path) -> Adapter:
-    digest = finished(output / plan.path, plan.fingerprint)
-    if digest is None:
-        raise TrainingError(f"{plan.share.name}: its adapter is gone or damaged; run again to train it")
-    return Adapter(name=plan.share.name, path=plan.path, sha256=digest, size_bucket=size_bucket(len(plan.tokens)))
+def _adapter(one: _Entry, output: Path) -> Adapter:
+    planned = one.planned
+    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=one.size_bucket)
 
 
 def _part(index: int, adapters: Mapping[Share, Adapter]) -> Part:

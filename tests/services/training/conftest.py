@@ -13,7 +13,8 @@ from services.training import public_model
 from services.training.corpus import Corpus, Document
 from services.training.options import TrainingOptions
 from services.training.partition import part_of
-from services.training.train import Trained, train
+from services.training.plan import Trained
+from services.training.train import train
 
 SALT = bytes(range(32))
 PARTS = 4
