@@ -32,7 +32,7 @@ RECORD = "dp_sgd.json"
 """Beside the adapter's files: the training that made it, which is paid for once however often it is served."""
 
 # A change in what training does with the same input must not find the adapters of the old way.
-_TRAINING = 1
+_TRAINING = 2
 _NAME = Share(0).name
 _SEED = 0
 
