@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cluster.commands.evaluate import display
+from cluster.console import console
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
 from services.audit import black_box, extraction, ground, membership, sections
@@ -343,15 +343,15 @@ def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float,
 
 
 def _show(report: Report, output: Path | None) -> None:
-    console = Console()
+    shown = console()
     for section in report.sections:
         # A section's own table says what its findings would say once more.
-        console.print(_table(section.title, section.rows or finding_rows(section.findings)))
-        console.print(escape(section.text), style="dim")
+        shown.print(_table(section.title, section.rows or finding_rows(section.findings)))
+        shown.print(escape(section.text), style="dim")
     for finding in report.broken:
-        console.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
+        shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
     if output is not None:
-        console.print(f"written: {escape(str(output / 'audit.html'))}", soft_wrap=True)
+        shown.print(f"written: {escape(str(output / 'audit.html'))}", soft_wrap=True)
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

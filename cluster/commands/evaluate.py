@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cluster.console import console
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.evaluate import evaluate as evaluate_methods
@@ -93,7 +94,7 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
     if as_json:
         print(json.dumps(record(evaluation), indent=2, allow_nan=False))
         return
-    console = Console()
+    shown = console()
     for table in evaluation.tables:
         budget = table.budget
         drawn = RichTable(
@@ -109,7 +110,7 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
         )
         for found in table.results:
             drawn.add_row(*_cells(found))
-        console.print(drawn)
+        shown.print(drawn)
     print(f"{written[0]}: the report, in {seconds:.0f} s; beside it {', '.join(path.name for path in written[1:])}")
 
 

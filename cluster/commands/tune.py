@@ -3,16 +3,17 @@
 import math
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
 from pydantic_core import to_json
-from rich.console import Console
 from rich.table import Table
 
 from cluster.commands.evaluate import display, fail
+from cluster.console import console
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
@@ -76,7 +77,7 @@ def tune(
             model=model,
             training=_TRAINING,
             any_guarantee=any_guarantee,
-            display=display(as_json),
+            display=partial(display, as_json),
         )
     except InputError as error:
         fail("tune", str(error), 2)
@@ -127,7 +128,7 @@ def _marks(directory: Path, salt_file: Path | None) -> Marks:
 
 
 def _show(found: Tuning, output: Path) -> None:
-    console, budget = Console(), found.budget
+    shown, budget = console(), found.budget
     table = Table(
         "",
         "method",
@@ -141,10 +142,10 @@ def _show(found: Tuning, output: Path) -> None:
         if choice.on_front or choice.status == "certified":
             style = "bold" if choice == found.recommended else None
             table.add_row("*" if choice.on_front else "", *_cells(choice), style=style)
-    console.print(table)
+    shown.print(table)
     best = found.recommended
     settings = {"protocol": best.protocol, **best.parameters}
-    console.print(
+    shown.print(
         f"Recommended, the cheapest within {TOLERANCE:.0%} of the best certified perplexity: "
         f"{best.label} with {best.parts} parts."
         if best.protocol != "public"
@@ -152,7 +153,7 @@ def _show(found: Tuning, output: Path) -> None:
         f"{TOLERANCE:.0%}."
     )
     print(yaml.safe_dump({"privacy": settings | budget.model_dump()}, sort_keys=False), end="")
-    console.print(f"{output}: tuning.json and tuning.png have all choices", style="dim")
+    shown.print(f"{output}: tuning.json and tuning.png have all choices", style="dim")
 
 
 def _cells(choice: Choice) -> tuple[str, ...]:

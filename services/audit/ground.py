@@ -92,20 +92,18 @@ def train_ground(
         InputError, TrainingError: as `train`.
     """
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
-    with display or Display() as shown:
-        plans = [
-            plan(
-                Corpus(directory / CORPUS),
-                directory / name,
-                parts=parts,
-                halves=halves and name == ENSEMBLE,
-                options=options,
-                salt_file=directory / SALT,
-                display=shown,
-            )
-            for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
-        ]
-        carry_out(plans, Resources(), shown)
+    plans = [
+        plan(
+            Corpus(directory / CORPUS),
+            directory / name,
+            parts=parts,
+            halves=halves and name == ENSEMBLE,
+            options=options,
+            salt_file=directory / SALT,
+        )
+        for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
+    ]
+    carry_out(plans, Resources(), display or Display())
     return canaries
 
 

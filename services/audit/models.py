@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from services.engine.engine import PUBLIC
 from services.engine.switching import using
@@ -33,6 +34,7 @@ class Models:
     """A base model and its adapters, in this process."""
 
     def __init__(self, base: Path, adapters: Mapping[str, Path]) -> None:
+        transformers_logging.disable_progress_bar()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base)
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         for name, path in adapters.items():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from services.audit import extraction, likelihood, membership, one_run, published
@@ -20,6 +21,9 @@ Say = Callable[[str], None]
 
 PUBLISHED: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
 """Parts and q of the comparison; the last are the paper's."""
+
+# Hit rates below it are drawn as this.
+_LEAST_SHOWN = 1e-8
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def extraction_section(
             )
         ),
         rows=rows,
-        figures={"Hit rate against epsilon": _hit_rates(results)},
+        figures={"What the attack gets": _against_epsilon(results)},
     )
 
 
@@ -263,20 +267,28 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: flo
     )
 
 
-def _hit_rates(results: Sequence[Extracted]) -> Figure:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+def _against_epsilon(results: Sequence[Extracted]) -> Figure:
+    """Hit rate and exposure, a line for each private mechanism, and dotted lines for the others."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _lines(left, results, lambda result: max(result.hit_rate, _LEAST_SHOWN))
+    left.set(ylabel="hit rate", yscale="log", ylim=(_LEAST_SHOWN, 2))
+    _lines(right, results, lambda result: result.exposure)
+    right.set(ylabel="exposure, bits", ylim=(0, None))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _lines(axes: Axes, results: Sequence[Extracted], quantity: Callable[[Extracted], float]) -> None:
     private: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         if result.epsilon:
-            private.setdefault(result.mechanism, []).append((result.epsilon, result.hit_rate))
+            private.setdefault(result.mechanism, []).append((result.epsilon, quantity(result)))
         else:
-            axes.axhline(result.hit_rate, linestyle=":", color="gray")
+            axes.axhline(quantity(result), linestyle=":", color="gray")
             place = axes.get_yaxis_transform()
-            axes.text(1, result.hit_rate, result.mechanism, fontsize=7, transform=place, ha="right")
+            axes.text(1, quantity(result), result.mechanism, fontsize=7, transform=place, ha="right")
     for name, points in private.items():
         axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
-    axes.set(xlabel="epsilon", ylabel="hit rate", xscale="log", ylim=(-0.02, 1.05))
+    axes.set(xlabel="epsilon", xscale="log")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    return figure

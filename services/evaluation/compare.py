@@ -63,31 +63,28 @@ def compare(
     options = options or EvaluationOptions()
     private = [ensembles / f"dp-sgd-{budget.epsilon:g}" for budget in options.budgets]
     with connected():
-        with display() as shown:
-            plans = [
-                dp_sgd.plan(
-                    Corpus(train_file),
-                    directory,
-                    private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
-                    model=model,
-                    options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
-                    display=shown,
-                )
-                for budget, directory in zip(options.budgets, private, strict=True)
-            ]
-            # The adapters with most text first, so that no machine waits at the end for one of these.
-            plans += [
-                train.plan(
-                    Corpus(train_file),
-                    ensembles / str(count),
-                    parts=count,
-                    halves=count == parts[0],
-                    model=model,
-                    options=training,
-                    display=shown,
-                )
-                for count in sorted({1, *parts})
-            ]
-            carry_out(plans, resources or Resources(), shown)
+        plans = [
+            dp_sgd.plan(
+                Corpus(train_file),
+                directory,
+                private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
+                model=model,
+                options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
+            )
+            for budget, directory in zip(options.budgets, private, strict=True)
+        ]
+        # The adapters with most text first, so that no machine waits at the end for one of these.
+        plans += [
+            train.plan(
+                Corpus(train_file),
+                ensembles / str(count),
+                parts=count,
+                halves=count == parts[0],
+                model=model,
+                options=training,
+            )
+            for count in sorted({1, *parts})
+        ]
+        carry_out(plans, resources or Resources(), display())
         several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
         return evaluate(Corpus(held_out_file), output, several, options, display())

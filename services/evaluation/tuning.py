@@ -8,7 +8,7 @@ largest, or smallest, that it allows. What is found are the sample's numbers: a 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,7 +111,7 @@ def tune(
     model: str | None = None,
     training: TrainingOptions | None = None,
     any_guarantee: bool = False,
-    display: Display | None = None,
+    display: Callable[[], Display] = Display,
 ) -> Tuning:
     """Evaluate every choice in `output`; what is there from before is kept.
 
@@ -120,21 +120,22 @@ def tune(
         ensembles: ensembles that were trained on other text that is public or set aside, in place of training any;
             then all of the sample is evaluated.
         any_guarantee: look at methods with a published or data-dependent guarantee too. None of them is recommended.
+        display: makes that of one step.
 
     Raises:
         InputError: something given cannot be used.
         TrainingError: an adapter or an evaluation failed.
     """
-    display = display or Display()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster, display:
+        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster:
             if not ensembles:
                 cluster.enter_context(connected())
-                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display)
+                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
             several = Ensembles.load(list(ensembles), None, ())
-            search = _Search(several, list(sample), output, budget, runs, display)
-            return search.tuning(any_guarantee, cluster)
+            with display() as shown:
+                search = _Search(several, list(sample), output, budget, runs, shown)
+                return search.tuning(any_guarantee, cluster)
     except Timeout as error:
         raise tasks.EvaluationError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
@@ -220,7 +221,7 @@ def _train(
     split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
     directories = [output / "ensembles" / str(count) for count in parts]
     plans = [
-        plan(Corpus(train_file), directory, parts=count, model=model, options=options, display=display)
+        plan(Corpus(train_file), directory, parts=count, model=model, options=options)
         for count, directory in zip(parts, directories, strict=True)
     ]
     carry_out(plans, Resources(), display)

@@ -59,10 +59,8 @@ def train(
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
         TrainingError: the training failed, or another one is writing to `output`.
     """
-    display = display or Display()
-    with display:
-        one = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file, display=display)
-        (trained,) = carry_out([one], resources or Resources(), display)
+    one = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
+    (trained,) = carry_out([one], resources or Resources(), display or Display())
     return trained
 
 
@@ -75,7 +73,6 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-    display: Display,
 ) -> Iterator[Training]:
     """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
 
@@ -84,10 +81,8 @@ def plan(
     """
     private, options = private or DpSgdOptions(), options or TrainingOptions()
     with only_writer(output):
-        display.say("preparing the public model")
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
-        display.say("reading the corpus")
         marks = Marks(salt)
         units = _units(marks.of(corpus), base, private, options)
         if not units:
@@ -95,7 +90,7 @@ def plan(
         adapter = Planned(
             _NAME,
             _fingerprint(units, base, salt, private, options),
-            partial(_recipe, units, private, options, display),
+            partial(_recipe, units, private, options),
         )
         yield Training(
             output,
@@ -142,12 +137,10 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, display: Display) -> Recipe:
+def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
     from services.training import per_unit
 
-    display.say("finding the noise")
     event = planned(private, options, len(units))
-    display.say(f"DP-SGD with noise {event.noise_multiplier:.3f}, {event.steps} steps at rate {event.sampling_rate:g}")
     work = partial(
         per_unit.train_adapter,
         units=units,
@@ -161,7 +154,8 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, event=event)
-    return Recipe(work, {RECORD: record.model_dump_json().encode()})
+    note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps at rate {event.sampling_rate:g}"
+    return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
 
 
 def _manifest(

@@ -35,10 +35,17 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What makes an adapter's files: work for a machine that has room, and files that are kept beside its own."""
+    """What makes an adapter's files.
+
+    Attributes:
+        work: for a machine that has room.
+        beside: files that are kept with those that the work makes.
+        note: what people should know of it.
+    """
 
     work: "Work"
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +118,8 @@ def carry_out(plans: Iterable[Plan], resources: Resources, display: Display) -> 
         TrainingError: another training is writing to one of the directories; an adapter failed, and those that were
             finished are kept.
     """
-    with ExitStack() as stack:
+    with display, ExitStack() as stack:
+        display.say("preparing the public model and reading the corpus")
         trainings = [stack.enter_context(plan) for plan in plans]
         missing = [training.missing() for training in trainings]
         if any(missing):
@@ -127,8 +135,10 @@ def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resour
     for training, adapters in work:
         prefix = f"{training.output.name}/" if len(work) > 1 else ""
         for adapter in adapters:
-            recipe = adapter.recipe()
-            jobs[tasks.Job(prefix + adapter.name, training.base, recipe.work)] = training, adapter, recipe.beside
+            name, recipe = prefix + adapter.name, adapter.recipe()
+            if recipe.note:
+                display.say(f"{name}: {recipe.note}")
+            jobs[tasks.Job(name, training.base, recipe.work)] = training, adapter, recipe.beside
     with tasks.connected():
         for job, files in tasks.train_adapters(list(jobs), resources, display):
             training, adapter, beside = jobs[job]

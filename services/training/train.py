@@ -56,19 +56,8 @@ def train(
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
         TrainingError: an adapter could not be trained, or another training is writing to `output`.
     """
-    display = display or Display()
-    with display:
-        one = plan(
-            corpus,
-            output,
-            parts=parts,
-            halves=halves,
-            model=model,
-            options=options,
-            salt_file=salt_file,
-            display=display,
-        )
-        (trained,) = carry_out([one], resources or Resources(), display)
+    one = plan(corpus, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file)
+    (trained,) = carry_out([one], resources or Resources(), display or Display())
     return trained
 
 
@@ -82,7 +71,6 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-    display: Display,
 ) -> Iterator[Training]:
     """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
 
@@ -93,10 +81,8 @@ def plan(
     if parts < 1:
         raise InputError(f"parts: must be at least 1, not {parts}")
     with only_writer(output):
-        display.say("preparing the public model")
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
-        display.say("reading the corpus")
         marks = Marks(salt)
         shares = _shares(marks.of(corpus), base, Partition(salt, parts, halves), options)
         if not shares:

@@ -1,0 +1,89 @@
+"""Claim: several trainings in one queue make what each would make alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.training import dp_sgd, train
+from services.training.corpus import Corpus
+from services.training.errors import TrainingError
+from services.training.manifest import FILE
+from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.plan import Plan, carry_out
+from services.training.progress import Display
+from tests.services.training.conftest import SALT, small_documents, write_corpus
+from tests.tiny import write_tiny_model
+
+OPTIONS = TrainingOptions(block=8, epochs=1, learning_rate=5e-3, precision="float32")
+PRIVATE = DpSgdOptions(unit="user", expected_batch=4, epsilon=2, delta=1e-5)
+
+
+class Recorder(Display):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.shown: set[str] = set()
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def show(self, adapters: Mapping[str, float]) -> None:
+        self.shown |= set(adapters)
+
+
+@pytest.fixture
+def several(one_ray: str, tmp_path: Path) -> "Several":
+    return Several(tmp_path)
+
+
+class Several:
+    """Plans for one corpus and one model."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+        self._corpus = write_corpus(room / "corpus.jsonl", small_documents())
+        self._model = str(write_tiny_model(room / "tiny"))
+        self._salt = room / "salt"
+        self._salt.write_bytes(SALT)
+
+    def parts(self, name: str, parts: int, options: TrainingOptions = OPTIONS) -> Plan:
+        return train.plan(
+            Corpus(self._corpus),
+            self.room / name,
+            parts=parts,
+            model=self._model,
+            options=options,
+            salt_file=self._salt,
+        )
+
+    def private(self, name: str) -> Plan:
+        corpus, output = Corpus(self._corpus), self.room / name
+        return dp_sgd.plan(corpus, output, private=PRIVATE, model=self._model, options=OPTIONS, salt_file=self._salt)
+
+
+def test_each_becomes_what_it_would_be_alone(several: Several) -> None:
+    recorder = Recorder()
+    plans = [several.private("private"), several.parts("one", 1), several.parts("three", 3)]
+    private, one, three = carry_out(plans, Resources(), recorder)
+    assert (private.trained, one.trained, three.trained) == (1, 1, 3)
+    assert recorder.shown == {"private/part-000", "one/part-000", *(f"three/part-00{index}" for index in range(3))}
+    assert any(line.startswith("private/part-000: noise ") for line in recorder.said)
+    assert private.manifest.dp_sgd is not None
+    (alone,) = carry_out([several.parts("alone", 3)], Resources(), Display())
+    assert [part.sha256 for part in alone.manifest.parts] == [part.sha256 for part in three.manifest.parts]
+    again = carry_out([several.private("private"), several.parts("three", 3)], Resources(), Display())
+    assert [(each.trained, each.kept) for each in again] == [(0, 1), (0, 3)]
+
+
+def test_one_that_fails_is_named_and_the_others_go_on_later(several: Several) -> None:
+    diverging = OPTIONS.model_copy(update={"learning_rate": 1e20})
+    with pytest.raises(TrainingError, match="bad/part-000: the weights are no longer finite"):
+        carry_out([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
+    assert not any((several.room / name / FILE).exists() for name in ("good", "bad"))
+    (good,) = carry_out([several.parts("good", 2)], Resources(), Display())
+    assert good.trained + good.kept == 2
+
+
+def test_a_directory_has_one_training_at_a_time(several: Several) -> None:
+    with pytest.raises(TrainingError, match="another training is writing to it"):
+        carry_out([several.parts("same", 2), several.parts("same", 1)], Resources(), Display())
