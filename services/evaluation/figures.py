@@ -29,14 +29,22 @@ class Palette:
 
 PALETTES: Mapping[Theme, Palette] = {
     "light": Palette(
-        "#1d2430", "#5b6675", "#d9dde3", "#ffffff", ("#0072b2", "#d55e00", "#009e73", "#b04f8b", "#8a6d00", "#3a3f47")
+        "#1d2430",
+        "#5b6675",
+        "#d9dde3",
+        "#ffffff",
+        ("#0072b2", "#d55e00", "#009e73", "#b04f8b", "#8a6d00", "#3a3f47", "#4aa8dd", "#8c1c2e"),
     ),
     "dark": Palette(
-        "#e8ebf0", "#9aa5b4", "#343c48", "#161b22", ("#56b4e9", "#ff9248", "#2fd0a2", "#e39ac6", "#e3c64a", "#c9d1d9")
+        "#e8ebf0",
+        "#9aa5b4",
+        "#343c48",
+        "#161b22",
+        ("#56b4e9", "#ff9248", "#2fd0a2", "#e39ac6", "#e3c64a", "#c9d1d9", "#9a95f5", "#e06c6c"),
     ),
 }
-_MARKERS = "osD^vP"
-# A method's place decides its colour, the same in every figure.
+_MARKERS = "osD^vPX*<>"
+# A method's place decides its colour and marker, the same in every figure; no two have both in common.
 _LINES = (
     "PMixed, clip",
     "PMixed, as published",
@@ -44,6 +52,10 @@ _LINES = (
     "SubMix",
     "AdaPMixed, as published",
     "PMixed, mix",
+    "AdaPMixed, certified",
+    "Ensemble, not private",
+    "GNMax",
+    "Subsample and aggregate",
 )
 _AXES = {
     "epsilon": "epsilon of the budget",
@@ -136,7 +148,7 @@ def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]
     drawn = [point for point in points if _finite(point.result)]
     if not drawn:
         return
-    colour, marker = _style(palette, label)
+    colour, marker = style(palette, label)
     values = [point.value for point in drawn]
     estimates = [point.result.perplexity for point in drawn if point.result.perplexity]
     axes.plot(
@@ -152,7 +164,7 @@ def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]
 
 def _cost_line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
     drawn = [(point.value, point.result.reached.rdp) for point in points if point.result.reached.rdp is not None]
-    colour, marker = _style(palette, label)
+    colour, marker = style(palette, label)
     if drawn:
         axes.plot(*zip(*drawn, strict=True), marker=marker, markersize=4.5, linewidth=1.6, color=colour)
 
@@ -164,14 +176,10 @@ def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
     return lines
 
 
-def _style(palette: Palette, label: str) -> tuple[str, str]:
-    index = _LINES.index(label) if label in _LINES else _place_of(label)
+def style(palette: Palette, label: str) -> tuple[str, str]:
+    """A method's colour and marker."""
+    index = _LINES.index(label)
     return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
-
-
-def _place_of(label: str) -> int:
-    """Of a label that has none, the same on every run."""
-    return sum(label.encode())
 
 
 def _canvas(palette: Palette, height: float, rows: int = 1) -> tuple[Figure, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from services.evaluation.methods import Budget, private, public, sweeps
+from services.evaluation.figures import PALETTES, Theme, style
+from services.evaluation.methods import Budget, of_size, private, public, sweeps
 from services.evaluation.methods import ensemble as whole_ensemble
 from services.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
@@ -125,6 +126,14 @@ def test_settings_that_cannot_be_had_say_why(evaluation: Evaluation, report: Pat
     assert missing
     assert all("leaves nothing to spend" in str(each.problem) for each in missing)
     assert all(each.perplexity is None for each in missing)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_two_lines_look_alike(theme: Theme) -> None:
+    budget = Budget(epsilon=4, delta=1e-5, tokens=100)
+    swept = (point.method for each in sweeps(budget, PARTS, halves=True) for point in each.points)
+    labels = {method.label for method in (*swept, *of_size(budget, PARTS))}
+    assert len({style(PALETTES[theme], label) for label in labels}) == len(labels) >= 10
 
 
 def test_figures_are_drawn(report: Path) -> None:
