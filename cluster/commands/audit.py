@@ -324,7 +324,7 @@ def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) 
     """Every protocol that `privmix evaluate` compares, with the names and settings it has there."""
     budgets = [methods.Budget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
     return [
-        Subject(method.label, method.settings.plan(parts), tokens, budget.epsilon)
+        Subject(method.label, method.settings.plan(parts), tokens, budget.epsilon, method.settings)
         for budget in budgets
         for method in methods.private(budget, parts, halves=True)
     ]
@@ -339,7 +339,7 @@ def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float,
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
     chosen = ", ".join(f"{key} {value}" for key, value in given.items())
-    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon)
+    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
 
 
 def _show(report: Report, output: Path | None) -> None:

@@ -5,19 +5,22 @@ secret is the product of its tokens' under the distributions that the mechanism 
 epsilon; it shows what an attack gets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 import numpy as np
 import torch
-from torch import Tensor
 
 from services.audit.canaries import Canary
 from services.audit.models import Said
 from services.audit.worlds import NOISY, Reals
-from services.privacy.protocol import Protocol
+from services.evaluation.allowance import Allowance
+from services.privacy.protocol import Protocol, Release
+from services.privacy.references import Public
+from services.privacy.settings import Settings
 from services.privacy.shaping import shape
 
 LEAKS = 0.9
@@ -86,6 +89,7 @@ def attack(
     *,
     attempts: int,
     draws: int,
+    settings: Settings | None = None,
 ) -> Extracted:
     """Ask one mechanism for every canary's secret.
 
@@ -94,9 +98,11 @@ def attack(
         models: for each canary the models that are the mechanism's parts.
         attempts: completions asked for.
         draws: releases averaged where they differ from each other.
+        settings: of the budget; where what it costs depends on the text, every attempt has a whole one.
     """
     scores = [
-        log_chances(protocol, answers, models[canary], len(canary.secret), draws) for canary, answers in said.items()
+        log_chances(protocol, answers, models[canary], len(canary.secret), draws, settings)
+        for canary, answers in said.items()
     ]
     chances = np.array([np.exp(each[0]) for each in scores])
     ranks = np.array([rank(each) for each in scores])
@@ -112,33 +118,68 @@ def attack(
     )
 
 
-def log_chances(protocol: Protocol, said: Said, models: Sequence[int], length: int, draws: int) -> Reals:
+def log_chances(
+    protocol: Protocol, said: Said, models: Sequence[int], length: int, draws: int, settings: Settings | None = None
+) -> Reals:
     """float64 [candidates]: the log of each one's chance, token by token."""
-    chances = next_token_chances(protocol, said, models, draws)
+    limit = None if settings is None else partial(_affordable, settings, protocol)
+    texts = [slice(start, start + length) for start in range(0, len(said.wanted), length)]
+    chances = next_token_chances(protocol, said, models, draws, texts, limit)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(chances).reshape(-1, length).sum(axis=1))
+        return np.asarray([np.log(chances[text]).sum() for text in texts])
 
 
-def next_token_chances(protocol: Protocol, said: Said, models: Sequence[int], draws: int) -> Reals:
-    """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise."""
+def next_token_chances(
+    protocol: Protocol,
+    said: Said,
+    models: Sequence[int],
+    draws: int,
+    texts: Sequence[slice] = (),
+    affordable: Callable[[Reals], int] | None = None,
+) -> Reals:
+    """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
+
+    Args:
+        texts: queries that follow each other.
+        affordable: how many of the first queries of a text its budget pays for, by what each has lost; the public
+            model answers the rest.
+    """
     repeated = draws if varies(protocol) else 1
-    total = torch.zeros(len(said.wanted), dtype=torch.float64)
+    public = _once(Public(protocol.parts), said, models)[0]
+    total = np.zeros(len(said.wanted))
     for _ in range(repeated):
-        for start in range(0, len(total), _AT_ONCE):
-            block = slice(start, start + _AT_ONCE)
-            released = weights(protocol, said, models, block).double()
-            chosen = released.gather(1, said.wanted[block, None])[:, 0] / released.sum(dim=1)
-            total[block] += chosen / repeated
-    return np.asarray(total.numpy())
+        chances, losses = _once(protocol, said, models)
+        if losses is not None and affordable is not None:
+            for text in texts:
+                rest = slice(text.start + affordable(losses[text]), text.stop)
+                chances[rest] = public[rest]
+        total += chances / repeated
+    return total
 
 
-def weights(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Tensor:
-    """int64 [S, k]: what is released to each query of a block, once."""
+def _once(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
+    """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
+    chances, losses = [], []
+    for start in range(0, len(said.wanted), _AT_ONCE):
+        block = slice(start, start + _AT_ONCE)
+        released = release(protocol, said, models, block)
+        weights = released.weights.double()
+        chances.append((weights.gather(1, said.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
+        losses += [] if released.losses is None else [released.losses]
+    return np.concatenate(chances), np.concatenate(losses) if losses else None
+
+
+def _affordable(settings: Settings, protocol: Protocol, losses: Reals) -> int:
+    return Allowance(settings, protocol).after(losses.tolist(), len(losses))
+
+
+def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Release:
+    """What is released to each query of a block, once."""
     public, rows = said.public[block], said.models[:, block]
     drawn = [protocol.draw() for _ in range(len(public))]
     asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
     parts = torch.stack(asked) if asked else public[:0]
-    return protocol.release(shape(public, parts, drawn)).weights
+    return protocol.release(shape(public, parts, drawn))
 
 
 def varies(protocol: Protocol) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from services.audit import laws, likelihood, worlds
 from services.audit.bounds import one_run_epsilon
-from services.audit.extraction import weights
+from services.audit.extraction import release
 from services.audit.finding import CERTAIN, Finding
 from services.audit.ground import Ground
 from services.audit.likelihood import Adjacency
@@ -97,7 +97,7 @@ def _surprise(protocol: Protocol, said: Said, models: Sequence[int], secret: str
 
 
 def _sampled(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> NDArray[np.int64]:
-    return np.array(sample(weights(protocol, said, models, block)))
+    return np.array(sample(release(protocol, said, models, block).weights))
 
 
 def _finding(

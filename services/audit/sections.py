@@ -1,7 +1,9 @@
 """Each attack as a section of the report: what is run, and the words that go with it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from matplotlib.axes import Axes
@@ -16,6 +18,7 @@ from services.audit.pairs import NoPairError
 from services.audit.report import Section, bars, roc_figure
 from services.privacy.protocol import Protocol
 from services.privacy.references import Ensemble, Finetuned, Public
+from services.privacy.settings import Settings
 
 Say = Callable[[str], None]
 
@@ -33,12 +36,14 @@ class Subject:
     Attributes:
         name: for people.
         protocol: planned for `tokens` at `epsilon`.
+        settings: of which it was planned.
     """
 
     name: str
     protocol: Protocol
     tokens: int
     epsilon: float
+    settings: Settings | None = None
 
 
 def likelihood_section(
@@ -143,20 +148,20 @@ def extraction_section(
     """
     said = {canary: ground.said[canary] for canary in ground.canaries}
     every = dict.fromkeys(said, range(ground.parts))
-    plans: list[tuple[str, Protocol, float | None, Mapping[Any, Sequence[int]]]] = [
+    references: list[tuple[str, Protocol, float | None, Mapping[Any, Sequence[int]]]] = [
         ("public model", Public(ground.parts), 0.0, every),
         ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(said, (ground.parts,))),
         ("the part that has the secret", Finetuned(1), None, {canary: (ground.part[canary],) for canary in said}),
         ("ensemble, without privacy", Ensemble(ground.parts), None, every),
-        *(
-            (subject.name, subject.protocol, subject.epsilon, dict.fromkeys(said, ground.models(subject.protocol)))
-            for subject in subjects
-        ),
     ]
-    results = []
-    for name, protocol, epsilon, models in plans:
-        say(name if epsilon is None else f"{name}, epsilon {epsilon:g}")
-        results.append(extraction.attack(name, protocol, epsilon, said, models, attempts=attempts, draws=draws))
+    attack = partial(extraction.attack, said=said, attempts=attempts, draws=draws)
+    results = [attack(name, protocol, epsilon, models=models) for name, protocol, epsilon, models in references]
+    for subject in subjects:
+        say(f"{subject.name}, epsilon {subject.epsilon:g}")
+        models = dict.fromkeys(said, ground.models(subject.protocol))
+        results.append(
+            attack(subject.name, subject.protocol, subject.epsilon, models=models, settings=subject.settings)
+        )
     rows = [result.row() for result in results]
     if served is not None:
         rows.append({"mechanism": "the running service, by its answers", "hit rate": served})
@@ -166,8 +171,9 @@ def extraction_section(
         text=(
             f"{len(said)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
             "with the text before the secret; the hit rate is the chance that one of the answers is the secret. "
-            "Exposure and rank are among random candidates, by their chances under the released distributions. No "
-            "budget ends here: where one depends on the text, a service might have stopped answering before. "
+            "Exposure and rank are among random candidates, by their chances under the released distributions. Where "
+            "what a token costs depends on the text, every attempt has a whole budget, and the public model answers "
+            "from its end. "
             + (
                 "THE ATTACK IS TOO WEAK TO MEAN ANYTHING: no model without privacy gives its secrets away."
                 if weak
@@ -281,14 +287,21 @@ def _against_epsilon(results: Sequence[Extracted]) -> Figure:
 
 def _lines(axes: Axes, results: Sequence[Extracted], quantity: Callable[[Extracted], float]) -> None:
     private: dict[str, list[tuple[float, float]]] = {}
+    others: dict[int, list[Extracted]] = {}
     for result in results:
         if result.epsilon:
             private.setdefault(result.mechanism, []).append((result.epsilon, quantity(result)))
         else:
+            # What lies close together is named together.
+            others.setdefault(round(math.log2(max(quantity(result), _LEAST_SHOWN))), []).append(result)
             axes.axhline(quantity(result), linestyle=":", color="gray")
-            place = axes.get_yaxis_transform()
-            axes.text(1, quantity(result), result.mechanism, fontsize=7, transform=place, ha="right")
     for name, points in private.items():
-        axes.plot(*zip(*sorted(points), strict=True), "o-", label=name)
+        axes.plot(*zip(*sorted(points), strict=True), "o-", markersize=4, label=name)
+    for close in others.values():
+        names, place = "; ".join(each.mechanism for each in close), axes.get_yaxis_transform()
+        axes.text(0.99, quantity(close[0]), names, fontsize=7, transform=place, ha="right", va="bottom")
+    epsilons = sorted({result.epsilon for result in results if result.epsilon})
     axes.set(xlabel="epsilon", xscale="log")
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
     axes.grid(alpha=0.3)

@@ -98,6 +98,19 @@ def test_submix_is_asked_through_its_models_of_half_parts() -> None:
         extraction_section(without, subjects, 10, 1, lambda _: None)
 
 
+def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() -> None:
+    """AdaPMixed as published goes as far as the ensemble without privacy, for as long as its budget pays."""
+    said = spoken(CANARY, 2, 0)
+
+    def chances(epsilon: float) -> np.ndarray:
+        settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
+        return extraction.log_chances(settings.plan(2), said, range(2), DIGITS, 1, settings)
+
+    none, some, all_ = (chances(epsilon)[0] for epsilon in (0.5, 6.0, 1000.0))
+    assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-6), "the public model answers"
+    assert none < some < all_
+
+
 def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
     for knows, weak in ((None, True), (0, False)):
         ground = Ground(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
