@@ -70,7 +70,10 @@ def split(
             sides[side].append(json.dumps({"user": document.user, "text": kept}, ensure_ascii=False) + "\n")
     for side, what in ((True, "held-out"), (False, "training")):
         if not sides[side]:
-            raise InputError(f"held-out: {share:g} leaves no user on the {what} side of {corpus.path}; choose another")
+            raise InputError(
+                f"held-out: {share:g} leaves no user on the {what} side of {corpus.path}; "
+                f"choose another share, or remove {salt_file} to draw again"
+            )
     for side, path in ((False, train), (True, held_out_file)):
         write_atomically(path, "".join(sides[side]).encode())
     return Split(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))

@@ -15,10 +15,11 @@ from services.training.manifest import Manifest
 from services.training.marks import Marks
 from tests.tiny import write_tiny_model
 
-USERS = 9
+# So many that none of them is held out once in a million times.
+USERS = 60
 DOCUMENTS = [
-    {"user": f"user-{number % USERS}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody."}
-    for number in range(3 * USERS)
+    {"user": f"user-{number}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody."}
+    for number in range(USERS)
 ]
 
 
@@ -63,7 +64,7 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
     marks.save(deployed)
     refused = tune(sample, tmp_path / "out", "--private-ensemble", deployed)
     assert refused.exit_code == 2
-    assert "1 of its users and 0 of its 27 texts are in the text that" in refused.stderr
+    assert "1 of its users and 0 of its 60 texts are in the text that" in refused.stderr
     same = tune(sample, tmp_path / "out", "--private-ensemble", deployed, "--ensemble", ensemble)
     assert same.exit_code == 2
     assert "is the deployed one, of private text" in same.stderr
