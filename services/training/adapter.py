@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
+from transformers.utils import logging as transformers_logging
 
 from services.training.errors import InputError, TrainingError
 from services.training.options import TrainingOptions
@@ -78,6 +79,7 @@ def with_lora(base: Path, base_name: str, options: TrainingOptions, device: torc
     Raises:
         InputError: the model has no modules of the names in `options.targets`.
     """
+    transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
     short = device.type == "cpu" and options.block <= _SHORT_BLOCK
     model = AutoModelForCausalLM.from_pretrained(

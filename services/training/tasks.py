@@ -100,9 +100,7 @@ class _Board:
 
 def _train(job: Job, threads: int, board: Any) -> Files:
     import torch
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
     torch.set_num_threads(threads)
     path = public_model.resolve(job.base.name)
     if public_model.revision(path) != job.base.revision:
