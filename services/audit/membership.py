@@ -107,14 +107,33 @@ def ask(directory: Path, size: Size, top_k: int) -> Shadows:
     return Shadows(np.array([[user in one for user in sorted(texts)] for one in members]), said, size.parts)
 
 
-def scores(protocol: Protocol, shadows: Shadows, draws: int) -> Reals:
-    """float64 [shadows, users]: the mean log-chance of a text's tokens under what each ensemble releases."""
+@dataclass(frozen=True)
+class Seen:
+    """What the attacker sees of one mechanism.
+
+    Attributes:
+        tokens: that are asked for about each user, spread evenly over the places of the user's text; None where the
+            attacker sees the probabilities themselves, which no service shows.
+    """
+
+    protocol: Protocol
+    tokens: int | None = None
+
+    def score(self, chances: Reals) -> float:
+        """Of a text, from the chance of each of its tokens: their mean log-chance, or how often they come."""
+        if self.tokens is None:
+            return float(np.log(np.maximum(chances, 1e-9)).mean())
+        asked = max(1, self.tokens // len(chances))
+        return float(np.random.default_rng().binomial(asked, chances).mean() / asked)
+
+
+def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
+    """float64 [shadows, users]: the score of each user's text by what each ensemble releases."""
     found = np.empty(shadows.included.shape)
     for shadow in range(len(found)):
         models = range(shadow * shadows.parts, (shadow + 1) * shadows.parts)
         for user, said in enumerate(shadows.said):
-            chances = next_token_chances(protocol, said, models, draws)
-            found[shadow, user] = np.log(np.maximum(chances, 1e-9)).mean()
+            found[shadow, user] = seen.score(next_token_chances(seen.protocol, said, models, draws))
     return found
 
 
@@ -137,9 +156,9 @@ def lira(scored: Reals, included: NDArray[np.bool_]) -> tuple[Reals, Reals]:
     return ratios[valid & included], ratios[valid & ~included]
 
 
-def attack(protocols: Mapping[str, Protocol], shadows: Shadows, draws: int) -> dict[str, Roc]:
+def attack(mechanisms: Mapping[str, Seen], shadows: Shadows, draws: int) -> dict[str, Roc]:
     """The curve of every mechanism."""
-    return {name: Roc.of(*lira(scores(each, shadows, draws), shadows.included)) for name, each in protocols.items()}
+    return {name: Roc.of(*lira(scores(each, shadows, draws), shadows.included)) for name, each in mechanisms.items()}
 
 
 def _members(directory: Path) -> list[list[str]]:

@@ -13,7 +13,7 @@ from services.audit import extraction, likelihood, membership, one_run, publishe
 from services.audit.extraction import Extracted
 from services.audit.finding import Finding
 from services.audit.ground import Ground
-from services.audit.membership import Shadows
+from services.audit.membership import Seen, Shadows
 from services.audit.pairs import NoPairError
 from services.audit.report import Section, bars, roc_figure
 from services.privacy.protocol import Protocol
@@ -245,9 +245,14 @@ def one_run_section(
 def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, say: Say) -> Section:
     """The curve of every mechanism, and what it has at few false positives."""
     say("scoring")
+    ensemble = Ensemble(shadows.parts)
     mechanisms = {
-        "ensemble, without privacy": Ensemble(shadows.parts),
-        **{f"{subject.name}, epsilon {subject.epsilon:g}": subject.protocol for subject in subjects},
+        "ensemble, without privacy": Seen(ensemble),
+        **{
+            f"ensemble, {tokens} of its tokens": Seen(ensemble, tokens)
+            for tokens in sorted({s.tokens for s in subjects})
+        },
+        **{f"{s.name}, epsilon {s.epsilon:g}": Seen(s.protocol, s.tokens) for s in subjects},
     }
     curves = membership.attack(mechanisms, shadows, draws)
     rows = [
@@ -266,7 +271,9 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: flo
         text=(
             f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts, each "
             f"attacked with what the others teach; {count} guesses in all, so that rates below {2 / count:.2g} say "
-            "nothing. The score is the mean log-chance of a user's text under the released distributions."
+            "nothing. About each user the attacker asks for all tokens of the budget, spread over the places of the "
+            "user's text; the score is how often the text's own tokens come. In the first row it is their mean "
+            "log-chance, from the probabilities themselves."
         ),
         rows=rows,
         figures={"LiRA": roc_figure(curves, bounds)},

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from services.audit import membership
-from services.audit.membership import Size, lira
+from services.audit.membership import Seen, Size, lira
 from services.audit.roc import Roc
-from services.audit.sections import membership_section
+from services.audit.sections import Subject, membership_section
+from services.privacy.references import Ensemble, Public
 
 
 def scored(effect: float, seed: int = 0) -> Roc:
@@ -37,6 +38,15 @@ def test_a_curve_has_a_point_for_every_threshold() -> None:
     assert roc.true_positives_at(0.4) == 0.25
 
 
+def test_tokens_say_what_the_probabilities_say_when_there_are_enough() -> None:
+    likely, unlikely = np.full(10, 0.6), np.full(10, 0.2)
+    exact, few, many = (Seen(Public(1), tokens) for tokens in (None, 10, 1_000_000))
+    assert exact.score(likely) == pytest.approx(np.log(0.6))
+    assert many.score(likely) == pytest.approx(0.6, abs=0.01)
+    assert many.score(unlikely) == pytest.approx(0.2, abs=0.01)
+    assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "a token for each place"
+
+
 @pytest.mark.slow
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     size, said = Size(users=6, shadows=3, parts=1), list[str]()
@@ -47,3 +57,6 @@ def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     assert shadows.included.shape == (3, 6)
     section = membership_section(shadows, [], 1e-5, 1, lambda _: None)
     assert [row["mechanism"] for row in section.rows] == ["ensemble, without privacy"]
+    subject = Subject("again", Ensemble(1), 64, 2.0)
+    section = membership_section(shadows, [subject], 1e-5, 1, lambda _: None)
+    assert [row["mechanism"] for row in section.rows][1:] == ["ensemble, 64 of its tokens", "again, epsilon 2"]
