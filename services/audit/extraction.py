@@ -122,9 +122,11 @@ def log_chances(
     protocol: Protocol, said: Said, models: Sequence[int], length: int, draws: int, settings: Settings | None = None
 ) -> Reals:
     """float64 [candidates]: the log of each one's chance, token by token."""
-    limit = None if settings is None else partial(_affordable, settings, protocol)
     texts = [slice(start, start + length) for start in range(0, len(said.wanted), length)]
-    chances = next_token_chances(protocol, said, models, draws, texts, limit)
+    end = None
+    if settings is not None and protocol.event.measured:
+        end = partial(_end, settings, protocol, texts, _once(Public(protocol.parts), said, models)[0])
+    chances = next_token_chances(protocol, said, models, draws, end)
     with np.errstate(divide="ignore"):
         return np.asarray([np.log(chances[text]).sum() for text in texts])
 
@@ -134,27 +136,31 @@ def next_token_chances(
     said: Said,
     models: Sequence[int],
     draws: int,
-    texts: Sequence[slice] = (),
-    affordable: Callable[[Reals], int] | None = None,
+    end: Callable[[Reals, Reals], None] | None = None,
 ) -> Reals:
     """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
 
     Args:
-        texts: queries that follow each other.
-        affordable: how many of the first queries of a text its budget pays for, by what each has lost; the public
-            model answers the rest.
+        end: changes the chances of one draw from where a budget ends, by what each query has lost.
     """
     repeated = draws if varies(protocol) else 1
-    public = _once(Public(protocol.parts), said, models)[0]
     total = np.zeros(len(said.wanted))
     for _ in range(repeated):
         chances, losses = _once(protocol, said, models)
-        if losses is not None and affordable is not None:
-            for text in texts:
-                rest = slice(text.start + affordable(losses[text]), text.stop)
-                chances[rest] = public[rest]
+        if end is not None and losses is not None:
+            end(chances, losses)
         total += chances / repeated
     return total
+
+
+def _end(
+    settings: Settings, protocol: Protocol, texts: Sequence[slice], public: Reals, chances: Reals, losses: Reals
+) -> None:
+    """Let the public model answer each text from where a budget of its own ends."""
+    for text in texts:
+        paid = Allowance(settings, protocol).after(losses[text].tolist(), text.stop - text.start)
+        rest = slice(text.start + paid, text.stop)
+        chances[rest] = public[rest]
 
 
 def _once(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
@@ -167,10 +173,6 @@ def _once(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals,
         chances.append((weights.gather(1, said.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
         losses += [] if released.losses is None else [released.losses]
     return np.concatenate(chances), np.concatenate(losses) if losses else None
-
-
-def _affordable(settings: Settings, protocol: Protocol, losses: Reals) -> int:
-    return Allowance(settings, protocol).after(losses.tolist(), len(losses))
 
 
 def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Release:
