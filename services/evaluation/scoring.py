@@ -22,6 +22,8 @@ Precision = Literal["auto", "bfloat16", "float32"]
 
 # Of a batch, whose logits (float32) are most of the memory; more is no faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
+# Of a block. On a CPU a few, whose memory is used again and again: new pages cost more than the arithmetic on them.
+_ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
 _NAME = "scored"
 
 
@@ -38,8 +40,12 @@ class Scorer:
             self._model.set_output_embeddings(_WideHead(self._model.get_output_embeddings()))
 
     @torch.inference_mode()
-    def log_probabilities(self, blocks: Sequence[Block], adapter: Path | None) -> Iterator[tuple[int, Tensor]]:
-        """For each block its index and float32 [targets, V], under the adapter or the base model; in any order."""
+    def log_probabilities(self, blocks: Sequence[Block], adapter: Path | None) -> Iterator[tuple[int, int, Tensor]]:
+        """Log-probabilities at the targets of all blocks, under the adapter or the base model, in any order.
+
+        Yields:
+            the index of a block, that of a target in it, and float32 [n, V] at this target and those after it.
+        """
         model = self._model
         if adapter is not None:
             model = PeftModel.from_pretrained(self._model, adapter, adapter_name=_NAME)
@@ -51,8 +57,10 @@ class Scorer:
                 )
                 logits = model(input_ids=inputs.to(self._device), use_cache=False).logits
                 for index, rows in zip(batch, logits, strict=True):
-                    before = torch.tensor(blocks[index].targets) - 1
-                    yield index, rows[before.to(rows.device)].log_softmax(-1, dtype=torch.float32)
+                    before, first = torch.tensor(blocks[index].targets, device=rows.device) - 1, 0
+                    for some in before.split(_ROWS_AT_ONCE[self._device.type]):
+                        yield index, first, rows[some].log_softmax(-1, dtype=torch.float32)
+                        first += len(some)
         finally:
             if adapter is not None:
                 model.unload()

@@ -60,7 +60,8 @@ def score(
 ) -> None:
     """Write the rows of one model: those of an adapter as differences from the rows in `public`."""
     scorer = _scorer(base, precision)
-    blocks = ((text.offsets[index], rows) for index, rows in scorer.log_probabilities(text.blocks, adapter))
+    found = scorer.log_probabilities(text.blocks, adapter)
+    blocks = ((text.offsets[index] + first, rows) for index, first, rows in found)
     shape = (text.positions, scorer.vocabulary)
     if public is None:
         write(target, shape, PUBLIC_TYPE, blocks)

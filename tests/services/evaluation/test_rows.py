@@ -24,6 +24,16 @@ def blocks(tokens: tuple[int, ...]) -> list[Block]:
     return [Block(part, tuple(range(1, len(part)))) for part in (tokens[:40], tokens[40:52], tokens[52:75])]
 
 
+def scored(scorer: Scorer, blocks: list[Block], adapter: Path | None) -> dict[int, torch.Tensor]:
+    """Float32 [targets, V] of each block, put together from the pieces."""
+    found = {
+        index: torch.full((len(block.targets), scorer.vocabulary), torch.nan) for index, block in enumerate(blocks)
+    }
+    for index, first, rows in scorer.log_probabilities(blocks, adapter):
+        found[index][first : first + len(rows)] = rows
+    return found
+
+
 def test_all_positions_at_once_are_each_models_own(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
@@ -31,7 +41,7 @@ def test_all_positions_at_once_are_each_models_own(
     base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
     # One adapter after another, and none after them: nothing is left of the one before.
     for adapter in (adapters["first"], adapters["second"], None):
-        found = dict(scorer.log_probabilities(blocks, adapter))
+        found = scored(scorer, blocks, adapter)
         model = base if adapter is None else PeftModel.from_pretrained(base, adapter)
         for index, block in enumerate(blocks):
             with torch.inference_mode():
@@ -46,7 +56,7 @@ def test_all_positions_at_once_are_each_models_own(
 
 def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: list[Block]) -> None:
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16).eval()
-    ((_, found),) = Scorer(public_model, "bfloat16").log_probabilities(blocks[:1], None)
+    found = scored(Scorer(public_model, "bfloat16"), blocks[:1], None)[0]
     with torch.inference_mode():
         inputs = torch.tensor([blocks[0].tokens])
         hidden = model.model(inputs).last_hidden_state[0, :-1].float()
