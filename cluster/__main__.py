@@ -1,3 +1,3 @@
-from cluster.cli import main
+from cluster.cli import app
 
-main()
+app()

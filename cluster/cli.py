@@ -1,8 +1,9 @@
 """The command `privmix`: one file of `cluster.commands` for each of its verbs."""
 
-import sys
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from cluster.commands.audit import audit
 from cluster.commands.budget import budget
@@ -25,11 +26,32 @@ from cluster.parameters import ACCEPTED
 from services.budget.errors import LedgerError
 from services.training.errors import InputError, TrainingError
 
-EXPECTED = (ConfigurationError, InputError, LedgerError, TrainingError)
-"""What a person can mend: told in words, without a traceback."""
+
+class Commands(TyperGroup):
+    """Tells what a person can mend in words, without a traceback.
+
+    Exits with 2 when something given cannot be used, 1 when the work failed, and 130 when it was interrupted.
+    """
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except (ConfigurationError, InputError) as error:
+            _end(ctx, str(error), 2)
+        except (LedgerError, TrainingError) as error:
+            _end(ctx, str(error), 1)
+        except KeyboardInterrupt:
+            _end(ctx, "interrupted; run it again to go on", 130)
+
+
+def _end(ctx: typer.Context, message: str, code: int) -> NoReturn:
+    typer.echo(f"privmix {ctx.invoked_subcommand}: {message}", err=True)
+    raise typer.Exit(code)
+
 
 app = typer.Typer(
     name="privmix",
+    cls=Commands,
     help="Next-token serving from models fine-tuned on private text, with a differential-privacy guarantee for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,11 +75,3 @@ for command in (
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
 app.add_typer(audit)
-
-
-def main() -> None:
-    try:
-        app()
-    except EXPECTED as error:
-        print(f"privmix: {error}", file=sys.stderr)
-        sys.exit(1)

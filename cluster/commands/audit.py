@@ -11,8 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.commands.evaluate import display
-from cluster.console import console
+from cluster.console import console, display
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
 from services.audit import black_box, extraction, ground, membership, sections

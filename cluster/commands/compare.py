@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.evaluate import display, fail, report
+from cluster.commands.evaluate import report
+from cluster.console import display
 from services.evaluation.compare import PARTS
 from services.evaluation.compare import compare as compare_methods
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.methods import QUANTITIES
 from services.training.corpus import Corpus
-from services.training.errors import InputError, TrainingError
 from services.training.options import Resources
 
 _DEFAULTS = EvaluationOptions()
@@ -43,28 +43,21 @@ def compare(
     Stopped at any time, it goes on when it is run again. The result is for the operator alone.
     """
     started = time.monotonic()
-    try:
-        evaluation = compare_methods(
-            Corpus(corpus),
-            output,
-            parts=parts,
-            held_out=held_out,
-            user_limit=user_limit,
-            model=model,
-            resources=Resources.checked(cpus=cpus),
-            options=EvaluationOptions.checked(
-                epsilons=tuple(epsilon),
-                delta=delta,
-                tokens=tokens,
-                runs=runs,
-                sweeps=tuple(name for name in sweep if name != "none"),
-            ),
-            display=partial(display, as_json),
-        )
-        report(evaluation, output, time.monotonic() - started, as_json)
-    except InputError as error:
-        fail("compare", str(error), 2)
-    except TrainingError as error:
-        fail("compare", str(error), 1)
-    except KeyboardInterrupt:
-        fail("compare", "interrupted; run it again to go on", 130)
+    evaluation = compare_methods(
+        Corpus(corpus),
+        output,
+        parts=parts,
+        held_out=held_out,
+        user_limit=user_limit,
+        model=model,
+        resources=Resources.checked(cpus=cpus),
+        options=EvaluationOptions.checked(
+            epsilons=tuple(epsilon),
+            delta=delta,
+            tokens=tokens,
+            runs=runs,
+            sweeps=tuple(name for name in sweep if name != "none"),
+        ),
+        display=partial(display, as_json),
+    )
+    report(evaluation, output, time.monotonic() - started, as_json)

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from services.training import demo
-from services.training.errors import InputError
 
 
 def demo_corpus(
@@ -17,11 +16,7 @@ def demo_corpus(
     seed: Annotated[int, typer.Option(help="The same seed writes the same files.")] = 0,
 ) -> None:
     """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""
-    try:
-        demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)
-    except InputError as error:
-        typer.echo(f"privmix demo-corpus: {error}", err=True)
-        raise typer.Exit(2) from error
+    demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)
     if sys.stdout.isatty():
         typer.echo(f"Next: privmix train {directory / demo.TRAIN} --output ensemble {_flags()}")
 

@@ -1,16 +1,14 @@
 """`privmix evaluate`: held-out text in; a table and a report out."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table as RichTable
 
-from cluster.console import console
+from cluster.console import console, display
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.evaluate import evaluate as evaluate_methods
@@ -19,8 +17,6 @@ from services.evaluation.report import record, write_report
 from services.evaluation.results import Evaluation, Result
 from services.privacy import accounting
 from services.training.corpus import Corpus
-from services.training.errors import InputError, TrainingError
-from services.training.progress import BarDisplay, Display, LineDisplay
 
 _DEFAULTS = EvaluationOptions()
 
@@ -57,35 +53,22 @@ def evaluate(
     something given cannot be used, 1 when a task failed, and 130 when it was interrupted; run it again to go on.
     """
     started = time.monotonic()
-    try:
-        evaluation = evaluate_methods(
-            Corpus(held_out, user_field, text_field, skip_bad),
-            output,
-            Ensembles.load(ensemble, finetuned, dp_sgd or []),
-            EvaluationOptions.checked(
-                epsilons=tuple(epsilon),
-                delta=delta,
-                tokens=tokens,
-                runs=runs,
-                context=context,
-                sweeps=tuple(name for name in sweep if name != "none"),
-                precision=precision,
-            ),
-            display(as_json),
-        )
-        report(evaluation, output, time.monotonic() - started, as_json)
-    except InputError as error:
-        fail("evaluate", str(error), 2)
-    except TrainingError as error:
-        fail("evaluate", str(error), 1)
-    except KeyboardInterrupt:
-        fail("evaluate", "interrupted; run it again to go on", 130)
-
-
-def display(as_json: bool) -> Display:
-    if as_json or not sys.stderr.isatty():
-        return LineDisplay(sys.stderr, "done")
-    return BarDisplay(Console(stderr=True), "everything")
+    evaluation = evaluate_methods(
+        Corpus(held_out, user_field, text_field, skip_bad),
+        output,
+        Ensembles.load(ensemble, finetuned, dp_sgd or []),
+        EvaluationOptions.checked(
+            epsilons=tuple(epsilon),
+            delta=delta,
+            tokens=tokens,
+            runs=runs,
+            context=context,
+            sweeps=tuple(name for name in sweep if name != "none"),
+            precision=precision,
+        ),
+        display(as_json),
+    )
+    report(evaluation, output, time.monotonic() - started, as_json)
 
 
 def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) -> None:
@@ -112,11 +95,6 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
             drawn.add_row(*_cells(found))
         shown.print(drawn)
     print(f"{written[0]}: the report, in {seconds:.0f} s; beside it {', '.join(path.name for path in written[1:])}")
-
-
-def fail(command: str, message: str, code: int) -> None:
-    typer.echo(f"privmix {command}: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _cells(found: Result) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """`privmix quickstart`: everything once, for real, on one machine: corpus, ensemble, service, one private answer."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from cluster.commands.serve import stop, wait_for_signal
 from cluster.configuration import Configuration
+from cluster.console import display
 from cluster.launch import Service, launch
 from cluster.session import connected
 from cluster.steps import Steps
@@ -21,7 +21,6 @@ from services.privacy.accounting import shown
 from services.privacy.pmixed import PMixed
 from services.training import demo
 from services.training.corpus import Corpus
-from services.training.progress import LineDisplay
 from services.training.public_model import resolve
 from services.training.train import train
 
@@ -94,7 +93,7 @@ def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
         directory / "ensemble",
         parts=PARTS,
         options=demo.TRAINING,
-        display=LineDisplay(sys.stderr),
+        display=display(as_json=False),
     )
     path = directory / "privmix.yaml"
     path.write_text(yaml.safe_dump({**SETTINGS, "http": {**SETTINGS["http"], "port": port}}, sort_keys=False))

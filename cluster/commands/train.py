@@ -1,21 +1,18 @@
 """`privmix train`: a private corpus to an ensemble of adapters."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from cluster.console import display
+from services.training import dp_sgd
+from services.training import train as ensemble
 from services.training.corpus import Corpus
-from services.training.dp_sgd import train as train_privately
-from services.training.errors import InputError, TrainingError
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import Trained
-from services.training.progress import BarDisplay, Display, LineDisplay
-from services.training.train import train as train_ensemble
+from services.training.plan import Trained, carry_out
 
 _DEFAULTS = TrainingOptions()
 _PRIVATE = DpSgdOptions()
@@ -58,7 +55,7 @@ def train(
     gpus: Annotated[
         float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one where there are any.")
     ] = None,
-    dp_sgd: Annotated[
+    privately: Annotated[
         bool,
         typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, in place of parts."),
     ] = False,
@@ -83,65 +80,43 @@ def train(
     when it was interrupted; run it again to go on.
     """
     started = time.monotonic()
-    try:
-        documents = Corpus(corpus, user_field, text_field, skip_bad)
-        options = TrainingOptions.checked(
-            rank=rank,
-            alpha=alpha,
-            dropout=dropout,
-            targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            batch=batch,
-            block=block,
-            precision=precision,
+    documents = Corpus(corpus, user_field, text_field, skip_bad)
+    options = TrainingOptions.checked(
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        epochs=epochs,
+        batch=batch,
+        block=block,
+        precision=precision,
+    )
+    one = (
+        dp_sgd.plan(
+            documents,
+            output,
+            private=DpSgdOptions.checked(
+                unit=unit,
+                epsilon=epsilon,
+                delta=delta,
+                clip=clip,
+                blocks=blocks,
+                expected_batch=expected_batch,
+                population=population,
+            ),
+            model=model,
+            options=options,
+            salt_file=salt_file,
         )
-        if dp_sgd:
-            trained = train_privately(
-                documents,
-                output,
-                private=DpSgdOptions.checked(
-                    unit=unit,
-                    epsilon=epsilon,
-                    delta=delta,
-                    clip=clip,
-                    blocks=blocks,
-                    expected_batch=expected_batch,
-                    population=population,
-                ),
-                model=model,
-                options=options,
-                resources=Resources.checked(cpus=cpus, gpus=gpus),
-                salt_file=salt_file,
-                display=_display(as_json),
-            )
-        else:
-            trained = train_ensemble(
-                documents,
-                output,
-                parts=parts,
-                halves=halves,
-                model=model,
-                options=options,
-                resources=Resources.checked(cpus=cpus, gpus=gpus),
-                salt_file=salt_file,
-                display=_display(as_json),
-            )
-    except InputError as error:
-        _fail(str(error), 2)
-    except TrainingError as error:
-        _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; run it again to go on", 130)
-    else:
-        _report(trained, output, time.monotonic() - started, as_json)
-
-
-def _display(as_json: bool) -> Display:
-    if as_json or not sys.stderr.isatty():
-        return LineDisplay(sys.stderr)
-    return BarDisplay(Console(stderr=True))
+        if privately
+        else ensemble.plan(
+            documents, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file
+        )
+    )
+    (trained,) = carry_out([one], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
+    _report(trained, output, time.monotonic() - started, as_json)
 
 
 def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> None:
@@ -167,8 +142,3 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
         )
         if private := trained.manifest.dp_sgd:
             typer.echo(private.event.guarantee.sentence(f"{private.epsilon:g}", private.delta, None))
-
-
-def _fail(message: str, code: int) -> None:
-    typer.echo(f"privmix train: {message}", err=True)
-    raise typer.Exit(code)

@@ -12,14 +12,13 @@ import yaml
 from pydantic_core import to_json
 from rich.table import Table
 
-from cluster.commands.evaluate import display, fail
-from cluster.console import console
+from cluster.console import console, display
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
 from services.training.corpus import Corpus
 from services.training.directory import SALT
-from services.training.errors import InputError, TrainingError
+from services.training.errors import InputError
 from services.training.manifest import Manifest
 from services.training.marks import Marks
 from services.training.options import TrainingOptions
@@ -64,32 +63,24 @@ def tune(
     failed, and 130 when it was interrupted; run it again to go on.
     """
     typer.echo(WARNING, err=True)
-    try:
-        sample = Corpus(set_aside, user_field, text_field)
-        _check(sample, private, private_ensemble, salt_file, ensemble)
-        found = search(
-            sample,
-            output,
-            Budget(epsilon=epsilon, delta=delta, tokens=tokens),
-            parts=parts,
-            ensembles=ensemble,
-            runs=runs,
-            model=model,
-            training=_TRAINING,
-            any_guarantee=any_guarantee,
-            display=partial(display, as_json),
-        )
-    except InputError as error:
-        fail("tune", str(error), 2)
-    except TrainingError as error:
-        fail("tune", str(error), 1)
-    except KeyboardInterrupt:
-        fail("tune", "interrupted; run it again to go on", 130)
-    else:
-        text = to_json(found, indent=2, inf_nan_mode="null").decode()
-        (output / "tuning.json").write_text(text)
-        _draw(found, output / "tuning.png")
-        print(text) if as_json else _show(found, output)
+    sample = Corpus(set_aside, user_field, text_field)
+    _check(sample, private, private_ensemble, salt_file, ensemble)
+    found = search(
+        sample,
+        output,
+        Budget(epsilon=epsilon, delta=delta, tokens=tokens),
+        parts=parts,
+        ensembles=ensemble,
+        runs=runs,
+        model=model,
+        training=_TRAINING,
+        any_guarantee=any_guarantee,
+        display=partial(display, as_json),
+    )
+    text = to_json(found, indent=2, inf_nan_mode="null").decode()
+    (output / "tuning.json").write_text(text)
+    _draw(found, output / "tuning.png")
+    print(text) if as_json else _show(found, output)
 
 
 def _check(

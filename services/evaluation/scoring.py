@@ -58,7 +58,7 @@ class Scorer:
                 logits = model(input_ids=inputs.to(self._device), use_cache=False).logits
                 for index, rows in zip(batch, logits, strict=True):
                     before, first = torch.tensor(blocks[index].targets, device=rows.device) - 1, 0
-                    for some in before.split(_ROWS_AT_ONCE[self._device.type]):
+                    for some in torch.split(before, _ROWS_AT_ONCE[self._device.type]):
                         yield index, first, rows[some].log_softmax(-1, dtype=torch.float32)
                         first += len(some)
         finally:

@@ -14,8 +14,8 @@ class Display:
     def say(self, message: str) -> None:
         """One line about the step that begins."""
 
-    def show(self, adapters: Mapping[str, float]) -> None:
-        """The fraction done, 0 to 1, of every adapter that is to be trained, by its name."""
+    def show(self, tasks: Mapping[str, float]) -> None:
+        """The fraction done, 0 to 1, of every task, by its name."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,28 +27,26 @@ class Display:
 
 
 class LineDisplay(Display):
-    """Plain lines: one for each step, one for each finished task, of which `done` says what became of it."""
+    """Plain lines: one for each step, one for each finished task."""
 
-    def __init__(self, stream: TextIO, done: str = "trained") -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._done = done
         self._finished: set[str] = set()
 
     def say(self, message: str) -> None:
         print(message, file=self._stream, flush=True)
 
-    def show(self, adapters: Mapping[str, float]) -> None:
-        for name, fraction in adapters.items():
+    def show(self, tasks: Mapping[str, float]) -> None:
+        for name, fraction in tasks.items():
             if fraction >= 1 and name not in self._finished:
                 self._finished.add(name)
-                self.say(f"{name} {self._done} ({len(self._finished & set(adapters))} of {len(adapters)})")
+                self.say(f"{name} done ({len(self._finished & set(tasks))} of {len(tasks)})")
 
 
 class BarDisplay(Display):
-    """A bar for the `whole`, and one for each task from when it starts."""
+    """A bar for everything, and one for each task from when it starts."""
 
-    def __init__(self, console: Console, whole: str = "all adapters") -> None:
-        self._whole = whole
+    def __init__(self, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -61,9 +59,9 @@ class BarDisplay(Display):
     def say(self, message: str) -> None:
         self._progress.console.print(message)
 
-    def show(self, adapters: Mapping[str, float]) -> None:
-        self._set(self._whole, sum(adapters.values()) / len(adapters))
-        for name, fraction in adapters.items():
+    def show(self, tasks: Mapping[str, float]) -> None:
+        self._set("everything", sum(tasks.values()) / len(tasks))
+        for name, fraction in tasks.items():
             if fraction > 0:
                 self._set(name, fraction)
 

@@ -97,11 +97,10 @@ def test_demo_corpus_is_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    code = "from cluster.commands.train import train; import typer; typer.run(train)"
-    command = [sys.executable, "-c", code, str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
+    command = [sys.executable, "-m", "cluster", "train", str(ensemble.corpus), *flags(ensemble, tmp_path / "new")]
     training = psutil.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     for line in training.stderr:
-        if "trained (1 of" in line:
+        if "done (1 of" in line:
             break
     children = training.children(recursive=True)
     training.kill()

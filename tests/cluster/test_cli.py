@@ -1,0 +1,45 @@
+"""Claim: what a person can mend is told in words, and the exit code says whose turn it is."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.cli import Commands
+from cluster.configuration import ConfigurationError
+from services.budget.errors import LedgerCorrupt
+from services.evaluation.tasks import EvaluationError
+from services.training.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("rank: too small"), 2),
+        (ConfigurationError("http.port: taken"), 2),
+        (EvaluationError("part-0: failed"), 1),
+        (LedgerCorrupt("row 3 was changed"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> None:
+    app = typer.Typer(cls=Commands)
+
+    @app.command()
+    def work() -> None:
+        raise error
+
+    @app.command()
+    def rest() -> None:
+        pass
+
+    result = CliRunner().invoke(app, ["work"])
+    words = str(error) or "interrupted; run it again to go on"
+    assert (result.exit_code, result.stderr) == (code, f"privmix work: {words}\n")
+    assert CliRunner().invoke(app, ["rest"]).exit_code == 0
+
+
+def test_what_nobody_foresaw_is_not_hidden() -> None:
+    app = typer.Typer(cls=Commands)
+    app.callback()(lambda: None)
+    app.command("work")(lambda: 1 // 0)
+    assert isinstance(CliRunner().invoke(app, ["work"]).exception, ZeroDivisionError)
