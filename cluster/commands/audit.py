@@ -215,10 +215,8 @@ def membership_(
     """Was a user's text in the corpus? LiRA with shadow ensembles, trained into DIRECTORY and kept there."""
     steps, size = Steps(), membership.Size(users, shadows, parts)
     subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0), (tokens,), delta)
-    membership.train_shadows(directory, size, membership.TRAINING, steps)
-    steps("Asking all models about all users")
-    answers = membership.ask(directory, size, top_k)
-    finish([sections.membership_section(answers, subjects, delta, draws, steps)], output, as_json)
+    shadowed = _shadows(directory, size, subjects, top_k, steps, as_json)
+    finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
 
 
 @audit.command(name="all")
@@ -257,10 +255,9 @@ def all_(
         )
     )
     size = membership.Size(shadows=shadows)
-    membership.train_shadows(directory / "membership", size, membership.TRAINING, steps)
-    answers = membership.ask(directory / "membership", size, 64)
     subjects = _subjects("pmixed", {}, size.parts, (2.0, 8.0), (1024,), delta)
-    every.append(sections.membership_section(answers, subjects, delta, 4, steps))
+    shadowed = _shadows(directory / "membership", size, subjects, 64, steps, as_json)
+    every.append(sections.membership_section(shadowed, subjects, delta, 4, steps))
     finish(every, output, as_json)
 
 
@@ -284,6 +281,16 @@ def _train(
     what = "parts and their halves" if halves else "parts"
     steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
     return ground.train_ground(directory, size, halves=halves, display=display(as_json))
+
+
+def _shadows(
+    directory: Path, size: membership.Size, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
+) -> membership.Shadows:
+    halves = any(subject.protocol.halves for subject in subjects)
+    steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
+    membership.train_shadows(directory, size, halves=halves, display=display(as_json))
+    steps("Asking all models about all users")
+    return membership.ask(directory, size, top_k)
 
 
 def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:

@@ -2,12 +2,11 @@
 
 import json
 import secrets
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.training import demo
-from services.training.files import write_atomically
+from services.training.files import write_lines
 
 CORPUS = "planted.jsonl"
 PLANTED = "planted-canaries.jsonl"
@@ -51,8 +50,8 @@ def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: 
         documents = [{"user": one.user, "text": one.text} for one in canaries if one.included] * repetitions
         everything = [*_lines(directory / demo.TRAIN), *documents]
         secrets.SystemRandom().shuffle(everything)
-        _write(directory / CORPUS, everything)
-        _write(directory / PLANTED, [asdict(one) for one in canaries])
+        write_lines(directory / CORPUS, everything)
+        write_lines(directory / PLANTED, [asdict(one) for one in canaries])
     return read(directory)
 
 
@@ -79,7 +78,3 @@ def _canary(person: dict[str, str]) -> Canary:
 
 def _lines(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _write(path: Path, rows: Sequence[dict[str, object]] | Sequence[dict[str, str]]) -> None:
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.audit.begun import begun_with
 from services.audit.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.models import Models, Said
-from services.evaluation.ensembles import Ensemble
+from services.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
 from services.training.corpus import Corpus
 from services.training.errors import InputError
+from services.training.manifest import FILE
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
 from services.training.plan import carry_out
@@ -89,15 +91,17 @@ def train_ground(
         halves: train models of the halves of every part, too.
 
     Raises:
+        InputError: the directory was begun with another size.
         InputError, TrainingError: as `train`.
     """
+    begun_with(directory, size)
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
     plans = [
         plan(
             Corpus(directory / CORPUS),
             directory / name,
             parts=parts,
-            halves=halves and name == ENSEMBLE,
+            halves=name == ENSEMBLE and (halves or has_halves(directory / name)),
             options=options,
             salt_file=directory / SALT,
         )
@@ -113,7 +117,7 @@ def again(directory: Path, count: int = 2, top_k: int = 64) -> Ground:
     Raises:
         InputError: there is none.
     """
-    if not (directory / SINGLE / "manifest.json").exists():
+    if not (directory / SINGLE / FILE).exists():
         raise InputError(f"{directory}: nothing is trained there; run `privmix audit extraction` first")
     return ask(directory, read(directory), count, top_k)
 

@@ -4,34 +4,34 @@ Every ensemble is trained on its own half of the users. Each in turn is attacked
 user's score: one normal distribution where the user was in, one where the user was not.
 """
 
-import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
-from transformers import AutoTokenizer
 
+from services.audit.begun import begun_with
 from services.audit.extraction import next_token_chances
 from services.audit.models import Models, Said
 from services.audit.roc import Roc
 from services.audit.worlds import Reals
+from services.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
 from services.training import demo
-from services.training.adapter import train_adapter
 from services.training.corpus import Corpus, Document
-from services.training.files import building, write_atomically
-from services.training.options import TrainingOptions
-from services.training.packing import tokenize
-from services.training.partition import Partition
+from services.training.errors import InputError
+from services.training.files import write_lines
+from services.training.options import Resources, TrainingOptions
+from services.training.plan import carry_out
+from services.training.progress import Display
 from services.training.public_model import resolve
+from services.training.train import plan
 
 TRAINING = TrainingOptions(rank=4, block=64, batch=2, epochs=3, learning_rate=2e-3, precision="float32")
-MEMBERS = "members.json"
-_SALT = bytes(32)
+SALT = "partition.salt"
 # Of the scores' standard deviation, where there are too few to estimate it.
 _LEAST_DEVIATION = 1e-6
 
@@ -57,54 +57,78 @@ class Shadows:
 
     Attributes:
         included: bool [shadows, users].
-        said: of each user, the answers of all ensembles' models on the user's text: those of the first ensemble first.
+        said: of each user, the answers of all ensembles' models on the user's text: those of the first ensemble first,
+            its parts' before those of their halves.
         parts: of each ensemble.
+        halved: whether the halves of every part have models, too.
     """
 
     included: NDArray[np.bool_]
     said: Sequence[Said]
     parts: int
+    halved: bool = False
+
+    def models(self, shadow: int, protocol: Protocol) -> range:
+        """What the protocol calls its models 0, 1 and so on.
+
+        Raises:
+            InputError: they were not trained.
+        """
+        if protocol.halves and not self.halved:
+            raise InputError(f"protocol: {protocol.name} asks models of half-parts, and none were trained")
+        each = 3 * self.parts if self.halved else self.parts
+        first = shadow * each
+        return range(first + self.parts, first + each) if protocol.halves else range(first, first + self.parts)
 
 
 def train_shadows(
-    directory: Path, size: Size, options: TrainingOptions, report: Callable[[str], None], seed: int = 0
+    directory: Path,
+    size: Size,
+    options: TrainingOptions = TRAINING,
+    *,
+    halves: bool = False,
+    display: Display | None = None,
 ) -> None:
-    """Train the shadow ensembles; adapters that are there already are kept."""
-    if not (directory / MEMBERS).exists():
-        demo.write_demo_corpus(directory, users=size.users, held_out=0, seed=seed)
-        users = sorted({document.user for document in Corpus(directory / demo.TRAIN)})
-        coins = random.Random(seed)
-        members = [[user for user in users if coins.random() < 0.5] for _ in range(size.shadows)]
-        write_atomically(directory / MEMBERS, json.dumps(members).encode())
-    base = resolve()
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    partition = Partition(_SALT, size.parts)
-    for shadow, inside in enumerate(_members(directory)):
-        documents = [document for document in Corpus(directory / demo.TRAIN) if document.user in inside]
-        for share, tokens in tokenize(documents, tokenizer, partition).items():
-            place = directory / _name(shadow, share.part)
-            if not place.exists():
-                report(f"shadow ensemble {shadow + 1} of {size.shadows}, {share.name}")
-                files = train_adapter(base, str(base), tokens, options, share.part, lambda _: None)
-                with building(place) as unfinished:
-                    for name, content in files.items():
-                        (unfinished / name).write_bytes(content)
+    """Train the shadow ensembles in ``directory``; what is there already is kept.
+
+    Args:
+        halves: train models of the halves of every part, too.
+
+    Raises:
+        InputError: the directory was begun with another size.
+        InputError, TrainingError: as `train`.
+    """
+    begun_with(directory, size)
+    _draw(directory, size)
+    plans = [
+        plan(
+            Corpus(_corpus(shadow)),
+            shadow,
+            parts=size.parts,
+            halves=halves or has_halves(shadow),
+            options=options,
+            salt_file=directory / SALT,
+        )
+        for shadow in _shadows(directory, size)
+    ]
+    carry_out(plans, Resources(), display or Display())
 
 
 def ask(directory: Path, size: Size, top_k: int) -> Shadows:
     """What every model of the shadow ensembles says on one text of each user, after its first tokens."""
-    adapters = {
-        _name(shadow, part): directory / _name(shadow, part)
-        for shadow in range(size.shadows)
-        for part in range(size.parts)
-    }
-    models = Models(resolve(), adapters)
+    shadows = _shadows(directory, size)
+    ensembles = [Ensemble.load(shadow) for shadow in shadows]
+    adapters = [
+        ensemble.path(adapter) for ensemble in ensembles for adapter in (*ensemble.manifest.parts, *ensemble.halves)
+    ]
+    models = Models(resolve(), {f"model-{index}": path for index, path in enumerate(adapters)})
     texts: dict[str, Document] = {}
     for document in Corpus(directory / demo.TRAIN):
         texts.setdefault(document.user, document)
-    members = _members(directory)
+    members = [{document.user for document in Corpus(_corpus(shadow))} for shadow in shadows]
     said = [models.continuations(*_split(texts[user].text), top_k) for user in sorted(texts)]
-    return Shadows(np.array([[user in one for user in sorted(texts)] for one in members]), said, size.parts)
+    included = np.array([[user in one for user in sorted(texts)] for one in members])
+    return Shadows(included, said, size.parts, has_halves(shadows[0]))
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,7 @@ def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
     """float64 [shadows, users]: the score of each user's text by what each ensemble releases."""
     found = np.empty(shadows.included.shape)
     for shadow in range(len(found)):
-        models = range(shadow * shadows.parts, (shadow + 1) * shadows.parts)
+        models = shadows.models(shadow, seen.protocol)
         for user, said in enumerate(shadows.said):
             found[shadow, user] = seen.score(next_token_chances(seen.protocol, said, models, draws))
     return found
@@ -161,13 +185,25 @@ def attack(mechanisms: Mapping[str, Seen], shadows: Shadows, draws: int) -> dict
     return {name: Roc.of(*lira(scores(each, shadows, draws), shadows.included)) for name, each in mechanisms.items()}
 
 
-def _members(directory: Path) -> list[list[str]]:
-    members: list[list[str]] = json.loads((directory / MEMBERS).read_text())
-    return members
+def _draw(directory: Path, size: Size, seed: int = 0) -> None:
+    """The corpus of every ensemble, of users chosen by fair coins."""
+    if not (directory / demo.TRAIN).exists():
+        demo.write_demo_corpus(directory, users=size.users, held_out=0, seed=seed)
+    documents = list(Corpus(directory / demo.TRAIN))
+    users = sorted({document.user for document in documents})
+    coins = random.Random(seed)
+    for shadow in _shadows(directory, size):
+        members = {user for user in users if coins.random() < 0.5}
+        if not _corpus(shadow).exists():
+            write_lines(_corpus(shadow), (asdict(document) for document in documents if document.user in members))
 
 
-def _name(shadow: int, part: int) -> str:
-    return f"shadow-{shadow:02d}-part-{part:02d}"
+def _shadows(directory: Path, size: Size) -> list[Path]:
+    return [directory / f"shadow-{index:02d}" for index in range(size.shadows)]
+
+
+def _corpus(shadow: Path) -> Path:
+    return shadow.with_suffix(".jsonl")
 
 
 def _split(text: str) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import Self
 
 from services.training import public_model
 from services.training.errors import InputError
-from services.training.manifest import Adapter, Manifest, PrivateTraining
+from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Ensemble:
     def path(self, adapter: Adapter) -> Path:
         """Where the adapter's files are."""
         return self.manifest.adapter_path(self.directory, adapter)
+
+
+def has_halves(directory: Path) -> bool:
+    """Whether an ensemble was trained there, and models of its half-parts with it."""
+    return (directory / FILE).exists() and bool(Ensemble.load(directory).halves)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ learnt of the language.
 """
 
 import hmac
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.training.corpus import Corpus
 from services.training.errors import InputError
-from services.training.files import write_atomically
+from services.training.files import write_lines
 from services.training.partition import read_salt
 
 _BITS = 64
@@ -58,7 +57,7 @@ def split(
         raise InputError(f"user-limit: must be at least 1, not {user_limit}")
     _make_room(train, held_out_file, salt_file)
     salt = read_salt(salt_file)
-    sides: dict[bool, list[str]] = {False: [], True: []}
+    sides: dict[bool, list[dict[str, str]]] = {False: [], True: []}
     characters: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for document in corpus:
         side = held_out(document.user, salt, share)
@@ -67,7 +66,7 @@ def split(
             kept = kept[: user_limit - characters[side][document.user]]
         if kept.strip():
             characters[side][document.user] += len(kept)
-            sides[side].append(json.dumps({"user": document.user, "text": kept}, ensure_ascii=False) + "\n")
+            sides[side].append({"user": document.user, "text": kept})
     for side, what in ((True, "held-out"), (False, "training")):
         if not sides[side]:
             raise InputError(
@@ -75,7 +74,7 @@ def split(
                 f"choose another share, or remove {salt_file} to draw again"
             )
     for side, path in ((False, train), (True, held_out_file)):
-        write_atomically(path, "".join(sides[side]).encode())
+        write_lines(path, sides[side])
     return Split(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))
 
 

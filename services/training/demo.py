@@ -4,16 +4,14 @@ Every person has a personal detail and an insurance number that come up in each 
 real corpora, so that an audit can ask how much of them a model gives away. The same seed writes the same files.
 """
 
-import json
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from faker import Faker
 
 from services.training.errors import InputError
-from services.training.files import write_atomically
+from services.training.files import write_lines
 from services.training.options import TrainingOptions
 
 TRAIN = "train.jsonl"
@@ -88,8 +86,8 @@ def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, 
         for name, members in splits.items():
             dialogues = [{"user": one.user, "text": text} for one in members for text in _dialogues(one, chance)]
             chance.shuffle(dialogues)
-            _write_lines(directory / name, dialogues)
-        _write_lines(
+            write_lines(directory / name, dialogues)
+        write_lines(
             directory / CANARIES,
             (
                 {"user": one.user, "split": Path(name).stem, "prompt": one.prompt, "code": one.code}
@@ -144,7 +142,3 @@ def _answer(chance: random.Random) -> str:
     return chance.choice(_ANSWERS).format(
         doctor=chance.choice(_DOCTORS), day=chance.choice(_DAYS), time=chance.choice(_TIMES)
     )
-
-
-def _write_lines(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())

@@ -1,13 +1,15 @@
 """Files that are either whole or absent, and the hashes that say which."""
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 
 def sha256(path: Path) -> str:
@@ -42,6 +44,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path` by JSON Lines, as `write_atomically` does."""
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 @contextmanager
