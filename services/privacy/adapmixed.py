@@ -23,7 +23,7 @@ from torch import Tensor
 from services.privacy import leave_one_out, noise, planning, projection, renyi
 from services.privacy.blocks import rows_at_once, scratch
 from services.privacy.channel import real_orders
-from services.privacy.events import ONE_PART, SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts
+from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts
 from services.privacy.mixture import integer_weights, slack
 from services.privacy.pmixed import Mollifier, Projection, RatioEvent, radii
 from services.privacy.protocol import Answers, Protocol, Release
@@ -86,9 +86,7 @@ class ScreenedRatioEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=ONE_PART,
             source="worst case of noisy screening and a mixture of bounded likelihood ratio",
-            assumes=SEPARATE_PARTS,
         )
 
 
@@ -116,7 +114,7 @@ class ScreenedRenyiEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(status="data-dependent", protects=ONE_PART, source=_ANALYSIS, assumes=_MEASURED)
+        return Guarantee(status="data-dependent", source=_ANALYSIS, assumes=_MEASURED)
 
 
 @dataclass(frozen=True)

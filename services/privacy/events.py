@@ -36,8 +36,8 @@ class Guarantee:
 
     Attributes:
         status: how far the promise reaches; ``none`` promises nothing, and only its source is said.
-        protects: whose text, and between which two ensembles an observer cannot tell.
         source: where the analysis is published.
+        protects: whose text, and between which two ensembles an observer cannot tell.
         assumes: what must hold for the promise, one clause each.
         notion: what is measured by epsilon and delta.
         unit: what is added or removed.
@@ -45,9 +45,9 @@ class Guarantee:
     """
 
     status: Status
-    protects: str
     source: str
-    assumes: tuple[str, ...]
+    protects: str = ONE_PART
+    assumes: tuple[str, ...] = SEPARATE_PARTS
     notion: str = "differential privacy"
     unit: str = "part"
     seen: str | None = None

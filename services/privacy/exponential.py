@@ -31,9 +31,7 @@ from services.privacy.blocks import rows_at_once
 from services.privacy.candidates import sequences
 from services.privacy.channel import real_orders
 from services.privacy.events import (
-    ONE_PART,
     PLD_INTERVAL,
-    SEPARATE_PARTS,
     Divergences,
     Event,
     Guarantee,
@@ -126,9 +124,7 @@ class ExponentialEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=ONE_PART,
             source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019",
-            assumes=SEPARATE_PARTS,
         )
 
 

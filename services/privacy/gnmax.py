@@ -21,9 +21,7 @@ from services.privacy import planning
 from services.privacy.candidates import Candidates, sequences
 from services.privacy.channel import real_orders
 from services.privacy.events import (
-    ONE_PART,
     PLD_INTERVAL,
-    SEPARATE_PARTS,
     Divergences,
     Event,
     Guarantee,
@@ -74,9 +72,7 @@ class GNMaxEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=ONE_PART,
             source="Papernot et al. 2018; discrete Gaussian noise: Canonne, Kamath, Steinke 2020",
-            assumes=SEPARATE_PARTS,
         )
 
 

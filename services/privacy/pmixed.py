@@ -23,7 +23,6 @@ from torch import Tensor
 from services.privacy import planning, projection, published, renyi
 from services.privacy.channel import ratio_channel, real_orders, replacement_rdp
 from services.privacy.events import (
-    ONE_PART,
     PLD_INTERVAL,
     SEPARATE_PARTS,
     Divergences,
@@ -81,9 +80,7 @@ class RatioEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=ONE_PART,
             source="worst case of a subsampled mixture of bounded likelihood ratio",
-            assumes=SEPARATE_PARTS,
         )
 
 
@@ -114,7 +111,6 @@ class PublishedEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="as published",
-            protects=ONE_PART,
             source="Flemings et al. 2024, Theorems 5.1, C.3 and C.4",
             assumes=(*SEPARATE_PARTS, "the published proof holds, to which counter-examples are known"),
         )

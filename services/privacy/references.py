@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from services.privacy.channel import real_orders
-from services.privacy.events import ONE_PART, PLD_INTERVAL, Divergences, Event, Guarantee, Orders
+from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.settings import Settings
@@ -35,7 +35,7 @@ class PublicEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(status="certified", protects=ONE_PART, source="nothing private is read", assumes=())
+        return Guarantee(status="certified", source="nothing private is read", assumes=())
 
 
 @dataclass(frozen=True)

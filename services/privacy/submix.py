@@ -21,7 +21,7 @@ from services.privacy import accounting, published
 from services.privacy.agreement import check_bound, largest_shares
 from services.privacy.blocks import Column, column, rows_at_once, scratch
 from services.privacy.channel import real_orders
-from services.privacy.events import ONE_PART, Divergences, Event, Guarantee, Orders, check_parts
+from services.privacy.events import Divergences, Event, Guarantee, Orders, check_parts
 from services.privacy.leave_one_out import symmetrised
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.replacement import removal_then_addition
@@ -52,7 +52,6 @@ class SubMixEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="operational",
-            protects=ONE_PART,
             source="Ginart et al. 2022, measured on the private text",
             assumes=(
                 "each half-part's model depends on that half alone",

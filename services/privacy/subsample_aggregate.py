@@ -21,9 +21,7 @@ from services.privacy import planning
 from services.privacy.candidates import Candidates, sequences
 from services.privacy.channel import real_orders
 from services.privacy.events import (
-    ONE_PART,
     PLD_INTERVAL,
-    SEPARATE_PARTS,
     Divergences,
     Event,
     Guarantee,
@@ -92,9 +90,7 @@ class SubsampleAggregateEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=ONE_PART,
             source="Nissim et al. 2007; worst case of discrete Laplace noise",
-            assumes=SEPARATE_PARTS,
         )
 
 
