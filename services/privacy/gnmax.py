@@ -143,10 +143,7 @@ class GNMaxSettings(Settings):
         return GNMax(parts, sigma, self.candidates, self.order or order or best)
 
     def _smallest_scale(self, parts: int) -> float:
-        least, most = _SCALES
-        return 1 / planning.largest(
-            lambda inverse: GNMaxEvent(parts, 1 / inverse), self.tokens, self.budget, self.delta, (1 / most, 1 / least)
-        )
+        return planning.smallest(lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES)
 
 
 def votes(answers: Answers, candidates: Candidates) -> Integers:

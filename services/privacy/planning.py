@@ -75,3 +75,11 @@ def largest(
         return high
     width = 1e-12 * high
     return max(low, float(bisect(excess, low, high, xtol=width)) - 2 * width)
+
+
+def smallest(
+    event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
+) -> float:
+    """As `largest`, of a parameter above 0 whose cost falls as it grows, such as a scale of noise."""
+    least, most = bounds
+    return 1 / largest(lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least))

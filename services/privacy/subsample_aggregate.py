@@ -155,13 +155,8 @@ class SubsampleAggregateSettings(Settings):
         return SubsampleAggregate(parts, self.scale or self._smallest_scale(parts), self.candidates)
 
     def _smallest_scale(self, parts: int) -> float:
-        least, most = _SCALES
-        return 1 / planning.largest(
-            lambda inverse: SubsampleAggregateEvent(parts, 1 / inverse),
-            self.tokens,
-            self.budget,
-            self.delta,
-            (1 / most, 1 / least),
+        return planning.smallest(
+            lambda scale: SubsampleAggregateEvent(parts, scale), self.tokens, self.budget, self.delta, _SCALES
         )
 
 
