@@ -107,7 +107,7 @@ def application(settings: EngineSettings, threads: int) -> serve.Application:
         async def health(self) -> dict[str, str]:
             return {"status": "ok"}
 
-    return Route.bind(settings)
+    return Route.bind(settings)  # type: ignore[attr-defined]
 
 
 def main(

@@ -77,12 +77,12 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     files = EnsembleRows(folder / "public.npy", tuple(folder / f"{name}.npy" for name in adapters))
     Scorer(model)  # loading is no part of it: once a worker, however much text there is
     score(model, None, text, "auto", files.public, None)
-    forward = seconds(
-        lambda: [
+
+    def score_parts() -> None:
+        for path, target in zip(adapters.values(), files.models, strict=True):
             score(model, path, text, "auto", target, files.public)
-            for path, target in zip(adapters.values(), files.models, strict=True)
-        ]
-    )
+
+    forward = seconds(score_parts)
     reader, planned = Reader(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 

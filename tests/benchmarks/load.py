@@ -117,7 +117,7 @@ async def drive(url: str, asked: Sequence[Question], streams: int) -> Round:
     remaining = iter(enumerate(asked))
     answers: dict[int, Answer] = {}
     limits = httpx.Limits(max_connections=streams)
-    http = httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S)
+    http: Any = httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S)  # openai takes it, and declares httpx2's alone
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
 
     async def one_after_the_other() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 
@@ -42,13 +43,15 @@ class Clients:
     def stream(self, number: int, max_tokens: int = 64) -> Transcript:
         """One completion, whatever becomes of it."""
         tokens, end, refusal = 0, None, None
+        # The second is no option of OpenAI's.
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
         try:
             chunks = self._client.completions.create(
                 model="privmix",
                 prompt=f"Once upon a time, in story number {number},",
                 max_tokens=max_tokens,
                 stream=True,
-                stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+                stream_options=options,
             )
             for chunk in chunks:
                 if chunk.usage:

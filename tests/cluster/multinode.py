@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -18,7 +19,7 @@ PORT = 8000
 WORKERS = 2
 PARTS = 2
 
-SECTIONS = {
+SECTIONS: dict[str, dict[str, Any]] = {
     "shards": {"parts_per_shard": PARTS, "copies": 2, "num_cpus": 0.5, "threads": 1},
     "coordinator": {"replicas": 2, "step_timeout_s": 20.0, "patience_s": 2.0},
     "engine": {"kind": "transformers", "dtype": "float32", "context_length": 512},
@@ -71,7 +72,7 @@ class ClusterService:
 
 
 @contextmanager
-def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, object]) -> Iterator[ClusterService]:
+def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, Any]) -> Iterator[ClusterService]:
     """A cluster with the service on it, healthy; ended with the context."""
     ledger = database.database()
     chosen = {**SECTIONS, "budget": {"ledger": ledger, "lease_tokens": 8}, **sections}

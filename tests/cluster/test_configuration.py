@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from cluster.configuration import Configuration, ConfigurationError
+from services.privacy.pmixed import PMixedSettings
 
 EXAMPLE = Path(__file__).parents[2] / "cluster" / "privmix.yaml"
 
@@ -37,6 +38,7 @@ def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_text("ensemble: here\nprivacy: {epsilon: 4, q: 0.5}")
     monkeypatch.setenv("PRIVMIX_PRIVACY__EPSILON", "2")
     configuration = Configuration.load(path)
+    assert isinstance(configuration.privacy, PMixedSettings)
     assert (configuration.privacy.epsilon, configuration.privacy.q) == (2.0, 0.5)
 
 

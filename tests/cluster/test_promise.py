@@ -12,6 +12,7 @@ from services.budget.errors import LedgerMismatch, LedgerMissing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.reader import check
+from services.privacy.pmixed import PMixed
 from services.privacy.protocols import PROTOCOLS
 from services.training.manifest import Manifest
 from tests import postgresql as postgresql_server
@@ -38,6 +39,7 @@ def test_the_budget_lasts_exactly_as_long_as_promised(ensemble: Path, tmp_path: 
 
 def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None:
     promised = promise(configured(tmp_path, ensemble, radius=0.123), Manifest.load(ensemble))
+    assert isinstance(promised.protocol, PMixed)
     assert promised.protocol.radius == 0.123
 
 
@@ -47,6 +49,8 @@ def test_the_ledgers_order_stays_when_the_configuration_changes(ensemble: Path, 
     Ledger(tmp_path / "ledger.db", first.terms)
     changed = promise(configured(tmp_path, ensemble, tokens=50, q=0.1), manifest)
     assert changed.terms == first.terms
+    assert isinstance(changed.protocol, PMixed)
+    assert isinstance(first.protocol, PMixed)
     assert changed.protocol.radius != first.protocol.radius
 
 

@@ -147,7 +147,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 PARTS, TOKENS = 3, 6
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "privacy": {"q": 0.5, "epsilon": 8.0, "delta": 1e-5, "tokens": 1000},
     "engine": {"kind": "transformers", "context_length": 256},
     "shards": {"parts_per_shard": 1, "num_cpus": 0},
@@ -167,6 +167,7 @@ def test_the_path_of_a_token_through_a_running_service(collector: Collector, tmp
             max_tokens=TOKENS,
             extra_headers={"traceparent": GIVEN, "x-request-id": "traced"},
         )
+        assert answer.usage is not None
         released = answer.usage.completion_tokens
         # One span for the request and four for each token, a lease at least.
         deadline = time.monotonic() + 60

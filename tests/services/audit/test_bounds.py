@@ -1,7 +1,6 @@
 """Claim: a bound found by an audit is below the truth, as surely as it says, and close to it after many trials."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,12 +13,12 @@ from services.audit.likelihood import held_out_epsilons
 TRIALS = 200_000
 
 
-def randomised_response(epsilon: float, trials: int, seed: int) -> Iterator[np.ndarray]:
+def randomised_response(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Answers to a question whose truth is 1 in the first world and 0 in the second (Warner 1965)."""
     generator = np.random.default_rng(seed)
     truthful = 1 / (1 + math.exp(-epsilon))
-    for chance in (truthful, 1 - truthful):
-        yield (generator.random(trials) < chance).astype(float)
+    first, second = ((generator.random(trials) < chance).astype(float) for chance in (truthful, 1 - truthful))
+    return first, second
 
 
 def test_clopper_pearson_covers_as_often_as_it_says() -> None:

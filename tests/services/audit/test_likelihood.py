@@ -12,6 +12,7 @@ from services.audit.likelihood import Adjacency
 from services.privacy import projection, subsample_aggregate
 from services.privacy.exponential import Exponential, ExponentialEvent
 from services.privacy.gnmax import GNMax
+from services.privacy.noise import discrete_laplace
 from services.privacy.pmixed import PMixed, RatioEvent
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS
@@ -106,8 +107,7 @@ def test_an_exponential_mechanism_with_a_larger_radius_is_caught() -> None:
 
 def test_too_little_noise_on_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = planned("subsample-aggregate", 3, 1)
-    original = subsample_aggregate.discrete_laplace
-    monkeypatch.setattr(subsample_aggregate, "discrete_laplace", lambda sums, scale: original(sums, scale / 16))
+    monkeypatch.setattr(subsample_aggregate, "discrete_laplace", lambda sums, scale: discrete_laplace(sums, scale / 16))
     finding = likelihood.audit(protocol, tokens=1, delta=DELTA, releases=40_000).finding
     assert finding.certain > finding.claim
 
@@ -150,4 +150,4 @@ def test_what_is_impossible_without_the_part_is_unbounded() -> None:
 
 def test_references_have_no_worst_case() -> None:
     with pytest.raises(pairs.NoPairError, match="ensemble"):
-        likelihood.audit(PROTOCOLS["ensemble"]().plan(3), tokens=1, delta=DELTA)
+        likelihood.audit(PROTOCOLS["ensemble"].model_validate({}).plan(3), tokens=1, delta=DELTA)

@@ -24,6 +24,12 @@ NAMESPACE = "budget-tests"
 ALLOWANCE = 267  # tokens of COARSE
 
 
+def known(number: float | None) -> float:
+    """A number of a statement or of terms that is None where it is not known, has no limit, or may not be told."""
+    assert number is not None
+    return number
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_any_change_of_a_row_is_found_there(rows: list[Row], data: st.DataObject
     index = data.draw(st.integers(0, len(rows) - 1))
     field = data.draw(st.sampled_from(["seq", "epoch", "kind", "body", "at", "previous", "hash"]))
     before = getattr(rows[index], field)
-    after = data.draw((st.integers() if isinstance(before, int) else texts).filter(lambda value: value != before))
+    after: Any = data.draw((st.integers() if isinstance(before, int) else texts).filter(lambda value: value != before))
     rows[index] = replace(rows[index], **{field: after})
     with pytest.raises(LedgerCorrupt, match=rf"row {index + 1} "):
         list(verified(rows))

@@ -12,7 +12,7 @@ from mpmath import expm1, log, log1p, mp, mpf
 from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.terms import Terms
 from services.privacy import planning
-from services.privacy.events import Event
+from services.privacy.events import Event, Orders
 from services.privacy.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
 
@@ -75,6 +75,7 @@ def test_a_budget_lasts_for_as_many_tokens_as_were_planned(parts: int, q: float,
 
 @given(all_terms, all_events, st.dictionaries(all_events, st.integers(0, 50), max_size=3), st.integers(1, 10**9))
 def test_what_is_refused_does_not_fit(terms: Terms, event: Event, spent: dict[Event, int], wanted: int) -> None:
+    assert terms.epsilon is not None
     granted = Filter(terms).affordable(spent, event, wanted)
     assert 0 <= granted <= wanted
     if granted < wanted:
@@ -100,28 +101,28 @@ def test_it_counts_what_one_by_one_counts(terms: Terms) -> None:
 class FreeEvent(RatioEvent):
     kind = "test-free"
 
-    def rdp(self, orders: object) -> np.ndarray:
+    def rdp(self, orders: Orders) -> np.ndarray:
         return np.zeros(np.size(orders))
 
 
 class UnboundedEvent(RatioEvent):
     kind = "test-unbounded"
 
-    def rdp(self, orders: object) -> np.ndarray:
+    def rdp(self, orders: Orders) -> np.ndarray:
         return np.full(np.size(orders), np.inf)
 
 
 class EnormousEvent(RatioEvent):
     kind = "test-enormous"
 
-    def rdp(self, orders: object) -> np.ndarray:
+    def rdp(self, orders: Orders) -> np.ndarray:
         return np.full(np.size(orders), 1e300)
 
 
 def test_what_costs_nothing_has_no_limit(terms: Terms) -> None:
     free = FreeEvent(1, 1.0, 1.0)
     assert Filter(terms).affordable({}, free) == UNLIMITED
-    spent = {COARSE: Filter(terms).affordable({}, COARSE)}
+    spent: dict[Event, int] = {COARSE: Filter(terms).affordable({}, COARSE)}
     assert Filter(terms).affordable(spent, free) == UNLIMITED
 
 

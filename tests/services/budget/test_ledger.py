@@ -12,6 +12,7 @@ from services.budget.errors import (
 from services.budget.ledger import Ledger
 from services.budget.reader import read
 from services.budget.terms import Terms
+from services.privacy.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append
 
@@ -147,7 +148,7 @@ def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place
 
 
 def test_an_event_that_would_not_be_read_again_is_not_written(ledger: Ledger) -> None:
-    class Forgetful(type(COARSE)):
+    class Forgetful(RatioEvent):
         kind = "test-forgetful"
 
         def to_json(self) -> str:

@@ -125,4 +125,4 @@ def test_in_postgresql(postgresql: Server) -> None:
 
 def check(new_place: Callable[[], str], examples: int) -> None:
     few = settings(max_examples=examples, stateful_step_count=20)
-    run_state_machine_as_test(lambda: LedgerStates(new_place()), settings=few)
+    run_state_machine_as_test(lambda: LedgerStates(new_place()), settings=few)  # type: ignore[arg-type]

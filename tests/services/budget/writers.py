@@ -11,7 +11,7 @@ from sqlalchemy import Connection as DatabaseConnection
 from sqlalchemy import Engine, event
 
 from services.budget.errors import LedgerError, LedgerUnavailable
-from services.budget.ledger import Ledger
+from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.reader import read
 from services.budget.terms import Terms
@@ -84,7 +84,7 @@ def meet_a_full_disk(connection: Connection, path: Path, terms: Terms) -> None:
     _, ceiling = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, ceiling))
     try:
-        refused = ledger.lease(COARSE, 5)
+        refused: Grant | LedgerError = ledger.lease(COARSE, 5)
     except LedgerError as error:
         refused = error
     resource.setrlimit(resource.RLIMIT_FSIZE, (ceiling, ceiling))
@@ -98,7 +98,7 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: Terms) -> 
     if os.geteuid() == 0:
         os.setuid(NOBODY)
     try:
-        opened = Ledger(path, terms)
+        opened: Ledger | LedgerError = Ledger(path, terms)
     except LedgerError as error:
         opened = error
     connection.send((opened, read(path)))

@@ -65,6 +65,7 @@ def test_its_tokens_cost_what_the_training_did_and_nothing_more(trained: tuple[P
         balance = read(str(tmp_path / "ledger.db"))
         assert balance.charged == {manifest.dp_sgd.event: round_ * TOKENS}
         stated = statement(balance)
+        assert stated.epsilon_spent is not None
         spent.append(stated.epsilon_spent)
         assert stated.tokens_left is None
         assert "(2, 1e-05)-differential privacy for any one user" in stated.guarantee

@@ -53,7 +53,9 @@ def word_start_tokenizer() -> Tokenizer:
 @cache
 def word_start() -> Detokenizer:
     tokenizer = word_start_tokenizer()
-    return Detokenizer(tokenizer, frozenset({tokenizer.token_to_id("</s>")}))
+    end = tokenizer.token_to_id("</s>")
+    assert end is not None
+    return Detokenizer(tokenizer, frozenset({end}))
 
 
 def ids(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
@@ -110,7 +112,9 @@ def test_a_word_start_tokenizer_keeps_the_space_after_the_prompt(text: str) -> N
 
 def test_a_special_token_between_words_costs_no_space() -> None:
     tokenizer = word_start_tokenizer()
-    answer = [*ids("opens", tokenizer), tokenizer.token_to_id("<s>"), *ids("at nine", tokenizer)]
+    special = tokenizer.token_to_id("<s>")
+    assert special is not None
+    answer = [*ids("opens", tokenizer), special, *ids("at nine", tokenizer)]
     assert streamed(word_start(), ids("the clinic", tokenizer), answer) == " opens at nine"
 
 

@@ -1,6 +1,7 @@
 """Claims: blocks are of one user each, and runs read what they say they read."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,15 @@ DOCUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(public_model: Path) -> object:
+def tokenizer(public_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(public_model)
 
 
-def text(tokenizer: object, tokens: int, runs: int, context: int = 32, seed: int = 0) -> Text:
+def text(tokenizer: Any, tokens: int, runs: int, context: int = 32, seed: int = 0) -> Text:
     return held_out_text(DOCUMENTS, tokenizer, context=context, tokens=tokens, runs=runs, seed=seed)
 
 
-def test_blocks_hold_one_users_documents_in_their_order(tokenizer: object) -> None:
+def test_blocks_hold_one_users_documents_in_their_order(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1, context=1000)
     decoded = sorted(tokenizer.decode(block.tokens) for block in everything.blocks)
     assert decoded == [
@@ -34,7 +35,7 @@ def test_blocks_hold_one_users_documents_in_their_order(tokenizer: object) -> No
     ]
 
 
-def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(tokenizer: object) -> None:
+def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1)
     of_text = sum(len(tokenizer(one.text)["input_ids"]) for one in DOCUMENTS)
     first = sum(block.tokens[0] not in separator(tokenizer) for block in everything.blocks)
@@ -44,11 +45,11 @@ def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(to
     assert sorted(everything.runs[0].tolist()) == list(range(everything.positions))
 
 
-def separator(tokenizer: object) -> list[int]:
+def separator(tokenizer: Any) -> list[int]:
     return list(tokenizer("\n\n")["input_ids"])
 
 
-def test_runs_share_no_position_while_the_text_suffices(tokenizer: object) -> None:
+def test_runs_share_no_position_while_the_text_suffices(tokenizer: Any) -> None:
     apart = text(tokenizer, 50, 3)
     assert apart.apart
     assert [len(run) for run in apart.runs] == [50, 50, 50]
@@ -58,13 +59,13 @@ def test_runs_share_no_position_while_the_text_suffices(tokenizer: object) -> No
     assert all(len(np.unique(run)) == len(run) for run in together.runs)
 
 
-def test_no_more_is_read_than_the_runs_need(tokenizer: object) -> None:
+def test_no_more_is_read_than_the_runs_need(tokenizer: Any) -> None:
     few, all_ = text(tokenizer, 20, 2), text(tokenizer, 10_000, 1)
     assert 40 <= few.positions < 40 + 32
     assert few.digest != all_.digest
     assert few.digest == text(tokenizer, 20, 2).digest != text(tokenizer, 20, 2, seed=1).digest
 
 
-def test_text_of_nothing(tokenizer: object) -> None:
+def test_text_of_nothing(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="no document of at least two tokens"):
         held_out_text([Document("ann", "I")], tokenizer, context=8, tokens=4, runs=1)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -21,7 +22,6 @@ from services.coordinator.messages import Delta, Generation
 from services.fleet.fleet import Fleet, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.roster import Block, Roster
-from services.privacy.events import Event
 from services.privacy.pmixed import PMixed, RatioEvent
 from services.privacy.shaping import SamplingOptions
 from tests.ensembles import write_adapters
@@ -45,7 +45,7 @@ class Running:
         named = {actor["name"] for actor in found if actor["namespace"] == self.namespace}
         return {name for name in named if name.startswith("shard")}
 
-    def charged(self) -> Counter[Event]:
+    def charged(self) -> Counter[Any]:
         return Counter(read(self.ledger).charged)
 
 

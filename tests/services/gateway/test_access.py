@@ -21,7 +21,7 @@ def test_a_request_id_is_kept(client: TestClient) -> None:
 
 @pytest.mark.parametrize("given", [None, "", "two words", "x" * 129, "line\tbreak", "ünicode"])
 def test_a_request_id_that_is_none_is_replaced(client: TestClient, given: str | None) -> None:
-    headers = {} if given is None else {"x-request-id": given.encode()}
+    headers = {} if given is None else {b"x-request-id": given.encode()}
     ids = {client.get("/v1/models", headers=headers).headers["x-request-id"] for _ in range(2)}
     assert len(ids) == 2
     assert all(len(id_) == 32 and id_.isalnum() for id_ in ids)

@@ -124,7 +124,7 @@ def start(namespace: str) -> ActorHandle:
     """A coordinator under its name, which a killed one may hold a moment longer."""
     for _ in range(100):
         try:
-            actor = Repeater.options(name="coordinator", namespace=namespace).remote()
+            actor = Repeater.options(name="coordinator", namespace=namespace).remote()  # type: ignore[attr-defined]
         except ValueError:
             time.sleep(0.1)
             continue
@@ -362,7 +362,7 @@ class Replica:
 
 
 async def test_a_request_whose_calls_ray_cancels_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
-    replica = Replica.remote(cluster)
+    replica = Replica.remote(cluster)  # type: ignore[attr-defined]
     await replica.start.remote()
     generations = asking([FOR_EVER])
     call = replica.answer.remote(generations)
@@ -424,7 +424,7 @@ class Gateway:
 
 
 async def test_a_gateway_that_is_killed_hangs_up(coordinator: ActorHandle, cluster: str) -> None:
-    gateway = Gateway.remote()
+    gateway = Gateway.remote()  # type: ignore[attr-defined]
     pid = await gateway.pid.remote()
     gateway.read.remote(cluster)
     await until(coordinator.lines, lambda lines: lines == 1)

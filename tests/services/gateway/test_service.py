@@ -283,6 +283,7 @@ def test_a_request_is_one_line_of_json(service: RunningService, client: openai.O
     assert line["request_id"] == raw.headers["x-request-id"]
     assert (line["http.request.method"], line["http.route"]) == ("POST", "/v1/completions")
     assert line["http.response.status_code"] == 200
+    assert answer.usage is not None
     assert line["privmix.completion_tokens"] == answer.usage.completion_tokens
     assert line["privmix.key"] is None
     assert 0 < line["privmix.seconds"] < 300
@@ -291,7 +292,7 @@ def test_a_request_is_one_line_of_json(service: RunningService, client: openai.O
 StartSmall = Callable[[str], RunningService]
 
 TOKENS = 24
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "privacy": {"q": 1.0, "epsilon": 8.0, "delta": 1e-5, "tokens": TOKENS},
     "engine": {"kind": "transformers", "context_length": 256},
     "http": {"max_tokens": 200},
@@ -347,9 +348,11 @@ def test_a_budget_ends_and_the_public_model_answers_marked(small: StartSmall) ->
 
     raw = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5)
     assert raw.headers["x-privmix-answered-by"] == "public"
-    assert raw.parse().usage.completion_tokens >= 1
+    usage = raw.parse().usage
+    assert usage is not None
+    assert usage.completion_tokens >= 1
     stream = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5, stream=True)
     assert stream.headers["x-privmix-answered-by"] == "public"
     for chunk in stream.parse():
-        assert not chunk.choices[0].text or chunk.model_extra["privmix"] == {"answered_by": "public"}
+        assert not chunk.choices[0].text or (chunk.model_extra or {})["privmix"] == {"answered_by": "public"}
     assert settled(service) == TOKENS

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.privacy.exponential import Exponential
 from services.privacy.pmixed import PMixed
+from services.privacy.protocol import Protocol
 from services.privacy.shaping import SamplingOptions, shape
 
 Rows = NDArray[np.float64]
@@ -17,7 +19,7 @@ def subsets(parts: int) -> list[tuple[int, ...]]:
     return [subset for size in range(parts + 1) for subset in combinations(range(parts), size)]
 
 
-def released(protocol: PMixed, public: Rows, parts: Rows, models: Sequence[tuple[int, ...]]) -> Rows:
+def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tuple[int, ...]]) -> Rows:
     """Integer weights [len(models), V], as Python integers, released for the same query to each set of models."""
     rows = [parts[i] for asked in models for i in asked]
     answers = shape(
@@ -29,7 +31,7 @@ def released(protocol: PMixed, public: Rows, parts: Rows, models: Sequence[tuple
     return protocol.release(answers).weights.numpy().astype(object)
 
 
-def token_distribution(protocol: PMixed, public: Rows, parts: Rows) -> Rows:
+def token_distribution(protocol: PMixed | Exponential, public: Rows, parts: Rows) -> Rows:
     """The law of one released token [V]: the released distributions of all subsets, weighted by how likely each is."""
     models = subsets(len(parts))
     sizes = np.array(list(map(len, models)))

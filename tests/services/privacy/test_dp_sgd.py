@@ -53,7 +53,9 @@ def test_the_divergence_is_exact_at_whole_orders_and_a_bound_between_them() -> N
 def test_replacing_a_user_is_removing_and_adding_one() -> None:
     ones = np.array([2.0, 5.0])
     expected = (ones - 0.5) / (ones - 1) * EVENT.rdp(2 * ones) + EVENT.rdp(2 * ones - 1)
-    np.testing.assert_allclose(EVENT.user_rdp(ones), expected)
+    found = EVENT.user_rdp(ones)
+    assert found is not None
+    np.testing.assert_allclose(found, expected)
     assert DpSgdEvent("record", 1.1, 0.05, 100).user_rdp(ones) is None
 
 

@@ -17,12 +17,12 @@ from services.privacy.gnmax import (
     GNMax,
     GNMaxEvent,
     GNMaxSettings,
-    Integers,
     largest_chances,
     loss,
     perplexity_bound,
     votes,
 )
+from services.privacy.noise import Integers
 from services.privacy.protocol import Answers
 from services.privacy.sampling import TOTAL, sample
 from services.privacy.shaping import SamplingOptions, shape

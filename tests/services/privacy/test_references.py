@@ -69,7 +69,7 @@ def test_the_others_cost_without_limit(event: Event) -> None:
 def test_they_keep_no_budget(settings: type[EnsembleSettings]) -> None:
     assert settings().epsilon is None
     with pytest.raises(ValidationError, match="epsilon"):
-        settings(epsilon=8.0)  # type: ignore[arg-type]
+        settings(epsilon=8.0)
 
 
 def test_one_model_is_an_ensemble_of_one_part() -> None:
