@@ -14,7 +14,7 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
-from services.audit import black_box, extraction, ground, membership, sections
+from services.audit import black_box, extraction, ground, sections, shadow_ensembles
 from services.audit.canaries import Canary
 from services.audit.finding import finite
 from services.audit.pairs import NoPairError
@@ -213,7 +213,7 @@ def membership_(
     as_json: AsJson = False,
 ) -> None:
     """Was a user's text in the corpus? LiRA with shadow ensembles, trained into DIRECTORY and kept there."""
-    steps, size = Steps(), membership.Size(users, shadows, parts)
+    steps, size = Steps(), shadow_ensembles.Size(users, shadows, parts)
     subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0), (tokens,), delta)
     shadowed = _shadows(directory, size, subjects, top_k, steps, as_json)
     finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
@@ -254,7 +254,7 @@ def all_(
             steps,
         )
     )
-    size = membership.Size(shadows=shadows)
+    size = shadow_ensembles.Size(shadows=shadows)
     subjects = _subjects("pmixed", {}, size.parts, (2.0, 8.0), (1024,), delta)
     shadowed = _shadows(directory / "membership", size, subjects, 64, steps, as_json)
     every.append(sections.membership_section(shadowed, subjects, delta, 4, steps))
@@ -284,13 +284,13 @@ def _train(
 
 
 def _shadows(
-    directory: Path, size: membership.Size, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
-) -> membership.Shadows:
+    directory: Path, size: shadow_ensembles.Size, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
+) -> shadow_ensembles.Shadows:
     halves = any(subject.protocol.halves for subject in subjects)
     steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
-    membership.train_shadows(directory, size, halves=halves, display=display(as_json))
+    shadow_ensembles.train_shadows(directory, size, halves=halves, display=display(as_json))
     steps("Asking all models about all users")
-    return membership.ask(directory, size, top_k)
+    return shadow_ensembles.ask(directory, size, top_k)
 
 
 def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:

@@ -91,8 +91,8 @@ def train_ground(
         halves: train models of the halves of every part, too.
 
     Raises:
-        InputError: the directory was begun with another size.
-        InputError, TrainingError: as `train`.
+        InputError: the directory was begun with another size; and as `train`.
+        TrainingError: as `train`.
     """
     begun_with(directory, size)
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)

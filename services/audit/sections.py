@@ -13,9 +13,10 @@ from services.audit import extraction, likelihood, membership, one_run, publishe
 from services.audit.extraction import Extracted
 from services.audit.finding import Finding
 from services.audit.ground import Ground
-from services.audit.membership import Seen, Shadows
+from services.audit.membership import Seen
 from services.audit.pairs import NoPairError
 from services.audit.report import Section, bars, roc_figure
+from services.audit.shadow_ensembles import Shadows
 from services.privacy.protocol import Protocol
 from services.privacy.references import Ensemble, Finetuned, Public
 from services.privacy.settings import Settings

@@ -1,19 +1,11 @@
 """Claim: LiRA tells members from others where models differ, and not where they do not."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from services.audit import membership
-from services.audit.membership import Seen, Size, lira
+from services.audit.membership import Seen, lira
 from services.audit.roc import Roc
-from services.audit.sections import Subject, membership_section
-from services.privacy.references import Ensemble, Public
-from services.privacy.submix import SubMix
-from services.training.errors import InputError
-from services.training.progress import Display
+from services.privacy.references import Public
 
 
 def scored(effect: float, seed: int = 0) -> Roc:
@@ -49,33 +41,3 @@ def test_tokens_say_what_the_probabilities_say_when_there_are_enough() -> None:
     assert many.score(likely) == pytest.approx(0.6, abs=0.01)
     assert many.score(unlikely) == pytest.approx(0.2, abs=0.01)
     assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "a token for each place"
-
-
-class Counted(Display):
-    def __init__(self) -> None:
-        self.trained: set[str] = set()
-
-    def show(self, tasks: Mapping[str, float]) -> None:
-        self.trained |= tasks.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
-    size, first, halved, again = Size(users=6, shadows=3, parts=1), Counted(), Counted(), Counted()
-    membership.train_shadows(tmp_path, size, display=first)
-    with pytest.raises(InputError, match="half-parts"):
-        membership.ask(tmp_path, size, 32).models(0, SubMix(1, 2.0, 0.1))
-    membership.train_shadows(tmp_path, size, halves=True, display=halved)
-    membership.train_shadows(tmp_path, size, display=again)
-    assert (len(first.trained), len(halved.trained), len(again.trained)) == (3, 6, 0)
-    with pytest.raises(InputError, match=r"shadows: .* was begun with 3, not 4"):
-        membership.train_shadows(tmp_path, Size(users=6, shadows=4, parts=1))
-    shadows = membership.ask(tmp_path, size, 32)
-    assert shadows.included.shape == (3, 6)
-    assert [*shadows.models(1, Ensemble(1)), *shadows.models(1, SubMix(1, 2.0, 0.1))] == [3, 4, 5]
-    section = membership_section(shadows, [], 1e-5, 1, lambda _: None)
-    assert [row["mechanism"] for row in section.rows] == ["ensemble, without privacy"]
-    subject = Subject("again", Ensemble(1), 64, 2.0)
-    section = membership_section(shadows, [subject], 1e-5, 1, lambda _: None)
-    assert [row["mechanism"] for row in section.rows][1:] == ["ensemble, 64 of its tokens", "again, epsilon 2"]
