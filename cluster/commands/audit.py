@@ -37,7 +37,13 @@ CERTIFIED: Sequence[tuple[str, Mapping[str, object]]] = (
 )
 """What is audited where no protocol is named."""
 
-EXTRACTION_EPSILONS = (2.0, 8.0, 64.0)
+_LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
+_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS = (8.0,), (64, 1024)
+_EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.0), 32, 10, 16
+_ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
+_MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
+_PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
+_GROUND, _SHADOWS = ground.Size(), shadow_ensembles.Size()
 
 API_KEY = "PRIVMIX_API_KEY"
 
@@ -69,12 +75,12 @@ ROOM = Path("run/audit")
 def likelihood(
     context: typer.Context,
     protocol: Name = None,
-    parts: Parts = 4,
+    parts: Parts = _PARTS,
     tokens: Counts = None,
     epsilon: Epsilons = None,
-    delta: Delta = 1e-5,
-    releases: Releases = 200_000,
-    confidence: Confidence = 0.95,
+    delta: Delta = _DELTA,
+    releases: Releases = _RELEASES,
+    confidence: Confidence = _CONFIDENCE,
     url_with: Annotated[str | None, typer.Option(help="A running service with the part.")] = None,
     url_without: Annotated[str | None, typer.Option(help="A running service without it.")] = None,
     prompt: Annotated[str, typer.Option(help="What both services are asked.")] = "Caller: This is",
@@ -95,7 +101,9 @@ def likelihood(
     elif url_with or url_without:
         raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
     else:
-        subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0,), tokens or (1, 16), delta)
+        subjects = _subjects(
+            protocol, options(context.args), parts, epsilon or _LIKELIHOOD_EPSILONS, tokens or _LIKELIHOOD_TOKENS, delta
+        )
         try:
             section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
         except NoPairError as error:
@@ -107,7 +115,7 @@ def likelihood(
 def published(
     tokens: Counts = None,
     epsilon: Epsilons = None,
-    delta: Delta = 1e-5,
+    delta: Delta = _DELTA,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +124,9 @@ def published(
     Exact arithmetic. It is known that the published claim can be exceeded: that does not fail the audit.
     """
     try:
-        section = sections.published_section(epsilon or (8.0,), tokens or (64, 1024), delta, Steps())
+        section = sections.published_section(
+            epsilon or _PUBLISHED_EPSILONS, tokens or _PUBLISHED_TOKENS, delta, Steps()
+        )
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
     finish([section], output, as_json)
@@ -126,20 +136,20 @@ def published(
 def extraction_(
     context: typer.Context,
     directory: Room = ROOM,
-    users: Users = 48,
-    planted: Planted = 16,
-    repetitions: Repetitions = 24,
-    parts: Parts = 4,
+    users: Users = _GROUND.users,
+    planted: Planted = _GROUND.planted,
+    repetitions: Repetitions = _GROUND.repetitions,
+    parts: Parts = _GROUND.parts,
     protocol: Annotated[
         str | None, typer.Option(help="The protocol; every one that `privmix evaluate` compares unless given.")
     ] = None,
     epsilon: Epsilons = None,
-    tokens: Budget = 1024,
-    delta: Delta = 1e-5,
-    candidates: Candidates = 32,
-    attempts: Attempts = 10,
-    top_k: TopK = 64,
-    draws: Draws = 16,
+    tokens: Budget = _TOKENS,
+    delta: Delta = _DELTA,
+    candidates: Candidates = _CANDIDATES,
+    attempts: Attempts = _ATTEMPTS,
+    top_k: TopK = _TOP_K,
+    draws: Draws = _EXTRACTION_DRAWS,
     url: Annotated[str | None, typer.Option(help="Ask a service of the trained ensemble too.")] = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -149,7 +159,7 @@ def extraction_(
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY; what is trained is kept. With --url a service
     of DIRECTORY/ensemble is asked through HTTP; every token is charged.
     """
-    steps, epsilons = Steps(), epsilon or EXTRACTION_EPSILONS
+    steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
         subjects = _compared(parts, epsilons, tokens, delta)
     else:
@@ -170,12 +180,12 @@ def extraction_(
 def one_run(
     context: typer.Context,
     protocol: Name = None,
-    parts: Parts = 32,
-    queries: Queries = 4,
+    parts: Parts = _ONE_RUN_PARTS,
+    queries: Queries = _QUERIES,
     epsilon: Epsilons = None,
-    delta: Delta = 1e-5,
-    confidence: Confidence = 0.95,
-    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins that is guessed.")] = 0.5,
+    delta: Delta = _DELTA,
+    confidence: Confidence = _CONFIDENCE,
+    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins that is guessed.")] = _GUESSES,
     directory: Annotated[
         Path | None, typer.Option(help="What `privmix audit extraction` trained: its planted users are guessed, too.")
     ] = None,
@@ -183,7 +193,7 @@ def one_run(
     as_json: AsJson = False,
 ) -> None:
     """One ensemble, many fair coins: lower bounds on epsilon from how many of them the tokens give away."""
-    steps, given, epsilons = Steps(), options(context.args), epsilon or (8.0,)
+    steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
     subjects = _subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
     trained = None
     on_ground: Sequence[Subject] = ()
@@ -200,21 +210,21 @@ def one_run(
 def membership_(
     context: typer.Context,
     directory: Room = ROOM / "membership",
-    users: Users = 32,
-    shadows: Shadows = 8,
-    parts: Parts = 2,
+    users: Users = _SHADOWS.users,
+    shadows: Shadows = _SHADOWS.shadows,
+    parts: Parts = _SHADOWS.parts,
     protocol: Name = "pmixed",
     epsilon: Epsilons = None,
-    tokens: Budget = 1024,
-    delta: Delta = 1e-5,
-    top_k: TopK = 64,
-    draws: Draws = 4,
+    tokens: Budget = _TOKENS,
+    delta: Delta = _DELTA,
+    top_k: TopK = _TOP_K,
+    draws: Draws = _MEMBERSHIP_DRAWS,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Was a user's text in the corpus? LiRA with shadow ensembles, trained into DIRECTORY and kept there."""
     steps, size = Steps(), shadow_ensembles.Size(users, shadows, parts)
-    subjects = _subjects(protocol, options(context.args), parts, epsilon or (2.0, 8.0), (tokens,), delta)
+    subjects = _subjects(protocol, options(context.args), parts, epsilon or _MEMBERSHIP_EPSILONS, (tokens,), delta)
     shadowed = _shadows(directory, size, subjects, top_k, steps, as_json)
     finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
 
@@ -223,41 +233,29 @@ def membership_(
 def all_(
     output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = ROOM / "report",
     directory: Room = ROOM,
-    parts: Parts = 4,
-    delta: Delta = 1e-5,
-    confidence: Confidence = 0.95,
-    releases: Releases = 100_000,
-    shadows: Shadows = 8,
+    delta: Delta = _DELTA,
+    confidence: Confidence = _CONFIDENCE,
+    releases: Releases = _RELEASES,
     as_json: AsJson = False,
 ) -> None:
     """Every attack, with the defaults of each, into one report."""
     steps = Steps()
+    certified = _subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
-        sections.likelihood_section(
-            _subjects(None, {}, parts, (2.0,), (1, 16), delta), delta, releases, confidence, steps
-        ),
-        sections.published_section((8.0,), (64, 1024), delta, steps),
+        sections.likelihood_section(certified, delta, releases, confidence, steps),
+        sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
-    compared = _compared(parts, EXTRACTION_EPSILONS, 1024, delta)
-    known = _train(directory, ground.Size(parts=parts), compared, steps, as_json)
-    trained = ground.ask(directory, known, 32, 64)
-    every.append(sections.extraction_section(trained, compared, 10, 16, steps))
-    every.append(
-        sections.one_run_section(
-            _subjects(None, {}, 32, (8.0,), (128,), delta),
-            _subjects(None, {}, parts, (8.0,), (4 * sum(len(one.secret) for one in known),), delta),
-            trained,
-            4,
-            delta,
-            confidence,
-            0.5,
-            steps,
-        )
-    )
-    size = shadow_ensembles.Size(shadows=shadows)
-    subjects = _subjects("pmixed", {}, size.parts, (2.0, 8.0), (1024,), delta)
-    shadowed = _shadows(directory / "membership", size, subjects, 64, steps, as_json)
-    every.append(sections.membership_section(shadowed, subjects, delta, 4, steps))
+    compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
+    known = _train(directory, _GROUND, compared, steps, as_json)
+    trained = ground.ask(directory, known, _CANDIDATES, _TOP_K)
+    every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
+    coins = _subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
+    asked = _QUERIES * sum(len(canary.secret) for canary in known)
+    planted = _subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (asked,), delta)
+    every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
+    members = _subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
+    shadowed = _shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
+    every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
     finish(every, output, as_json)
 
 
