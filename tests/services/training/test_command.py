@@ -6,19 +6,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from cluster.commands.demo import demo_corpus
-from cluster.commands.train import train
+from cluster.cli import app
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from services.training.manifest import Manifest
 from tests.services.training.conftest import PARTS, SMALL, Ensemble
 from tests.services.training.perplexity import perplexities
 
-app = typer.Typer()
-app.command("train")(train)
-app.command("demo-corpus")(demo_corpus)
 runner = CliRunner()
 
 
