@@ -26,6 +26,9 @@ from services.privacy.shaping import shape
 LEAKS = 0.9
 """The hit rate without privacy below which the attack is too weak to say anything."""
 
+End = Callable[[Reals, Reals], None]
+"""Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""
+
 _AT_ONCE = 512
 
 
@@ -125,7 +128,7 @@ def log_chances(
     texts = [slice(start, start + length) for start in range(0, len(said.wanted), length)]
     end = None
     if settings is not None and protocol.event.measured:
-        end = partial(_end, settings, protocol, texts, _once(Public(protocol.parts), said, models)[0])
+        end = partial(_end, settings, protocol, texts, release_chances(Public(protocol.parts), said, models)[0])
     chances = next_token_chances(protocol, said, models, draws, end)
     with np.errstate(divide="ignore"):
         return np.asarray([np.log(chances[text]).sum() for text in texts])
@@ -136,17 +139,17 @@ def next_token_chances(
     said: Said,
     models: Sequence[int],
     draws: int,
-    end: Callable[[Reals, Reals], None] | None = None,
+    end: End | None = None,
 ) -> Reals:
     """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
 
     Args:
-        end: changes the chances of one draw from where a budget ends, by what each query has lost.
+        end: of a budget that each draw begins anew.
     """
     repeated = draws if varies(protocol) else 1
     total = np.zeros(len(said.wanted))
     for _ in range(repeated):
-        chances, losses = _once(protocol, said, models)
+        chances, losses = release_chances(protocol, said, models)
         if end is not None and losses is not None:
             end(chances, losses)
         total += chances / repeated
@@ -163,7 +166,7 @@ def _end(
         chances[rest] = public[rest]
 
 
-def _once(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
+def release_chances(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
     """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
     chances, losses = [], []
     for start in range(0, len(said.wanted), _AT_ONCE):

@@ -4,18 +4,22 @@ Each ensemble in turn is attacked with what the others teach about a user's scor
 user was in, one where the user was not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from services.audit.extraction import next_token_chances
+from services.audit.extraction import End, next_token_chances, release_chances
+from services.audit.models import Said
 from services.audit.roc import Roc
 from services.audit.shadow_ensembles import Shadows
 from services.audit.worlds import Reals
+from services.evaluation.allowance import Allowance
 from services.privacy.protocol import Protocol
+from services.privacy.references import Public
+from services.privacy.settings import Settings
 
 # Of the scores' standard deviation, where there are too few to estimate it.
 _LEAST_DEVIATION = 1e-6
@@ -26,19 +30,40 @@ class Seen:
     """What the attacker sees of one mechanism.
 
     Attributes:
-        tokens: that are asked for about each user, spread evenly over the places of the user's text; None where the
+        tokens: that are asked for about each user, in rounds over the places of the user's text; None where the
             attacker sees the probabilities themselves, which no service shows.
+        settings: of the budget; where what it costs depends on the text, the public model answers from its end.
     """
 
     protocol: Protocol
     tokens: int | None = None
+    settings: Settings | None = None
+
+    def rounds(self, places: int) -> int:
+        """How often each place is asked about."""
+        return max(1, (self.tokens or 0) // places)
+
+    def end(self, said: Said, models: Sequence[int]) -> End | None:
+        """Lets the public model answer in the rounds that a budget no longer pays."""
+        if self.settings is None or not self.protocol.event.measured:
+            return None
+        settings = self.settings
+        public, _ = release_chances(Public(self.protocol.parts), said, models)
+
+        def end(chances: Reals, losses: Reals) -> None:
+            places, rounds = len(chances), self.rounds(len(chances))
+            paid = Allowance(settings, self.protocol).after(losses.tolist() * rounds, places * rounds)
+            private = (paid // places + (np.arange(places) < paid % places)) / rounds
+            chances += (1 - private) * (public - chances)
+
+        return end
 
     def score(self, chances: Reals) -> float:
         """Of a text, from the chance of each of its tokens: their mean log-chance, or how often they come."""
         if self.tokens is None:
             return float(np.log(np.maximum(chances, 1e-9)).mean())
-        asked = max(1, self.tokens // len(chances))
-        return float(np.random.default_rng().binomial(asked, chances).mean() / asked)
+        rounds = self.rounds(len(chances))
+        return float(np.random.default_rng().binomial(rounds, chances).mean() / rounds)
 
 
 def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
@@ -47,7 +72,8 @@ def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
     for shadow in range(len(found)):
         models = shadows.models(shadow, seen.protocol)
         for user, said in enumerate(shadows.said):
-            found[shadow, user] = seen.score(next_token_chances(seen.protocol, said, models, draws))
+            chances = next_token_chances(seen.protocol, said, models, draws, seen.end(said, models))
+            found[shadow, user] = seen.score(chances)
     return found
 
 

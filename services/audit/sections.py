@@ -253,7 +253,7 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: flo
             f"ensemble, {tokens} of its tokens": Seen(ensemble, tokens)
             for tokens in sorted({s.tokens for s in subjects})
         },
-        **{f"{s.name}, epsilon {s.epsilon:g}": Seen(s.protocol, s.tokens) for s in subjects},
+        **{f"{s.name}, epsilon {s.epsilon:g}": Seen(s.protocol, s.tokens, s.settings) for s in subjects},
     }
     curves = membership.attack(mechanisms, shadows, draws)
     rows = [
@@ -273,8 +273,9 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: flo
             f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts, each "
             f"attacked with what the others teach; {count} guesses in all, so that rates below {2 / count:.2g} say "
             "nothing. About each user the attacker asks for all tokens of the budget, spread over the places of the "
-            "user's text; the score is how often the text's own tokens come. In the first row it is their mean "
-            "log-chance, from the probabilities themselves."
+            "user's text; the score is how often the text's own tokens come. Where what a token costs depends on the "
+            "text, the public model answers from the budget's end. In the first row it is their mean log-chance, "
+            "from the probabilities themselves."
         ),
         rows=rows,
         figures={"LiRA": roc_figure(curves, bounds)},

@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
-from services.audit.membership import Seen, lira
+from services.audit.membership import Seen, lira, scores
+from services.audit.models import Said
 from services.audit.roc import Roc
+from services.audit.shadow_ensembles import Shadows
+from services.privacy.protocols import PROTOCOLS
 from services.privacy.references import Public
 
 
@@ -41,3 +45,21 @@ def test_tokens_say_what_the_probabilities_say_when_there_are_enough() -> None:
     assert many.score(likely) == pytest.approx(0.6, abs=0.01)
     assert many.score(unlikely) == pytest.approx(0.2, abs=0.01)
     assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "a token for each place"
+
+
+def test_where_the_text_decides_what_a_token_costs_the_public_model_answers_in_the_end() -> None:
+    """AdaPMixed as published says what its one part would say, for as long as its budget pays."""
+    places, kept, tokens = 8, 16, 64
+    wanted = torch.arange(places)
+    model = torch.zeros(2, places, kept)
+    model[0, torch.arange(places), wanted] = 6.0
+    said = Said(torch.zeros(places, kept).log_softmax(1), model.log_softmax(2), wanted)
+    shadows = Shadows(np.array([[True]]), [said], 2)
+
+    def score(epsilon: float) -> float:
+        settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": tokens})
+        return float(np.mean([scores(Seen(settings.plan(2), tokens, settings), shadows, 1) for _ in range(400)]))
+
+    none, some, all_ = (score(epsilon) for epsilon in (0.5, 64.0, 1000.0))
+    assert none == pytest.approx(1 / kept, abs=0.01), "the public model alone"
+    assert none + 0.05 < some < all_ - 0.05
