@@ -18,16 +18,18 @@ def begun_with(directory: Path, size: "DataclassInstance") -> None:
     """Begin ``directory``, or go on with it.
 
     Raises:
-        InputError: it was begun with other sizes.
+        InputError: it was begun with other sizes, or for another attack.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / SIZE
+    path, wanted = directory / SIZE, asdict(size)
     if not path.exists():
-        write_atomically(path, json.dumps(asdict(size)).encode())
+        write_atomically(path, json.dumps(wanted).encode())
     before = json.loads(path.read_text())
-    for name, wanted in asdict(size).items():
-        if before[name] != wanted:
+    if before.keys() != wanted.keys():
+        raise InputError(f"directory: {directory} was begun for another attack; name another --directory")
+    for name, value in wanted.items():
+        if before[name] != value:
             raise InputError(
-                f"{name}: {directory} was begun with {before[name]}, not {wanted}; ask for that, or name another "
+                f"{name}: {directory} was begun with {before[name]}, not {value}; ask for that, or name another "
                 "--directory"
             )

@@ -90,16 +90,19 @@ def train_shadows(
     """
     begun_with(directory, size)
     _draw(directory, size)
+    shadows = _shadows(directory, size)
+    # All alike, even where a training of halves was stopped between two ensembles.
+    halves = halves or any(map(has_halves, shadows))
     plans = [
         plan(
             Corpus(_corpus(shadow)),
             shadow,
             parts=size.parts,
-            halves=halves or has_halves(shadow),
+            halves=halves,
             options=options,
             salt_file=directory / SALT,
         )
-        for shadow in _shadows(directory, size)
+        for shadow in shadows
     ]
     carry_out(plans, Resources(), display or Display())
 
@@ -118,7 +121,7 @@ def ask(directory: Path, size: Size, top_k: int) -> Shadows:
     members = [{document.user for document in Corpus(_corpus(shadow))} for shadow in shadows]
     said = [models.continuations(*_split(texts[user].text), top_k) for user in sorted(texts)]
     included = np.array([[user in one for user in sorted(texts)] for one in members])
-    return Shadows(included, said, size.parts, has_halves(shadows[0]))
+    return Shadows(included, said, size.parts, bool(ensembles[0].halves))
 
 
 def _draw(directory: Path, size: Size, seed: int = 0) -> None:
