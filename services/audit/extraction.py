@@ -5,31 +5,22 @@ secret is the product of its tokens' under the distributions that the mechanism 
 epsilon; it shows what an attack gets.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import httpx
 import numpy as np
-import torch
 
 from services.audit.canaries import Canary
+from services.audit.chances import end_of_budget, next_token_chances
 from services.audit.models import Said
-from services.audit.worlds import NOISY, Reals
-from services.evaluation.allowance import Allowance
-from services.privacy.protocol import Protocol, Release
-from services.privacy.references import Public
+from services.audit.worlds import Reals
+from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
-from services.privacy.shaping import shape
 
 LEAKS = 0.9
 """The hit rate without privacy below which the attack is too weak to say anything."""
-
-End = Callable[[Reals, Reals], None]
-"""Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""
-
-_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -125,71 +116,10 @@ def log_chances(
     protocol: Protocol, said: Said, models: Sequence[int], length: int, draws: int, settings: Settings | None = None
 ) -> Reals:
     """float64 [candidates]: the log of each one's chance, token by token."""
-    texts = [slice(start, start + length) for start in range(0, len(said.wanted), length)]
-    end = None
-    if settings is not None and protocol.event.measured:
-        end = partial(_end, settings, protocol, texts, release_chances(Public(protocol.parts), said, models)[0])
+    end = end_of_budget(settings, protocol, said, models, length)
     chances = next_token_chances(protocol, said, models, draws, end)
     with np.errstate(divide="ignore"):
-        return np.asarray([np.log(chances[text]).sum() for text in texts])
-
-
-def next_token_chances(
-    protocol: Protocol,
-    said: Said,
-    models: Sequence[int],
-    draws: int,
-    end: End | None = None,
-) -> Reals:
-    """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
-
-    Args:
-        end: of a budget that each draw begins anew.
-    """
-    repeated = draws if varies(protocol) else 1
-    total = np.zeros(len(said.wanted))
-    for _ in range(repeated):
-        chances, losses = release_chances(protocol, said, models)
-        if end is not None and losses is not None:
-            end(chances, losses)
-        total += chances / repeated
-    return total
-
-
-def _end(
-    settings: Settings, protocol: Protocol, texts: Sequence[slice], public: Reals, chances: Reals, losses: Reals
-) -> None:
-    """Let the public model answer each text from where a budget of its own ends."""
-    for text in texts:
-        paid = Allowance(settings, protocol).after(losses[text].tolist(), text.stop - text.start)
-        rest = slice(text.start + paid, text.stop)
-        chances[rest] = public[rest]
-
-
-def release_chances(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
-    """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
-    chances, losses = [], []
-    for start in range(0, len(said.wanted), _AT_ONCE):
-        block = slice(start, start + _AT_ONCE)
-        released = release(protocol, said, models, block)
-        weights = released.weights.double()
-        chances.append((weights.gather(1, said.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
-        losses += [] if released.losses is None else [released.losses]
-    return np.concatenate(chances), np.concatenate(losses) if losses else None
-
-
-def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Release:
-    """What is released to each query of a block, once."""
-    public, rows = said.public[block], said.models[:, block]
-    drawn = [protocol.draw() for _ in range(len(public))]
-    asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
-    parts = torch.stack(asked) if asked else public[:0]
-    return protocol.release(shape(public, parts, drawn))
-
-
-def varies(protocol: Protocol) -> bool:
-    """Whether the same query is answered by different distributions."""
-    return isinstance(protocol, NOISY) or getattr(protocol, "q", 1.0) < 1
+        return np.asarray(np.log(chances).reshape(-1, length).sum(axis=1))
 
 
 def rank(scores: Reals) -> float:

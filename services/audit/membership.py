@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from services.audit.extraction import End, next_token_chances, release_chances
+from services.audit.chances import end_of_budget, next_token_chances
 from services.audit.models import Said
 from services.audit.roc import Roc
 from services.audit.shadow_ensembles import Shadows
 from services.audit.worlds import Reals
-from services.evaluation.allowance import Allowance
 from services.privacy.protocol import Protocol
-from services.privacy.references import Public
 from services.privacy.settings import Settings
 
 # Of the scores' standard deviation, where there are too few to estimate it.
@@ -43,20 +41,11 @@ class Seen:
         """How often each place is asked about."""
         return max(1, (self.tokens or 0) // places)
 
-    def end(self, said: Said, models: Sequence[int]) -> End | None:
-        """Lets the public model answer in the rounds that a budget no longer pays."""
-        if self.settings is None or not self.protocol.event.measured:
-            return None
-        settings = self.settings
-        public, _ = release_chances(Public(self.protocol.parts), said, models)
-
-        def end(chances: Reals, losses: Reals) -> None:
-            places, rounds = len(chances), self.rounds(len(chances))
-            paid = Allowance(settings, self.protocol).after(losses.tolist() * rounds, places * rounds)
-            private = (paid // places + (np.arange(places) < paid % places)) / rounds
-            chances += (1 - private) * (public - chances)
-
-        return end
+    def chances(self, said: Said, models: Sequence[int], draws: int) -> Reals:
+        """Of each token of a text, float64 [places]: how likely an answer there is the text's own token."""
+        places = len(said.wanted)
+        end = end_of_budget(self.settings, self.protocol, said, models, places, self.rounds(places))
+        return next_token_chances(self.protocol, said, models, draws, end)
 
     def score(self, chances: Reals) -> float:
         """Of a text, from the chance of each of its tokens: their mean log-chance, or how often they come."""
@@ -72,8 +61,7 @@ def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
     for shadow in range(len(found)):
         models = shadows.models(shadow, seen.protocol)
         for user, said in enumerate(shadows.said):
-            chances = next_token_chances(seen.protocol, said, models, draws, seen.end(said, models))
-            found[shadow, user] = seen.score(chances)
+            found[shadow, user] = seen.score(seen.chances(said, models, draws))
     return found
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from services.audit import laws, likelihood, worlds
 from services.audit.bounds import one_run_epsilon
-from services.audit.extraction import release
+from services.audit.chances import release
 from services.audit.finding import CERTAIN, Finding
 from services.audit.ground import Ground
 from services.audit.likelihood import Adjacency

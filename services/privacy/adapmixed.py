@@ -85,8 +85,7 @@ class ScreenedRatioEvent(Event):
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            status="certified",
-            source="worst case of noisy screening and a mixture of bounded likelihood ratio",
+            status="certified", source="worst case of noisy screening and a mixture of bounded likelihood ratio"
         )
 
 

@@ -122,10 +122,7 @@ class ExponentialEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(
-            status="certified",
-            source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019",
-        )
+        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,7 @@ class GNMaxEvent(Event):
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            status="certified",
-            source="Papernot et al. 2018; discrete Gaussian noise: Canonne, Kamath, Steinke 2020",
+            status="certified", source="Papernot et al. 2018; discrete Gaussian noise: Canonne, Kamath, Steinke 2020"
         )
 
 

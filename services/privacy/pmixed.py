@@ -78,10 +78,7 @@ class RatioEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(
-            status="certified",
-            source="worst case of a subsampled mixture of bounded likelihood ratio",
-        )
+        return Guarantee(status="certified", source="worst case of a subsampled mixture of bounded likelihood ratio")
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,7 @@ class SubsampleAggregateEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(
-            status="certified",
-            source="Nissim et al. 2007; worst case of discrete Laplace noise",
-        )
+        return Guarantee(status="certified", source="Nissim et al. 2007; worst case of discrete Laplace noise")
 
 
 @dataclass(frozen=True)

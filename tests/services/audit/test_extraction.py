@@ -9,6 +9,7 @@ import torch
 
 from services.audit import extraction
 from services.audit.canaries import CORPUS, Canary, candidates, plant, read
+from services.audit.chances import next_token_chances
 from services.audit.ground import Ground, Size, ask, train_ground
 from services.audit.models import Models, Said
 from services.audit.one_run import correct_guesses, of_users
@@ -68,7 +69,7 @@ def test_privacy_takes_the_secret_away_as_epsilon_falls() -> None:
 @pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
 def test_every_protocol_is_asked(name: str) -> None:
     protocol = PROTOCOLS[name].model_validate({"epsilon": 4.0, "tokens": 64}).plan(3)
-    chances = extraction.next_token_chances(protocol, spoken(CANARY, 3, 0, 2), range(3), 4)
+    chances = next_token_chances(protocol, spoken(CANARY, 3, 0, 2), range(3), 4)
     assert chances.shape == (2 * DIGITS,)
     assert ((chances >= 0) & (chances <= 1)).all()
 
@@ -76,8 +77,8 @@ def test_every_protocol_is_asked(name: str) -> None:
 def test_chances_are_averaged_over_the_draws_of_parts() -> None:
     """Of a part drawn half the time, in half of the releases."""
     protocol, said = PMixed(1, 0.5, 3.0), spoken(CANARY, 1, 0, 2)
-    always, never = (extraction.next_token_chances(each, said, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
-    found = extraction.next_token_chances(protocol, said, [0], 500)
+    always, never = (next_token_chances(each, said, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
+    found = next_token_chances(protocol, said, [0], 500)
     np.testing.assert_allclose(found, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
 
 

@@ -1,6 +1,5 @@
 """Claim: shadow ensembles are trained once, kept, and attacked; what was not trained is not made up."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,27 +9,19 @@ from services.audit.shadow_ensembles import Size, ask, train_shadows
 from services.privacy.references import Ensemble
 from services.privacy.submix import SubMix
 from services.training.errors import InputError
-from services.training.progress import Display
-
-
-class Counted(Display):
-    def __init__(self) -> None:
-        self.trained: set[str] = set()
-
-    def show(self, tasks: Mapping[str, float]) -> None:
-        self.trained |= tasks.keys()
+from tests.displays import Recorder
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
-    size, first, halved, again = Size(users=6, shadows=3, parts=1), Counted(), Counted(), Counted()
+    size, first, halved, again = Size(users=6, shadows=3, parts=1), Recorder(), Recorder(), Recorder()
     train_shadows(tmp_path, size, display=first)
     with pytest.raises(InputError, match="half-parts"):
         ask(tmp_path, size, 32).models(0, SubMix(1, 2.0, 0.1))
     train_shadows(tmp_path, size, halves=True, display=halved)
     train_shadows(tmp_path, size, display=again)
-    assert (len(first.trained), len(halved.trained), len(again.trained)) == (3, 6, 0)
+    assert (len(first.shown), len(halved.shown), len(again.shown)) == (3, 6, 0)
     with pytest.raises(InputError, match=r"shadows: .* was begun with 3, not 4"):
         train_shadows(tmp_path, Size(users=6, shadows=4, parts=1))
     shadows = ask(tmp_path, size, 32)

@@ -1,6 +1,5 @@
 """Claim: several trainings in one queue make what each would make alone."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,12 @@ from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import Plan, carry_out
 from services.training.progress import Display
+from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 OPTIONS = TrainingOptions(block=8, epochs=1, learning_rate=5e-3, precision="float32")
 PRIVATE = DpSgdOptions(unit="user", expected_batch=4, epsilon=2, delta=1e-5)
-
-
-class Recorder(Display):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.shown: set[str] = set()
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
-
-    def show(self, adapters: Mapping[str, float]) -> None:
-        self.shown |= set(adapters)
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""What the distributions that a mechanism releases give the tokens that an attacker hopes for."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from services.audit.models import Said
+from services.audit.worlds import NOISY, Reals
+from services.evaluation.allowance import Allowance
+from services.privacy.protocol import Protocol, Release
+from services.privacy.references import Public
+from services.privacy.settings import Settings
+from services.privacy.shaping import shape
+
+End = Callable[[Reals, Reals], None]
+"""Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""
+
+_AT_ONCE = 512
+
+
+def next_token_chances(
+    protocol: Protocol, said: Said, models: Sequence[int], draws: int, end: End | None = None
+) -> Reals:
+    """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
+
+    Args:
+        end: of a budget that each draw begins anew.
+    """
+    repeated = draws if varies(protocol) else 1
+    total = np.zeros(len(said.wanted))
+    for _ in range(repeated):
+        chances, losses = release_chances(protocol, said, models)
+        if end is not None and losses is not None:
+            end(chances, losses)
+        total += chances / repeated
+    return total
+
+
+def end_of_budget(
+    settings: Settings | None, protocol: Protocol, said: Said, models: Sequence[int], length: int, rounds: int = 1
+) -> End | None:
+    """Lets the public model answer each text from where a budget of its own ends.
+
+    Args:
+        settings: of the budget; None where there is none.
+        length: tokens of a text, which stand together.
+        rounds: how often a text is asked about, all its places in each.
+
+    Returns:
+        None where what a token costs does not depend on the text.
+    """
+    if settings is None or not protocol.event.measured:
+        return None
+    public, _ = release_chances(Public(protocol.parts), said, models)
+
+    def end(chances: Reals, losses: Reals) -> None:
+        for start in range(0, len(chances), length):
+            text = slice(start, start + length)
+            paid = Allowance(settings, protocol).after(losses[text].tolist() * rounds, length * rounds)
+            private = (paid // length + (np.arange(length) < paid % length)) / rounds
+            chances[text] = private * chances[text] + (1 - private) * public[text]
+
+    return end
+
+
+def release_chances(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
+    """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
+    chances, losses = [], []
+    for start in range(0, len(said.wanted), _AT_ONCE):
+        block = slice(start, start + _AT_ONCE)
+        released = release(protocol, said, models, block)
+        weights = released.weights.double()
+        chances.append((weights.gather(1, said.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
+        losses += [] if released.losses is None else [released.losses]
+    return np.concatenate(chances), np.concatenate(losses) if losses else None
+
+
+def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Release:
+    """What is released to each query of a block, once."""
+    public, rows = said.public[block], said.models[:, block]
+    drawn = [protocol.draw() for _ in range(len(public))]
+    asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
+    parts = torch.stack(asked) if asked else public[:0]
+    return protocol.release(shape(public, parts, drawn))
+
+
+def varies(protocol: Protocol) -> bool:
+    """Whether the same query is answered by different distributions."""
+    return isinstance(protocol, NOISY) or getattr(protocol, "q", 1.0) < 1

@@ -1,0 +1,17 @@
+"""A display that remembers what it was told."""
+
+from collections.abc import Mapping
+
+from services.training.progress import Display
+
+
+class Recorder(Display):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.shown: set[str] = set()
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def show(self, tasks: Mapping[str, float]) -> None:
+        self.shown |= tasks.keys()
