@@ -173,6 +173,10 @@ class AdaPMixed(Protocol):
                     raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")
                 _check_resolved(order, beta)
 
+    @property
+    def rows(self) -> int:
+        return self.parts
+
     def draw(self) -> tuple[int, ...]:
         return tuple(range(self.parts))
 

@@ -123,6 +123,10 @@ class DpSgd(Protocol):
                 "train one model with `privmix train --dp-sgd`"
             )
 
+    @property
+    def rows(self) -> int:
+        return 1
+
     def draw(self) -> tuple[int, ...]:
         return (0,)
 

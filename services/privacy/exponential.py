@@ -150,6 +150,10 @@ class Exponential(Protocol):
         if not low <= self.radius <= high:
             raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {self.radius:g}")
 
+    @property
+    def rows(self) -> int | None:
+        return self.parts if self.q == 1 else None
+
     def draw(self) -> tuple[int, ...]:
         return poisson_subsample(self.parts, self.q)
 

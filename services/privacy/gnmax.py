@@ -103,6 +103,10 @@ class GNMax(Protocol):
         if self.event.sigma > _SCALES[1]:
             raise ValueError(f"sigma must be at most {_SCALES[1]:g} votes, got {self.sigma:g}")
 
+    @property
+    def rows(self) -> int:
+        return self.parts
+
     def draw(self) -> tuple[int, ...]:
         return tuple(range(self.parts))
 

@@ -155,6 +155,12 @@ class PMixed(Protocol):
             if not low <= event.radius <= high:
                 raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {event.radius:g}")
 
+    @property
+    def rows(self) -> int | None:
+        if self.asked == "one":
+            return 1
+        return self.parts if self.q == 1 else None
+
     def draw(self) -> tuple[int, ...]:
         drawn = poisson_subsample(self.parts, self.q)
         return (secrets.choice(drawn),) if self.asked == "one" and drawn else drawn

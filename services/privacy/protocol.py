@@ -78,9 +78,17 @@ class Protocol(ABC):
     parts: int
     order: float | None
 
+    @property
+    @abstractmethod
+    def rows(self) -> int | None:
+        """How many part rows a token needs: fixed by the configuration, and an upper bound on the length of a draw.
+
+        None where the number of parts is itself drawn (mechanisms reproduced as published).
+        """
+
     @abstractmethod
     def draw(self) -> tuple[int, ...]:
-        """The models to ask for one token of one sequence; the public model is always asked besides."""
+        """Returns the models that one token of one sequence needs, at most `rows`, besides the public model."""
 
     @abstractmethod
     def release(self, answers: Answers) -> Release:

@@ -74,6 +74,10 @@ class Public(Protocol):
     order = None
     parts: int
 
+    @property
+    def rows(self) -> int:
+        return 0
+
     def draw(self) -> tuple[int, ...]:
         return ()
 
@@ -92,6 +96,10 @@ class Ensemble(Protocol):
     name: ClassVar[str] = "ensemble"
     order = None
     parts: int
+
+    @property
+    def rows(self) -> int:
+        return self.parts
 
     def draw(self) -> tuple[int, ...]:
         return tuple(range(self.parts))

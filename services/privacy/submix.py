@@ -86,6 +86,10 @@ class SubMix(Protocol):
     def __post_init__(self) -> None:
         SubMixEvent(self.parts, self.order, self.beta)
 
+    @property
+    def rows(self) -> int:
+        return 2 * self.parts
+
     def draw(self) -> tuple[int, ...]:
         return tuple(range(2 * self.parts))
 
