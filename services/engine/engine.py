@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,10 @@ import torch
 
 PUBLIC = "public"
 """The name under which the base model, without any adapter, is asked."""
+
+ZERO = "zero"
+"""The name of an adapter whose weights are all zero, which every engine has: its row equals the public row, and computing
+it costs what the row of any other adapter costs. It is the only name that a request may repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +23,26 @@ class Request:
     Attributes:
         sequence: identifies the live sequence; caches are kept under it until `Engine.release`.
         tokens: the whole context, prompt and output so far.
-        adapters: the models wanted, `PUBLIC` among them where the public row is wanted.
+        adapters: the models wanted, `PUBLIC` among them where the public row is wanted. Only `ZERO` may be repeated.
+        cache_salt: sequences share cached prefixes only with sequences of the same salt. Two clients with different
+            salts cannot learn from the time of an answer what the other one asked.
     """
 
     sequence: str
     tokens: tuple[int, ...]
     adapters: tuple[str, ...]
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is built from. `context_length` counts the prompt and every output token."""
+    """What an engine is built from.
+
+    Attributes:
+        context_length: the prompt and every output token, in tokens.
+        attention: whose keys and values an adapter attends to. "public": the public model's; the adapter is a reader,
+            has no cache of its own, and any number of adapters is served. "own": its own; one plain LoRA adapter.
+    """
 
     model: Path
     kind: Literal["vllm", "transformers"] = "vllm"
@@ -37,11 +50,13 @@ class EngineSettings:
     context_length: int = 2048
     cache_gib: float = 2.0
     gpu_memory_utilization: float = 0.9
+    attention: Literal["public", "own"] = "public"
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if PUBLIC in self.adapters:
-            raise ValueError(f"adapters: the name {PUBLIC!r} belongs to the base model; rename that adapter")
+        for name in (PUBLIC, ZERO):
+            if name in self.adapters:
+                raise ValueError(f"adapters: the name {name!r} is the engine's own; rename that adapter")
 
 
 class Engine(ABC):
@@ -63,7 +78,19 @@ class Engine(ABC):
                 sequence twice. Nothing has been computed then.
         """
         self._check(requests)
-        return self._next_token(requests)
+        distinct = [replace(request, adapters=_distinct(request)) for request in requests]
+        rows = self._next_token(distinct)
+        index, first = [], 0
+        for request, asked in zip(requests, distinct, strict=True):
+            index += [first + asked.adapters.index(_stored(name)) for name in request.adapters]
+            first += len(asked.adapters)
+        return rows[torch.tensor(index, device=rows.device)]
+
+    def prepare(self, adapters: Sequence[str]) -> None:
+        """Bring the adapters that the coming steps ask for to the device ahead of time.
+
+        A hint: it never fails, names that are not loaded are ignored, and only the time of later steps depends on it.
+        """
 
     @abstractmethod
     def release(self, sequence: str) -> None:
@@ -77,7 +104,7 @@ class Engine(ABC):
     def _next_token(self, requests: Sequence[Request]) -> torch.Tensor: ...
 
     def _check(self, requests: Sequence[Request]) -> None:
-        known = {PUBLIC, *self.adapters}
+        known = {PUBLIC, ZERO, *self.adapters}
         for request in requests:
             length, limit = len(request.tokens), self.context_length - 1
             if not 0 < length <= limit:
@@ -86,10 +113,19 @@ class Engine(ABC):
                 raise ValueError(f"tokens: every token id lies in [0, {self.vocabulary})")
             if unknown := set(request.adapters) - known:
                 raise ValueError(f"adapters: not loaded here: {', '.join(sorted(unknown))}")
-            if len(set(request.adapters)) != len(request.adapters):
+            named = [name for name in request.adapters if name != ZERO]
+            if len(set(named)) != len(named):
                 raise ValueError("adapters: each model is asked once a request")
         if len({request.sequence for request in requests}) != len(requests):
             raise ValueError("sequence: the same sequence stands twice in one call")
+
+
+def _stored(name: str) -> str:
+    return PUBLIC if name == ZERO else name
+
+
+def _distinct(request: Request) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_stored(name) for name in request.adapters))
 
 
 def create(settings: EngineSettings) -> Engine:
