@@ -38,5 +38,5 @@ def build(arguments: Arguments) -> Application:
     """
     configuration = Configuration.load(arguments.config)
     actors = start_actors(configuration, check_ensemble(configuration, _log.info), _log.info, keep=True)
-    replicas = ShardReplica.options(num_replicas=len(actors.roster().blocks))  # type: ignore[attr-defined]
+    replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
     return gateway(configuration, actors, beside=replicas.bind(configuration.namespace, fleet.NAME))

@@ -21,11 +21,11 @@ from cluster.topology import plan_shards, shards_served
 from services.budget import actor as budget
 from services.budget.errors import LedgerMissing
 from services.budget.reader import check
-from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.fleet import fleet
-from services.fleet.fleet import Fleet, FleetError, FleetSettings
+from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
-from services.fleet.roster import Roster
+from services.fleet.shard_map import ShardMap
 from services.gateway.deployment import Gateway
 from services.gateway.settings import GatewaySettings
 from services.training.manifest import Manifest
@@ -48,10 +48,10 @@ class Actors:
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
 
-    def roster(self) -> Roster:
+    def shard_map(self) -> ShardMap:
         """Who serves now."""
-        roster: Roster = ray.get(self.fleet.roster.remote())
-        return roster
+        shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
+        return shard_map
 
     def close(self) -> None:
         """Give back what the coordinators hold of the budget, as far as they answer."""
@@ -147,9 +147,9 @@ def start_actors(
         )
         serving = shards_served(configuration, manifest)
         report(f"Loading {promised.protocol.parts} parts into {serving} shard{'s' * (serving > 1)}")
-        foreman = _start_fleet(configuration, promised, plans, serving, keep)
+        fleet_actor = _start_fleet(configuration, promised, plans, serving, keep)
         try:
-            ray.get(foreman.start.remote())
+            ray.get(fleet_actor.start.remote())
         except FleetError as error:
             raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
         # As late as it can be: a service that this one takes over from cannot charge any more from here on.
@@ -159,7 +159,7 @@ def start_actors(
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
-    return Actors(promised, model, foreman, coordinators, keeper)
+    return Actors(promised, model, fleet_actor, coordinators, keeper)
 
 
 def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
@@ -252,12 +252,12 @@ def _start_fleet(
         grow=configuration.shards.count == "auto",
         start_timeout_s=configuration.shards.start_timeout_s,
     )
-    foreman = Fleet.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
-    if ray.get(foreman.settings.remote()) != settings:
+    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
+    if ray.get(fleet_actor.settings.remote()) != settings:
         raise ConfigurationError(
             f"namespace: {configuration.namespace} serves with other settings already; stop it, or take another name"
         )
-    return foreman
+    return fleet_actor
 
 
 def _start_coordinator(
@@ -275,7 +275,7 @@ def _start_coordinator(
     )
     options = _options(configuration, name, {"OMP_NUM_THREADS": str(coordinator_threads())}, keep)
     num_gpus = configuration.coordinator.num_gpus
-    return Coordinator.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
+    return CoordinatorActor.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
 
 
 def coordinator_threads() -> int:

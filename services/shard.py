@@ -23,7 +23,7 @@ class ShardStatus:
     process: int
 
 
-class EngineHost:
+class Shard:
     """Calls carry the whole context, so a call that Ray repeats on a restarted shard needs nothing from the old one."""
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -50,4 +50,4 @@ class EngineHost:
 
 
 # Ray restarts a shard that died, and repeats on it what was asked of the old one.
-Shard = ray.remote(max_restarts=-1, max_task_retries=-1, concurrency_groups={"status": 1})(EngineHost)
+ShardActor = ray.remote(max_restarts=-1, max_task_retries=-1, concurrency_groups={"status": 1})(Shard)

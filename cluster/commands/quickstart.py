@@ -116,7 +116,7 @@ def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
         delta=statement["delta"],
         radius=protocol.radius,
         parts=protocol.parts,
-        shards=len(service.actors.roster().shards),
+        shards=len(service.actors.shard_map().shards),
         seconds=round(steps.seconds, 1),
     ), statement
 

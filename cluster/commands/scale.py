@@ -10,7 +10,7 @@ from rich.console import Console
 from cluster.running import fleet_of
 from cluster.session import connected
 from services.fleet.fleet import FleetError
-from services.fleet.roster import Roster
+from services.fleet.shard_map import ShardMap
 
 
 def scale(
@@ -26,12 +26,14 @@ def scale(
     with connected(address):
         fleet = fleet_of(namespace)
         try:
-            roster: Roster = ray.get(fleet.scale.remote(shards))
+            shard_map: ShardMap = ray.get(fleet.scale.remote(shards))
         except FleetError as error:
             Console(stderr=True).print(f"[red]error:[/red] {getattr(error, 'cause', error)}")
             raise typer.Exit(1) from error
     if as_json:
-        event = json.loads(roster.protocol.event.to_json())
-        print(json.dumps({"shards": len(roster.blocks), "parts": roster.protocol.parts, "event": event}, indent=2))
+        event = json.loads(shard_map.protocol.event.to_json())
+        print(
+            json.dumps({"shards": len(shard_map.groups), "parts": shard_map.protocol.parts, "event": event}, indent=2)
+        )
     else:
-        Console().print(f"{len(roster.blocks)} shards serve {roster.protocol.parts} parts")
+        Console().print(f"{len(shard_map.groups)} shards serve {shard_map.protocol.parts} parts")

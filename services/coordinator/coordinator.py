@@ -16,14 +16,14 @@ from ray.actor import ActorHandle
 from services import tracing
 from services.budget.purse import Purse
 from services.budget.till import Till
+from services.coordinator.delta_queue import DeltaQueue
 from services.coordinator.ensemble import Ensemble, Query, Rows
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.offer import Offer
-from services.coordinator.outbox import Outbox
+from services.coordinator.pending_release import PendingRelease
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
-from services.fleet.roster import Roster
+from services.fleet.shard_map import ShardMap
 from services.privacy.shaping import shape
 
 logger = logging.getLogger(__name__)
@@ -52,33 +52,34 @@ class CoordinatorSettings:
     pace_s: float = 0.0
 
 
-class Conductor:
-    """Owns the live sequences and nothing that must survive it. When it dies they fail, and its lease stays spent.
+class Coordinator:
+    """Owns the live sequences, and nothing that must survive it. When it dies they fail, and its lease stays charged.
 
-    Asks whom the fleet names, where no `roster` is given, and whom `reshape` brings.
+    Sends requests to the shards in the current shard map: `shard_map`, by default the fleet's. `update_shards`
+    replaces it.
     """
 
-    def __init__(self, settings: CoordinatorSettings, roster: Roster | None = None) -> None:
+    def __init__(self, settings: CoordinatorSettings, shard_map: ShardMap | None = None) -> None:
         self._settings = settings
         self._between_steps = asyncio.Lock()
-        self._take(roster or ray.get(self._actor(settings.fleet).roster.remote()))
+        self._take(shard_map or ray.get(self._actor(settings.fleet).shard_map.remote()))
         self._purse = Purse(self._actor(settings.budget), settings.lease_tokens)
         self._till = Till(self._actor(settings.budget))
         self._detokenizer = Detokenizer.load(settings.model)
         self._live: dict[str, Live] = {}
-        self._outboxes: dict[str, Outbox] = {}
+        self._queues: dict[str, DeltaQueue] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics()
 
-    async def reshape(self, roster: Roster) -> None:
-        """Ask these from the next token on. When this returns nobody else is asked any more."""
+    async def update_shards(self, shard_map: ShardMap) -> None:
+        """Use this shard map from the next token on. On return, shards that it does not name get no more requests."""
         async with self._between_steps:
-            if roster.version > self._roster.version:
-                self._take(roster)
+            if shard_map.version > self._shard_map.version:
+                self._take(shard_map)
 
-    async def submit(self, line: str, generations: Sequence[Generation]) -> None:
-        """Begin generations whose deltas go to `line`.
+    async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
+        """Begin generations whose deltas go to `channel`.
 
         Raises:
             Overloaded: too many wait already.
@@ -86,7 +87,7 @@ class Conductor:
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
         for generation in generations:
-            self._live[generation.id] = Live(line, generation, self._detokenizer)
+            self._live[generation.id] = Live(channel, generation, self._detokenizer)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._run())
 
@@ -94,17 +95,17 @@ class Conductor:
         """End generations early. Unknown ids are no error: they may have ended meanwhile."""
         self._end([self._live[id_] for id_ in ids if id_ in self._live], "cancelled")
 
-    async def events(self, line: str) -> AsyncIterator[list[Delta]]:
-        """What happens to the generations of `line`, one batch a step, for as long as the line is read.
+    async def events(self, channel: str) -> AsyncIterator[list[Delta]]:
+        """What happens to the generations of `channel`, one batch a step, for as long as the channel is read.
 
         A reader that limits how much may wait unread (Ray's backpressure) has its call ended by Ray when it dies.
         """
-        outbox = self._outboxes.setdefault(line, Outbox())
+        queue = self._queues.setdefault(channel, DeltaQueue())
         try:
-            async for batch in outbox.batches():
+            async for batch in queue.batches():
                 yield batch
         finally:
-            self._hang_up(line)
+            self._close_channel(channel)
 
     async def event(self) -> str:
         """What a token costs now (`Event.to_json`)."""
@@ -158,9 +159,9 @@ class Conductor:
         admitted = time.perf_counter()
         rows = await self._ensemble.ask(queries)
         asked = time.perf_counter()
-        offer = await asyncio.to_thread(self._offer, batch, queries, rows)
-        granted = await self._charge(batch, offer)
-        tokens = await asyncio.to_thread(offer.sample, granted)
+        pending = await asyncio.to_thread(self._pending_release, batch, queries, rows)
+        granted = await self._charge(batch, pending)
+        tokens = await asyncio.to_thread(pending.sample, granted)
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
         self._metrics.step(len(queries), len(queries) + len(rows.drawn))
@@ -185,12 +186,12 @@ class Conductor:
             return tokens if await self._till.is_open() else 0
         return await self._purse.take(self._protocol.event, tokens)
 
-    async def _charge(self, batch: Sequence[Live], offer: Offer) -> int:
-        """How many of the offer's private tokens are paid for; the losses of these are on disk when this returns."""
-        if offer.losses is None:
-            return len(offer.private)
-        granted = await self._till.charge(self._protocol.event, offer.losses)
-        self._exhaust([batch[index] for index in offer.private[granted:]])
+    async def _charge(self, batch: Sequence[Live], pending: PendingRelease) -> int:
+        """How many of the private tokens are paid for; the losses of these are on disk when this returns."""
+        if pending.losses is None:
+            return len(pending.private)
+        granted = await self._till.charge(self._protocol.event, pending.losses)
+        self._exhaust([batch[index] for index in pending.private[granted:]])
         return granted
 
     def _exhaust(self, unpaid: Sequence[Live]) -> None:
@@ -202,7 +203,7 @@ class Conductor:
         else:
             self._end(left, "privacy_budget")
 
-    def _offer(self, batch: Sequence[Live], queries: Sequence[Query], rows: Rows) -> Offer:
+    def _pending_release(self, batch: Sequence[Live], queries: Sequence[Query], rows: Rows) -> PendingRelease:
         answers = shape(
             rows.public.to(self._settings.device),
             rows.drawn.to(self._settings.device),
@@ -210,41 +211,43 @@ class Conductor:
             tuple(live.generation.options for live in batch),
             overwrite_parts=True,
         )
-        return Offer.of(self._protocol, answers, [index for index, live in enumerate(batch) if not live.public])
+        return PendingRelease.of(
+            self._protocol, answers, [index for index, live in enumerate(batch) if not live.public]
+        )
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)
 
-    def _take(self, roster: Roster) -> None:
-        self._roster = roster
-        self._protocol = roster.protocol
-        self._ensemble = Ensemble(roster, self._actor, self._settings.step_timeout_s, self._settings.patience_s)
+    def _take(self, shard_map: ShardMap) -> None:
+        self._shard_map = shard_map
+        self._protocol = shard_map.protocol
+        self._ensemble = Ensemble(shard_map, self._actor, self._settings.step_timeout_s, self._settings.patience_s)
 
     def _end(self, sequences: Sequence[Live], reason: FinishReason) -> None:
         self._deliver([live.end(reason) for live in sequences])
 
     def _deliver(self, deltas: Iterable[Delta]) -> None:
-        by_line: dict[str, list[Delta]] = {}
+        by_channel: dict[str, list[Delta]] = {}
         ended = []
         for delta in deltas:
-            by_line.setdefault(self._live[delta.id].line, []).append(delta)
+            by_channel.setdefault(self._live[delta.id].channel, []).append(delta)
             if delta.finish_reason is not None:
                 ended.append(delta.id)
-        for line, batch in by_line.items():
-            self._outboxes.setdefault(line, Outbox()).put(batch)
+        for channel, batch in by_channel.items():
+            self._queues.setdefault(channel, DeltaQueue()).put(batch)
         for id_ in ended:
             del self._live[id_]
         if ended:
             self._ensemble.release(ended)
 
-    def _hang_up(self, line: str) -> None:
-        """Nobody reads this line any more: its generations would only cost budget."""
-        self._end([live for live in self._live.values() if live.line == line], "cancelled")
-        self._outboxes.pop(line, None)
+    def _close_channel(self, channel: str) -> None:
+        """Nobody reads this channel any more: its generations would only cost budget."""
+        self._end([live for live in self._live.values() if live.channel == channel], "cancelled")
+        self._queues.pop(channel, None)
 
 
 # One call of `events` stays open for each gateway, and submissions come beside it.
-Coordinator = ray.remote(max_restarts=-1, max_concurrency=1024)(Conductor)
+CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
 
 
 class StepTimes:

@@ -16,7 +16,7 @@ from services import tracing
 from services.coordinator.copies import Copies
 from services.coordinator.messages import Unavailable
 from services.engine.engine import PUBLIC, Request
-from services.fleet.roster import Roster
+from services.fleet.shard_map import ShardMap
 
 # A block, and the order in which its copies are asked.
 _Destination = tuple[int, tuple[int, ...]]
@@ -40,17 +40,17 @@ class Rows:
 
 
 class Ensemble:
-    """Asks all blocks of a roster at once. Any of them answers for the public model, each sequence has its own.
+    """Asks all blocks of a shard map at once. Any of them answers for the public model, each sequence has its own.
 
     `actor` finds a shard by its name. A shard with copies that does not answer within `patience_s` is asked no longer
     alone; nothing is waited for longer than `timeout_s`.
     """
 
     def __init__(
-        self, roster: Roster, actor: Callable[[str], ActorHandle], timeout_s: float, patience_s: float
+        self, shard_map: ShardMap, actor: Callable[[str], ActorHandle], timeout_s: float, patience_s: float
     ) -> None:
-        self._models = [dict(block.models) for block in roster.blocks]
-        self._copies = [Copies([actor(name) for name in block.shards], patience_s) for block in roster.blocks]
+        self._models = [dict(block.models) for block in shard_map.groups]
+        self._copies = [Copies([actor(name) for name in block.shards], patience_s) for block in shard_map.groups]
         self._block_of = {model: index for index, models in enumerate(self._models) for model in models}
         self._timeout_s = timeout_s
 

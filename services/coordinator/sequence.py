@@ -9,11 +9,11 @@ from services.coordinator.text import Detokenizer, TextStream
 class Sequence:
     """Context, text and end of one generation; every token that it accepts has been paid for.
 
-    `line` names the gateway that asked. One that is `public` is answered by the public model alone, at no charge.
+    `channel` names the gateway that asked. One that is `public` is answered by the public model alone, at no charge.
     """
 
-    def __init__(self, line: str, generation: Generation, detokenizer: Detokenizer) -> None:
-        self.line = line
+    def __init__(self, channel: str, generation: Generation, detokenizer: Detokenizer) -> None:
+        self.channel = channel
         self.generation = generation
         self.tokens = generation.prompt
         self.public = False

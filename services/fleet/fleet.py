@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import ShardPlan
-from services.fleet.roster import Block, Roster
+from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.settings import Settings
-from services.shard import Shard
+from services.shard import ShardActor
 
 NAME = "fleet"
 PROBE_S = 5.0
@@ -36,7 +36,7 @@ class FleetSettings:
     """Plain data, from which Ray can make the actor again.
 
     `order` is that of the ledger's filter, on which a protocol may depend. `coordinators` are told of every change.
-    `grow` lets the next block join whenever the cluster has room for it.
+    `grow` lets the next part group join whenever the cluster has room for it.
     """
 
     namespace: str
@@ -58,11 +58,10 @@ class ShardHealth:
     resident_bytes: int | None
 
 
-class Foreman:
-    """Shards that serve are the first blocks of the plan, in its order: state is their number, and their actors'.
+class Fleet:
+    """Serves the first `n` part groups of the plan. Stores only `n`; after a restart, recovers it from living actors.
 
-    An actor that Ray made again finds it out from the shards that live. Shards belong to nobody (detached):
-    they and the coordinators go on while this actor is away.
+    Shards are detached: they and the coordinators continue while this actor is away.
     """
 
     def __init__(self, settings: FleetSettings, shards: int) -> None:
@@ -71,64 +70,66 @@ class Foreman:
         self._made_again: bool = ray.get_runtime_context().was_current_actor_reconstructed
         if self._made_again:
             shards = self._living()
-        self._roster = self._roster_of(shards)
+        self._shard_map = self._shard_map_of(shards)
         self._replicas: int | None = None
         self._metrics = FleetMetrics()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    async def start(self) -> Roster:
-        """Start the shards of the roster that do not live; returns when all of them answer.
+    async def start(self) -> ShardMap:
+        """Start the shards of the shard map that do not live; returns when all of them answer.
 
         Raises:
             FleetError: one could not be started.
         """
         async with self._changing:
-            await self._raise(range(len(self._roster.blocks)))
-            return self._roster
+            await self._raise(range(len(self._shard_map.groups)))
+            return self._shard_map
 
-    async def roster(self) -> Roster:
-        return self._roster
+    async def shard_map(self) -> ShardMap:
+        return self._shard_map
 
     async def settings(self) -> FleetSettings:
         """What this fleet was made from."""
         return self._settings
 
-    async def scale(self, shards: int) -> Roster:
-        """Serve that many blocks of parts. New shards join once they answer; old ones leave once nobody asks them.
+    async def scale(self, shards: int) -> ShardMap:
+        """Serve the first `shards` part groups. New shards join once they answer; old ones end once no request names them.
 
         Raises:
-            FleetError: there are not so many blocks, or a shard could not be started; then nothing has changed.
+            FleetError: there are fewer groups, or a shard could not be started; then nothing has changed.
         """
         if not 1 <= shards <= len(self._settings.plans):
-            raise FleetError(f"shards: this ensemble has blocks for 1 to {len(self._settings.plans)}, not {shards}")
+            raise FleetError(
+                f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {shards}"
+            )
         async with self._changing:
-            before = self._roster
-            await self._raise(range(len(before.blocks), shards))
+            before = self._shard_map
+            await self._raise(range(len(before.groups), shards))
             try:
-                self._roster = self._roster_of(shards)
+                self._shard_map = self._shard_map_of(shards)
             except ValueError as error:
-                self._lower(range(len(before.blocks), shards))
+                self._lower(range(len(before.groups), shards))
                 raise FleetError(f"shards: {error}") from error
             await self._tell()
-            self._lower(range(shards, len(before.blocks)))
-            _log.info("%d shards serve %d parts", shards, self._roster.protocol.parts)
-            return self._roster
+            self._lower(range(shards, len(before.groups)))
+            _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
+            return self._shard_map
 
     async def replicas(self, count: int) -> None:
-        """Ray Serve says again how many shards it is to have; what `scale` was told since then stays.
+        """Follow the replica count of Ray Serve when it changes; until then a later `scale` stays in force.
 
-        An actor that Ray made again takes the first word for one that was heard before.
+        After a restart, ignores the first replica count, because it repeats an old one.
         """
         before, self._replicas = self._replicas, count
         if count == before or (before is None and self._made_again):
             return
-        if count != len(self._roster.blocks):
+        if count != len(self._shard_map.groups):
             await self._try_to_scale(count)
 
     async def health(self) -> list[ShardHealth]:
-        """Every shard of the roster, asked now."""
+        """Every shard of the shard map, asked now."""
         parts = {name: tuple(plan.part_numbers) for plan in self._settings.plans for name in plan.shards}
-        names = self._roster.shards
+        names = self._shard_map.shards
         found = await asyncio.gather(*map(self._probe, names))
         for name, resident in zip(names, found, strict=True):
             self._metrics.probed(name, resident is not None)
@@ -140,8 +141,8 @@ class Foreman:
     async def status(self) -> dict[str, Any]:
         """For `privmix status`: nothing here depends on the private text."""
         return {
-            "version": self._roster.version,
-            "parts": self._roster.protocol.parts,
+            "version": self._shard_map.version,
+            "parts": self._shard_map.protocol.parts,
             "coordinators": list(self._settings.coordinators),
             "shards": [asdict(shard) for shard in await self.health()],
         }
@@ -150,32 +151,34 @@ class Foreman:
         """End every shard."""
         self._lower(range(len(self._settings.plans)))
 
-    def _roster_of(self, shards: int) -> Roster:
+    def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
         protocol = self._settings.settings.plan(sum(plan.parts for plan in plans), self._settings.order)
-        return Roster(time.time_ns(), protocol, tuple(Block(plan.index, plan.models, plan.shards) for plan in plans))
+        return ShardMap(
+            time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
+        )
 
     def _living(self) -> int:
-        """How many of the first blocks have an actor."""
+        """How many of the first groups have an actor."""
         for count, plan in enumerate(self._settings.plans):
             if not any(self._find(name) for name in plan.shards):
                 return max(1, count)
         return len(self._settings.plans)
 
-    async def _raise(self, blocks: Sequence[int]) -> None:
+    async def _raise(self, groups: Sequence[int]) -> None:
         try:
-            actors = [actor for index in blocks for actor in self._actors(self._settings.plans[index])]
+            actors = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
             answers = asyncio.gather(*(actor.status.remote() for actor in actors))
             await asyncio.wait_for(answers, self._settings.start_timeout_s)
         except (RayError, TimeoutError, ValueError) as error:
-            self._lower(blocks)
+            self._lower(groups)
             raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
 
     def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
         group = self._group(plan) if plan.copies > 1 else None
         for position, name in enumerate(plan.shards):
             strategy = PlacementGroupSchedulingStrategy(group, position) if group else "DEFAULT"
-            yield Shard.options(
+            yield ShardActor.options(
                 name=name,
                 namespace=self._settings.namespace,
                 lifetime="detached",
@@ -204,11 +207,11 @@ class Foreman:
             await asyncio.sleep(WATCH_S)
             await self.health()
             if self._settings.grow and not self._changing.locked() and self._has_room():
-                await self._try_to_scale(len(self._roster.blocks) + 1)
+                await self._try_to_scale(len(self._shard_map.groups) + 1)
 
     def _has_room(self) -> bool:
-        """Whether the cluster has idle what the next block reserves."""
-        following = self._settings.plans[len(self._roster.blocks) : len(self._roster.blocks) + 1]
+        """Whether the cluster has the free resources that the next part group reserves."""
+        following = self._settings.plans[len(self._shard_map.groups) : len(self._shard_map.groups) + 1]
         idle = ray.available_resources()
         return any(
             idle.get("CPU", 0) >= plan.copies * plan.num_cpus and idle.get("GPU", 0) >= plan.copies * plan.num_gpus
@@ -222,15 +225,17 @@ class Foreman:
             _log.warning("%s", error)
 
     async def _tell(self) -> None:
-        """Hand the roster to every coordinator that lives; one that starts later asks for it."""
+        """Hand the shard map to every coordinator that lives; one that starts later asks for it."""
         living = [actor for name in self._settings.coordinators if (actor := self._find(name))]
-        told = await asyncio.gather(*(actor.reshape.remote(self._roster) for actor in living), return_exceptions=True)
+        told = await asyncio.gather(
+            *(actor.update_shards.remote(self._shard_map) for actor in living), return_exceptions=True
+        )
         for error in told:
             if isinstance(error, BaseException):
                 _log.warning("a coordinator was not told who serves: %s", type(error).__name__)
 
-    def _lower(self, blocks: Sequence[int]) -> None:
-        for plan in (self._settings.plans[index] for index in blocks):
+    def _lower(self, groups: Sequence[int]) -> None:
+        for plan in (self._settings.plans[index] for index in groups):
             for actor in filter(None, map(self._find, plan.shards)):
                 ray.kill(actor)
             if plan.copies > 1:
@@ -255,4 +260,4 @@ class Foreman:
             return None
 
 
-Fleet = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Foreman)
+FleetActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Fleet)

@@ -1,4 +1,4 @@
-"""What the fleet may start: every block of the ensemble, served yet or not."""
+"""Every part group of the ensemble that the fleet may start, served yet or not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from services.engine.engine import EngineSettings
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One block of parts to be: its models by number, the engine that holds them, and what Ray reserves for each copy.
+    """A part group that can be served: its models by number, the engine that holds them, and what Ray reserves for each copy.
 
-    `parts` counts the parts of the block, `copies` the actors that serve it. `environment` follows from the machine on
+    `parts` counts the parts of the group, `copies` the actors that serve it. `environment` follows from the machine on
     which the plan was made.
     """
 
@@ -25,7 +25,7 @@ class ShardPlan:
 
     @property
     def part_numbers(self) -> range:
-        """The parts of the block; each has as many models as any other."""
+        """The parts of the group; each has as many models as any other."""
         first = min(self.models) * self.parts // len(self.models)
         return range(first, first + self.parts)
 

@@ -34,14 +34,14 @@ from cluster.launch import coordinator_threads
 from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.terms import Terms
-from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Generation
 from services.engine.engine import PUBLIC, EngineSettings, Request
-from services.fleet.roster import Block, Roster
+from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Answers
 from services.privacy.shaping import SamplingOptions, shape
-from services.shard import EngineHost
+from services.shard import Shard
 from services.training.public_model import resolve
 from tests.ensembles import write_adapters
 
@@ -51,7 +51,7 @@ NAMESPACE = "benchmark"
 PROMPT = "The caller asked the clinic whether the doctor could see her on Thursday morning, because her knee "
 
 
-class MeasuredHost(EngineHost):
+class MeasuredHost(Shard):
     """A shard that also decodes with its own engine in vLLM's plain way."""
 
     def decode(self, prompts: Sequence[Sequence[int]], adapters: Sequence[str], tokens: int) -> float:
@@ -101,8 +101,8 @@ def deployed(qs: Sequence[float]) -> Iterator[Bench]:
         )
         settings = CoordinatorSettings(model, NAMESPACE, budget.NAME)
         coordinators = {
-            q: Coordinator.options(num_cpus=0, runtime_env=step_threads).remote(
-                settings, Roster(1, PMixed(PARTS, q, RADIUS), (Block(0, dict(enumerate(names)), ("shard",)),))
+            q: CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
+                settings, ShardMap(1, PMixed(PARTS, q, RADIUS), (PartGroup(0, dict(enumerate(names)), ("shard",)),))
             )
             for q in qs
         }

@@ -39,13 +39,13 @@ def _kills(title: str) -> Strike:
 
 
 def _kill_every_copy_of_a_shard(service: ClusterService, chance: random.Random) -> None:
-    for _, process in service.processes("EngineHost"):
+    for _, process in service.processes("Shard"):
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
 
 
 def _hang_a_shard(service: ClusterService, chance: random.Random) -> None:
-    if found := service.processes("EngineHost"):
+    if found := service.processes("Shard"):
         _, process = chance.choice(found)
         with suppress(psutil.NoSuchProcess):
             process.suspend()
@@ -87,12 +87,12 @@ def _fail_the_database(service: ClusterService, chance: random.Random) -> None:
 
 
 FAULTS = (
-    Fault("shard", _kills("EngineHost")),
+    Fault("shard", _kills("Shard")),
     Fault("every shard", _kill_every_copy_of_a_shard),
     Fault("shard that hangs", _hang_a_shard),
-    Fault("coordinator", _kills("Conductor")),
+    Fault("coordinator", _kills("Coordinator")),
     Fault("budget actor", _kills("Keeper")),
-    Fault("fleet", _kills("Foreman")),
+    Fault("fleet", _kills("Fleet")),
     Fault("Serve replica", _kills("ServeReplica")),
     Fault("Serve controller", _kills("ServeController")),
     Fault("proxy", _kills("ProxyActor")),

@@ -15,7 +15,7 @@ from services.budget.statement import statement
 from services.coordinator.messages import Delta
 from services.engine.engine import EngineSettings
 from services.privacy.settings import Settings
-from services.shard import Shard
+from services.shard import ShardActor
 from services.training.corpus import Corpus
 from services.training.dp_sgd import train
 from services.training.manifest import Manifest
@@ -40,15 +40,15 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     settings = EngineSettings(model, "transformers", "float32", 64, adapters=adapters)
-    shard = Shard.options(name="shard").remote(settings)
+    shard = ShardActor.options(name="shard").remote(settings)
     ray.get(shard.status.remote())
     yield output, manifest
     ray.shutdown()
 
 
 async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str) -> list[Delta]:
-    async with conducting(settings, ledger, manifest, Path(manifest.base_model)) as (conductor, _):
-        return await generate(conductor, [id_], TOKENS)
+    async with conducting(settings, ledger, manifest, Path(manifest.base_model)) as (coordinator, _):
+        return await generate(coordinator, [id_], TOKENS)
 
 
 @pytest.mark.slow

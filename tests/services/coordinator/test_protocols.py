@@ -13,14 +13,14 @@ from cluster.promise import terms_for
 from services.budget import actor as budget
 from services.budget.reader import read
 from services.budget.statement import statement
-from services.coordinator.coordinator import Conductor, CoordinatorSettings
+from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
 from services.engine.engine import EngineSettings
-from services.fleet.roster import Block, Roster
+from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
 from services.privacy.shaping import SamplingOptions
-from services.shard import Shard
+from services.shard import ShardActor
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 
@@ -43,7 +43,7 @@ def shard(manifest: tuple[Path, Manifest], public_model: Path) -> Iterator[Actor
     folder, described = manifest
     adapters = {adapter.name: described.adapter_path(folder, adapter) for adapter in described.adapters}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    actor = Shard.options(name="shard").remote(
+    actor = ShardActor.options(name="shard").remote(
         EngineSettings(public_model, "transformers", "float32", 128, adapters=adapters)
     )
     yield actor
@@ -64,26 +64,26 @@ def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
 @asynccontextmanager
 async def conducting(
     settings: Settings, ledger: Path, manifest: Manifest, model: Path
-) -> AsyncIterator[tuple[Conductor, ActorHandle]]:
+) -> AsyncIterator[tuple[Coordinator, ActorHandle]]:
     models = models_of(manifest, settings)
     protocol = settings.plan(len(models) // (2 if settings.plan(1).halves else 1))
     name = f"budget-{ledger.parent.name}"
     keeper = budget.start(str(ledger), terms_for(settings, protocol, manifest.ensemble), namespace=NAMESPACE, name=name)
     chosen = CoordinatorSettings(model, NAMESPACE, name, when_exhausted=settings.when_exhausted, lease_tokens=4)
-    conductor = Conductor(chosen, Roster(1, protocol, (Block(0, models, ("shard",)),)))
+    coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, ("shard",)),)))
     try:
-        yield conductor, keeper
+        yield coordinator, keeper
     finally:
-        await conductor.close()
+        await coordinator.close()
         ray.kill(keeper)
 
 
-async def generate(conductor: Conductor, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
+async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
     """All deltas of one generation for each id."""
     options = SamplingOptions(top_k=200)
-    await conductor.submit("line", [Generation(id_, PROMPT, options, tokens) for id_ in ids])
+    await coordinator.submit("line", [Generation(id_, PROMPT, options, tokens) for id_ in ids])
     deltas: list[Delta] = []
-    async for batch in conductor.events("line"):
+    async for batch in coordinator.events("line"):
         deltas += batch
         if sum(delta.finish_reason is not None for delta in deltas) == len(ids):
             return deltas
@@ -102,8 +102,8 @@ def test_every_protocol_answers_and_is_charged(
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with conducting(settings, ledger, manifest[1], public_model) as (conductor, _):
-            return await generate(conductor, [f"{name}-{index}" for index in range(SEQUENCES)])
+        async with conducting(settings, ledger, manifest[1], public_model) as (coordinator, _):
+            return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
     assert {delta.finish_reason for delta in deltas} - {None} == {"length"}
@@ -128,8 +128,8 @@ def test_submix_stops_and_the_public_model_answers_for_ever_after(
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 4.0})
 
     async def serve(id_: str) -> list[Delta]:
-        async with conducting(settings, ledger, manifest[1], public_model) as (conductor, _):
-            return await generate(conductor, [id_], 24)
+        async with conducting(settings, ledger, manifest[1], public_model) as (coordinator, _):
+            return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))
     public = [delta.public for delta in deltas if delta.tokens]

@@ -17,11 +17,11 @@ from ray.actor import ActorHandle
 from services.budget import actor as budget
 from services.budget.reader import read
 from services.budget.terms import Terms
-from services.coordinator.coordinator import Conductor, Coordinator, CoordinatorSettings
+from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
-from services.fleet.fleet import Fleet, FleetError, FleetSettings
+from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
-from services.fleet.roster import Block, Roster
+from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.pmixed import PMixed, RatioEvent
 from services.privacy.shaping import SamplingOptions
 from tests.ensembles import write_adapters
@@ -76,7 +76,7 @@ def copied(cluster: None, adapters: dict[str, Path], public_model: Path, tmp_pat
 
 def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iterator[Running]:
     settings = FleetSettings(namespace, plans, SETTINGS, None, ("coordinator",))
-    fleet = Fleet.options(name="fleet", namespace=namespace).remote(settings, 1)
+    fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1)
     ray.get(fleet.start.remote())
     terms = Terms(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
     keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
@@ -87,11 +87,11 @@ def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iter
     ray.kill(keeper)
 
 
-async def collect(conductor: Conductor, line: str, sequences: int, tokens: int) -> list[Delta]:
+async def collect(coordinator: Coordinator, line: str, sequences: int, tokens: int) -> list[Delta]:
     options = SamplingOptions(top_k=100)
-    await conductor.submit(line, [Generation(f"{line}-{n}", PROMPT, options, tokens) for n in range(sequences)])
+    await coordinator.submit(line, [Generation(f"{line}-{n}", PROMPT, options, tokens) for n in range(sequences)])
     deltas: list[Delta] = []
-    async for batch in conductor.events(line):
+    async for batch in coordinator.events(line):
         deltas += batch
         if sum(delta.finish_reason is not None for delta in deltas) == sequences:
             return deltas
@@ -102,7 +102,7 @@ async def collect(conductor: Conductor, line: str, sequences: int, tokens: int) 
 def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     tokens, ids = 150, [f"stream-{number}" for number in range(8)]
     ray.get(running.fleet.scale.remote(2))
-    coordinator = Coordinator.options(name="coordinator", namespace=running.namespace, num_cpus=0).remote(
+    coordinator = CoordinatorActor.options(name="coordinator", namespace=running.namespace, num_cpus=0).remote(
         running.coordinator
     )
     generations = [Generation(id_, PROMPT, SamplingOptions(top_k=100), tokens) for id_ in ids]
@@ -110,8 +110,8 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     ray.get(coordinator.submit.remote("line", generations))
     deltas: list[Delta] = ray.get(next(events))
     for shards in (3, 1):
-        roster = ray.get(running.fleet.scale.remote(shards))
-        assert roster.protocol.parts == shards
+        shard_map = ray.get(running.fleet.scale.remote(shards))
+        assert shard_map.protocol.parts == shards
         for _ in range(3):
             deltas += ray.get(next(events))
         assert sum(delta.finish_reason is not None for delta in deltas) < len(ids), "streams go on"
@@ -128,11 +128,11 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
 
 
 def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
-    before, living = ray.get(running.fleet.roster.remote()), running.living()
+    before, living = ray.get(running.fleet.shard_map.remote()), running.living()
     for shards in (0, PARTS + 1):
         with pytest.raises(FleetError, match="1 to 3"):
             ray.get(running.fleet.scale.remote(shards))
-    assert ray.get(running.fleet.roster.remote()) == before
+    assert ray.get(running.fleet.shard_map.remote()) == before
     assert running.living() == living
 
 
@@ -140,29 +140,29 @@ def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> No
     ray.get(running.fleet.replicas.remote(1))
     grown = ray.get(running.fleet.scale.remote(2))
     ray.kill(running.fleet, no_restart=False)
-    while (found := ray.get(running.fleet.roster.remote())).version == grown.version:
+    while (found := ray.get(running.fleet.shard_map.remote())).version == grown.version:
         time.sleep(0.1)  # the old one is still answering
-    assert (found.protocol, found.blocks) == (grown.protocol, grown.blocks)
+    assert (found.protocol, found.groups) == (grown.protocol, grown.groups)
     assert found.version > grown.version
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
     for replicas, shards in ((1, 2), (2, 2), (1, 1)):
         ray.get(running.fleet.replicas.remote(replicas))
-        roster = ray.get(running.fleet.roster.remote())
-        assert len(roster.blocks) == shards, "what Serve says again is nothing new, to the next actor either"
+        shard_map = ray.get(running.fleet.shard_map.remote())
+        assert len(shard_map.groups) == shards, "what Serve says again is nothing new, to the next actor either"
 
 
 @pytest.mark.slow
 def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Running) -> None:
-    roster = ray.get(copied.fleet.roster.remote())
-    assert (roster.shards, roster.protocol.parts) == (("shard-000", "shard-000-copy-1"), 1)
+    shard_map = ray.get(copied.fleet.shard_map.remote())
+    assert (shard_map.shards, shard_map.protocol.parts) == (("shard-000", "shard-000-copy-1"), 1)
     hanging = ray.get(ray.get_actor("shard-000-copy-1", copied.namespace).status.remote()).process
 
     async def serve() -> list[Delta]:
-        conductor = Conductor(copied.coordinator)
-        await collect(conductor, "before", 4, 2)
+        coordinator = Coordinator(copied.coordinator)
+        await collect(coordinator, "before", 4, 2)
         os.kill(hanging, signal.SIGSTOP)
-        deltas = await collect(conductor, "after", 6, 3)
-        await conductor.close()
+        deltas = await collect(coordinator, "after", 6, 3)
+        await coordinator.close()
         return deltas
 
     try:
@@ -173,11 +173,11 @@ def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Runn
     assert {event.parts for event in copied.charged()} == {1}
 
 
-def test_a_roster_serves_every_model_once() -> None:
+def test_a_shard_map_serves_every_model_once() -> None:
     protocol = PMixed(2, 0.5, 0.4)
-    blocks = (Block(0, {0: "part-000"}, ("shard-000",)), Block(1, {1: "part-001"}, ("shard-001",)))
-    assert Roster(1, protocol, blocks).shards == ("shard-000", "shard-001")
+    blocks = (PartGroup(0, {0: "part-000"}, ("shard-000",)), PartGroup(1, {1: "part-001"}, ("shard-001",)))
+    assert ShardMap(1, protocol, blocks).shards == ("shard-000", "shard-001")
     for wrong in (blocks[:1], (*blocks, replace(blocks[1], index=2)), (blocks[0], replace(blocks[0], index=1))):
         with pytest.raises(ValueError, match="draws from the first 2"):
-            Roster(1, protocol, wrong)
+            ShardMap(1, protocol, wrong)
     assert protocol.event == RatioEvent(2, 0.5, 0.4)

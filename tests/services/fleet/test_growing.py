@@ -15,8 +15,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.cluster_utils import Cluster
 
-from services.fleet.fleet import Fleet, FleetSettings
-from services.fleet.roster import Roster
+from services.fleet.fleet import FleetActor, FleetSettings
+from services.fleet.shard_map import ShardMap
 from tests.services.fleet.plans import SETTINGS, plans
 
 PATIENCE_S = 180.0
@@ -43,14 +43,14 @@ def disconnected() -> Iterator[None]:
 def fleet(public_model: Path, adapters: dict[str, Path], *, grow: bool) -> ActorHandle:
     """One that serves the first of its blocks; each reserves a CPU."""
     settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, (), grow=grow)
-    started = Fleet.options(name="fleet", namespace="growing").remote(settings, 1)
+    started = FleetActor.options(name="fleet", namespace="growing").remote(settings, 1)
     ray.get(started.start.remote())
     return started
 
 
 def blocks_served(fleet: ActorHandle) -> int:
-    roster: Roster = ray.get(fleet.roster.remote())
-    return len(roster.blocks)
+    shard_map: ShardMap = ray.get(fleet.shard_map.remote())
+    return len(shard_map.groups)
 
 
 @pytest.mark.usefixtures("disconnected")
@@ -124,8 +124,8 @@ def test_a_shard_that_waits_makes_the_autoscaler_add_a_node(
 ) -> None:
     connect(autoscaled)
     served = fleet(public_model, adapters, grow=False)
-    roster: Roster = ray.get(served.scale.remote(2), timeout=PATIENCE_S)
-    assert roster.protocol.parts == 2
+    shard_map: ShardMap = ray.get(served.scale.remote(2), timeout=PATIENCE_S)
+    assert shard_map.protocol.parts == 2
     assert ray.cluster_resources()["CPU"] == 2
 
 

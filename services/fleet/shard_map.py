@@ -8,11 +8,10 @@ from services.privacy.protocol import Protocol
 
 
 @dataclass(frozen=True)
-class Block:
+class PartGroup:
     """Consecutive parts of the ensemble: their models, by number, with the names of their adapters.
 
-    `shards` names the actors that serve them. Several are copies of one another: they share the work of a block, and
-    none of its parts counts twice.
+    `shards` names the actors that serve them. Several are copies: they share the sequences, and no part counts twice.
     """
 
     index: int
@@ -21,23 +20,23 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Roster:
-    """What a coordinator asks from its next token on; a higher version replaces a lower one.
+class ShardMap:
+    """Names the shards that serve each part, and the protocol for that number of parts. The highest version is valid.
 
     Raises:
-        ValueError: two blocks serve the same model, or the blocks' models are not those that the protocol draws from.
+        ValueError: two groups serve the same model, or the groups' models are not those that the protocol draws from.
     """
 
     version: int
     protocol: Protocol
-    blocks: tuple[Block, ...]
+    groups: tuple[PartGroup, ...]
 
     def __post_init__(self) -> None:
-        served = sorted(model for block in self.blocks for model in block.models)
+        served = sorted(model for group in self.groups for model in group.models)
         drawn = self.protocol.parts * (2 if self.protocol.halves else 1)
         if served != list(range(drawn)):
-            raise ValueError(f"the blocks serve the models {served}, and the protocol draws from the first {drawn}")
+            raise ValueError(f"the groups serve the models {served}, and the protocol draws from the first {drawn}")
 
     @cached_property
     def shards(self) -> tuple[str, ...]:
-        return tuple(shard for block in self.blocks for shard in block.shards)
+        return tuple(shard for group in self.groups for shard in group.shards)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 from services.coordinator.messages import Delta
 
 
-class Outbox:
-    """One gateway's line, filled by the coordinator's steps and emptied by the one call that reads it."""
+class DeltaQueue:
+    """One gateway's channel, filled by the coordinator's steps and emptied by the one call that reads it."""
 
     def __init__(self) -> None:
         self._waiting: list[Delta] = []

@@ -11,7 +11,7 @@ from services.privacy.sampling import quantise, sample
 
 
 @dataclass(frozen=True)
-class Offer:
+class PendingRelease:
     """Weights for every sequence of a step.
 
     Attributes:
