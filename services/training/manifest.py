@@ -17,6 +17,7 @@ from services.training.files import digest_files, write_atomically
 FILE = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
+Attention = Literal["public", "own"]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -70,6 +71,11 @@ class Manifest(BaseModel):
     partition_rule: Literal["hmac-sha256"] = "hmac-sha256"
     salt_id: str
     rank: int = Field(ge=1)
+    attention: Attention = Field(
+        default="own",
+        description="whose keys and values an adapter attends to: those of the public model (a reader, see "
+        "`services.engine.reader_attention`), or its own (plain LoRA, and every manifest without this field)",
+    )
     parts: tuple[Part, ...] = Field(min_length=1)
     dp_sgd: PrivateTraining | None = None
 
@@ -79,6 +85,8 @@ class Manifest(BaseModel):
             raise ValueError("parts: their indices must be 0, 1, 2, … in order, with none missing")
         if self.dp_sgd and (len(self.parts) > 1 or self.parts[0].halves):
             raise ValueError("dp_sgd: trains one part, and no halves")
+        if self.dp_sgd and self.attention == "public":
+            raise ValueError("attention: an adapter of dp_sgd attends to its own keys and values")
         if len({part.halves is None for part in self.parts}) > 1:
             raise ValueError("parts: some have halves and others have none; all must, or none")
         for field in ("name", "path"):

@@ -42,6 +42,13 @@ def test_manifest_from_before_there_were_halves(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path) == manifest(part(0))
 
 
+def test_manifest_from_before_there_were_readers(tmp_path: Path) -> None:
+    content = json.loads(manifest(part(0)).model_dump_json())
+    del content["attention"]
+    (tmp_path / FILE).write_text(json.dumps(content))
+    assert Manifest.load(tmp_path).attention == "own"
+
+
 def test_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"has no manifest\.json"):
         Manifest.load(tmp_path)
@@ -54,6 +61,7 @@ def test_no_manifest(tmp_path: Path) -> None:
         ({"partition_rule": "round-robin"}, "partition_rule"),
         ({"base_revision": "short"}, "base_revision"),
         ({"rank": 0}, "rank"),
+        ({"attention": "shared"}, "attention"),
         ({"parts": []}, "parts"),
         ({"surprise": 1}, "surprise"),
         ({"salt_id": None}, "salt_id"),

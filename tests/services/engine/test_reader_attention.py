@@ -1,0 +1,188 @@
+"""Readers in transformers: the public model's keys and values, and everything else the adapter's own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from services.engine.engine import PUBLIC
+from services.engine.reader_attention import TARGETS, PublicCache, ReaderError, check_targets, record
+from services.engine.switching import using
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+MADE: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
+    "mistral, window of 6": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=6)),
+    "gemma3, both kinds of layer": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SMALL, sliding_window=6, layer_types=["sliding_attention", "full_attention"] * 2)
+    ),
+}
+
+
+def adapted(model: Any, strength: float) -> Any:
+    torch.manual_seed(1)
+    wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=list(TARGETS)), "part")
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=strength)
+    return wrapped.eval()
+
+
+@pytest.fixture(scope="module")
+def smollm(public_model: Path) -> Any:
+    return adapted(AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32), 0.03)
+
+
+@pytest.fixture(params=["smollm", *MADE])
+def model(request: pytest.FixtureRequest) -> Any:
+    if request.param == "smollm":
+        return request.getfixturevalue("smollm")
+    torch.manual_seed(0)
+    return adapted(MADE[request.param](), 0.3)
+
+
+def sequences(model: Any, length: int = 20) -> Tensor:
+    return torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(3))
+
+
+def read(model: Any, tokens: Tensor, cache: PublicCache, positions: int) -> Tensor:
+    with using(model, "part"):
+        logits: Tensor = model(input_ids=tokens[:, -positions:], past_key_values=cache.reader(positions)).logits
+    return logits
+
+
+@pytest.fixture
+def by_projections() -> Iterator[Callable[[Any, Tensor], Tensor]]:
+    """The same by other means: in every layer, what k_proj and v_proj give is replaced by what the public model's did.
+
+    No cache is involved, so that masks and positions are those of a plain forward pass.
+    """
+    handles: list[Any] = []
+
+    def run(model: Any, tokens: Tensor) -> Tensor:
+        kept: dict[str, Tensor] = {}
+        replacing = False
+
+        def hook(name: str) -> Callable[[Any, Any, Tensor], Tensor]:
+            def seen(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+                return kept[name] if replacing else kept.setdefault(name, output)
+
+            return seen
+
+        for name, module in model.named_modules():
+            if name.endswith(("k_proj", "v_proj")):
+                handles.append(module.register_forward_hook(hook(name)))
+        with using(model, PUBLIC):
+            model(input_ids=tokens, use_cache=False)
+        replacing = True
+        with using(model, "part"):
+            logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    yield run
+    for handle in handles:
+        handle.remove()
+
+
+@torch.inference_mode()
+def test_reader_attends_to_public_keys_and_values(model: Any, by_projections: Any) -> None:
+    tokens = sequences(model)
+    found = read(model, tokens, record(model, tokens), tokens.shape[1])
+    with using(model, "part"):
+        own = model(input_ids=tokens, use_cache=False).logits
+    assert (found - own).abs().max() > 0.1
+    torch.testing.assert_close(found, by_projections(model, tokens), atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_one_position_against_a_cache_that_grows(model: Any) -> None:
+    tokens = sequences(model)
+    everywhere = read(model, tokens, record(model, tokens), tokens.shape[1])
+    cache = PublicCache()
+    for length in (9, 12, 13, 20):
+        record(model, tokens[:, cache.get_seq_length() : length], cache)
+        for positions in (1, 3, 1):  # asking leaves the cache as it was
+            some = read(model, tokens[:, :length], cache, positions)
+            torch.testing.assert_close(some, everywhere[:, length - positions : length], atol=1e-3, rtol=1e-3)
+        assert cache.get_seq_length() == length
+    cache.crop(-8)
+    record(model, tokens[:, 12:20], cache)
+    torch.testing.assert_close(read(model, tokens, cache, 1), everywhere[:, -1:], atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_zero_reader_is_the_public_model_to_the_last_bit(public_model: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16)
+    tokens = sequences(base)
+    public = base(input_ids=tokens, use_cache=False).logits
+    zero = adapted(base, 0.0)
+    assert torch.equal(read(zero, tokens, record(zero, tokens), tokens.shape[1]), public)
+
+
+def test_gradients_flow_through_the_reader_alone(smollm: Any) -> None:
+    tokens = sequences(smollm)
+    cache = record(smollm, tokens)
+    assert not any(layer.keys.requires_grad or layer.values.requires_grad for layer in cache.layers)
+    read(smollm, tokens, cache, tokens.shape[1]).square().mean().backward()
+    for name, weight in smollm.named_parameters():
+        assert (weight.grad is not None and bool(weight.grad.any())) == ("lora_" in name), name
+    smollm.zero_grad()
+
+
+def test_two_models_do_not_share_anything(smollm: Any) -> None:
+    torch.manual_seed(0)
+    other = adapted(MADE["qwen3"](), 0.3)
+    theirs, ours = sequences(other), sequences(smollm)
+    with torch.inference_mode():
+        alone = read(smollm, ours, record(smollm, ours), 20)
+        cache, others = record(smollm, ours), record(other, theirs)
+        read(other, theirs, others, 20)
+        assert torch.equal(read(smollm, ours, cache, 20), alone)
+
+
+def test_a_view_is_for_the_positions_it_was_made_for(smollm: Any) -> None:
+    tokens = sequences(smollm)
+    cache = record(smollm, tokens)
+    with pytest.raises(ReaderError, match="asked about 21, the public model has read 20"):
+        cache.reader(21)
+    with pytest.raises(ReaderError, match="the view is for 3, the reader was run on 2"):
+        smollm(input_ids=tokens[:, -2:], past_key_values=cache.reader(3))
+
+
+def test_models_that_cannot_have_readers_say_why(smollm: Any) -> None:
+    check_targets(smollm, TARGETS)
+    with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
+        check_targets(smollm, ("q_proj", "v_proj", "k_proj"))
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
+    with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
+        check_targets(gpt2, TARGETS)
+    assert record(gpt2, torch.ones(1, 3, dtype=torch.long)).get_seq_length() == 3  # with other targets it can
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4))
+    with pytest.raises(ReaderError, match="mamba puts none into transformers' cache in all layers"):
+        record(mamba, torch.ones(1, 3, dtype=torch.long))
