@@ -8,9 +8,9 @@ from cluster.configuration import Configuration, ConfigurationError
 from cluster.topology import parts_served
 from services.budget.errors import LedgerMissing
 from services.budget.filter import UNLIMITED, Filter, cost
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
-from services.budget.terms import Terms
 from services.privacy import accounting
 from services.privacy.dp_sgd import DpSgdSettings
 from services.privacy.events import Event
@@ -29,7 +29,7 @@ class Promise:
 
     settings: Settings
     protocol: Protocol
-    terms: Terms
+    terms: PrivacyBudget
     when_exhausted: Literal["refuse", "public"]
 
     @property
@@ -59,9 +59,9 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
     return Promise(settings, protocol, terms, configuration.budget.when_exhausted or settings.when_exhausted)
 
 
-def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: float | None = None) -> Terms:
+def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: float | None = None) -> PrivacyBudget:
     """The terms of a ledger for these settings; `order` is that of one which there is already."""
-    return Terms(
+    return PrivacyBudget(
         ensemble=ensemble,
         epsilon=settings.epsilon,
         delta=settings.delta,
@@ -72,7 +72,7 @@ def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: floa
     )
 
 
-def sentence(terms: Terms, protocol: Protocol) -> str:
+def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
     """What the terms promise for the tokens of this protocol."""
     limited = terms.enforced == "bound" and terms.epsilon is not None
     tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from services.budget.errors import LedgerError
 from services.budget.reader import read
-from services.budget.recompute import Recomputed, recompute
-from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, statement
+from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
 
 
 def budget(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.budget import exported
+from services.budget import export as exporting
 from services.budget import move as moving
 from services.budget.errors import LedgerError
 
@@ -30,7 +30,7 @@ def export(
 ) -> None:
     """Write all rows as JSON Lines, each with its hash, in order; it may hold losses measured on the private text."""
     with _told(), _written(output) as lines:
-        exported.export(source, lines)
+        exporting.export(source, lines)
 
 
 @ledger.command()
@@ -48,7 +48,7 @@ def verify(
     if head is not None and not _is_hash(head):
         raise typer.BadParameter("a hash has 64 hexadecimal digits, of which the first 16 do", param_hint="--head")
     try:
-        balance = exported.verify(place, head=head and head.lower(), length=rows)
+        balance = exporting.verify(place, head=head and head.lower(), length=rows)
     except LedgerError as error:
         if not as_json:
             raise _refusal(error) from error

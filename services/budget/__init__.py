@@ -1,14 +1,15 @@
 """The privacy budget: a durable ledger, the actor that writes it, and the purse that coordinators pay from.
 
-actor = start("ledger.db", Terms(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency=...), namespace="privmix")
+budget = PrivacyBudget(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency="user")
+actor = start("ledger.db", budget, namespace="privmix")
 purse = Purse(actor)
-granted = await purse.take(protocol.event, 4)  # release at most so many tokens
+granted = await purse.take(protocol.event, 4)  # release at most `granted` tokens
 """
 
 from services.budget.actor import NAME, start
 from services.budget.errors import LedgerError
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.purse import Purse
 from services.budget.reader import read
-from services.budget.terms import Terms
 
-__all__ = ["NAME", "LedgerError", "Purse", "Terms", "read", "start"]
+__all__ = ["NAME", "LedgerError", "PrivacyBudget", "Purse", "read", "start"]

@@ -10,26 +10,27 @@ from ray.actor import ActorHandle
 
 from services import tracing
 from services.budget.errors import LedgerError
-from services.budget.event_kinds import from_json
 from services.budget.ledger import Grant, Ledger
 from services.budget.metrics import BudgetMetrics
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.records import from_json
 from services.budget.statement import OperatorStatement, Statement, statement
-from services.budget.terms import Terms
 
 NAME = "budget"
 
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Grants leases and takes them back; `Budget` is this class as an actor.
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1})
+class Budget:
+    """Grants leases and takes them back. Statements have a thread of their own: they may take a second.
 
     Ray restarts it for ever, and it then takes a new epoch and goes on from the ledger. Ray also sends calls again
     that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease. A lease without
     a name that is sent again is charged twice and granted once: an error on the safe side, seen as tokens `held`.
     """
 
-    def __init__(self, ledger: str, terms: Terms, create: bool = True) -> None:
+    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool = True) -> None:
         self._where = ledger
         self._terms = terms
         # One that was restarted had a ledger; where that is gone, an empty one would forget what was spent.
@@ -42,7 +43,7 @@ class Keeper:
         except LedgerError as error:
             _log.error("%s", error)  # callers will meet it too, or find the ledger available again
 
-    def ready(self) -> Terms:
+    def ready(self) -> PrivacyBudget:
         """The terms kept here, once the ledger is open."""
         return self._opened().terms
 
@@ -91,13 +92,9 @@ class Keeper:
             return self._ledger
 
 
-# A statement may take a second (the privacy loss distributions): statements have a thread, so that no lease waits.
-Budget = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1})(Keeper)
-
-
 def start(
     ledger: str,
-    terms: Terms,
+    terms: PrivacyBudget,
     *,
     namespace: str,
     name: str = NAME,
@@ -110,7 +107,9 @@ def start(
         LedgerError: the ledger cannot be used; no actor is left behind.
         ValueError: the name is taken in this namespace.
     """
-    actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(ledger, terms, create)
+    actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
+        ledger, terms, create
+    )
     try:
         ray.get(actor.ready.remote())
     except LedgerError as error:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice, takewhile, zip_longest
 
 import numpy as np
 
-from services.budget.losses import NO_LOSSES, Losses
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
 from services.privacy.events import Event
 
@@ -21,6 +20,41 @@ UNLIMITED = 2**62
 # Counts are composed exactly, but their conversion to an epsilon rounds a few times: what would fit by less than this,
 # relative to 1 + epsilon, is refused.
 SLACK = 2.0**-50
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Rényi losses at the order of the ledger's terms, rounded up.
+
+    `alike` is every part's; `parts` has what each part lost besides, by its index, which stays when an ensemble grows.
+    """
+
+    alike: float = 0.0
+    parts: tuple[float, ...] = ()
+
+    @property
+    def largest(self) -> float:
+        """That of the part which lost most."""
+        return _sum_up(self.alike, max(self.parts, default=0.0))
+
+    def plus(self, losses: Sequence[float]) -> "Losses":
+        """With those of one more token: one number for every part alike, or one for each part."""
+        if len(losses) == 1:
+            return Losses(_sum_up(self.alike, losses[0]), self.parts)
+        return Losses(self.alike, tuple(_sum_up(a, b) for a, b in zip_longest(self.parts, losses, fillvalue=0.0)))
+
+
+NO_LOSSES = Losses()
+
+
+def are_losses(losses: Sequence[float]) -> bool:
+    """Whether these can be one token's: no negative number, and none that is no number."""
+    return len(losses) > 0 and all(loss >= 0 and not math.isnan(loss) for loss in losses)
+
+
+def _sum_up(a: float, b: float) -> float:
+    """a + b, rounded up unless it is exact because one of them is 0."""
+    return math.nextafter(a + b, math.inf) if a and b else a + b
 
 
 @cache
@@ -40,7 +74,7 @@ def cost(event: Event, order: float) -> float:
 class Filter:
     """Decides by counts and recorded losses alone, so a decision can be made again from the ledger at any time."""
 
-    terms: Terms
+    terms: PrivacyBudget
 
     def epsilon(self, spent: Mapping[Event, int], losses: Losses = NO_LOSSES) -> float:
         """The epsilon, at the terms' delta and order, of these tokens, rounded like any float.

@@ -10,18 +10,16 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from services.budget import layout
-from services.budget.book import Balance, Book, Lease
 from services.budget.chain import Row, verified
-from services.budget.database import Database
-from services.budget.entries import LARGEST_LEASE, Charged, Entry, Epoch, Leased, Opened, Settled, Stopped
 from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt, LedgerMoved
-from services.budget.event_kinds import from_json
-from services.budget.filter import Filter
-from services.budget.losses import NO_LOSSES, Losses, are_losses
-from services.budget.reader import replay, rows
-from services.budget.terms import Terms
-from services.budget.writing import append
+from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import replay
+from services.budget.records import LARGEST_LEASE, Charged, Epoch, Leased, Opened, Record, Settled, Stopped, from_json
+from services.budget.state import Balance, Lease, LedgerState
+from services.budget.store import schema
+from services.budget.store.database import Database
+from services.budget.store.rows import append, rows
 from services.privacy.events import Event
 from services.privacy.randomness import uniform_below
 
@@ -44,13 +42,13 @@ class Ledger:
         LedgerError: it cannot be used; the subclass and the message say why.
     """
 
-    def __init__(self, ledger: str | Path, terms: Terms, *, create: bool = True) -> None:
+    def __init__(self, ledger: str | Path, terms: PrivacyBudget, *, create: bool = True) -> None:
         self.terms = terms
         self.filter = Filter(terms)
         self._lock = threading.Lock()
         self._database = Database(ledger, "write")
-        self._book = self._begin(Database(ledger, "create") if create else self._database, create=create)
-        self._epoch = self._book.epoch
+        self._state = self._begin(Database(ledger, "create") if create else self._database, create=create)
+        self._epoch = self._state.epoch
 
     @property
     def name(self) -> str:
@@ -77,15 +75,15 @@ class Ledger:
         with self._lock:
             with self._database.transaction() as connection:
                 self._catch_up(connection)
-                if lease in self._book.leases:
-                    return Grant(lease, _again(self._book.leases[lease], event))
-                if self._book.stopped:
+                if lease in self._state.leases:
+                    return Grant(lease, _again(self._state.leases[lease], event))
+                if self._state.stopped:
                     return Grant(lease, 0)
-                count = self.filter.affordable(self._book.charged, event, wanted, self._book.losses)
+                count = self.filter.affordable(self._state.charged, event, wanted, self._state.losses)
                 if count == 0:
                     return Grant(lease, 0)
                 row = self._append(connection, Leased(lease=lease, event=json.loads(event.to_json()), count=count))
-            self._book.apply(row)
+            self._state.apply(row)
         return Grant(lease, count)
 
     def charge(self, event: Event, tokens: Sequence[Sequence[float]], charge: str) -> int:
@@ -110,18 +108,18 @@ class Ledger:
         with self._lock:
             with self._database.transaction() as connection:
                 self._catch_up(connection)
-                if charge in self._book.charges:
-                    return self._book.charges[charge]
-                if self._book.stopped:
+                if charge in self._state.charges:
+                    return self._state.charges[charge]
+                if self._state.stopped:
                     return 0
-                fitting = self.filter.affordable_measured(self._book.charged, self._book.losses, event, tokens)
-                count = int(min(fitting, self._book.measured_left))
-                entries: list[Entry] = [_charged(charge, event, tokens[:count])] if count else []
+                fitting = self.filter.affordable_measured(self._state.charged, self._state.losses, event, tokens)
+                count = int(min(fitting, self._state.measured_left))
+                records: list[Record] = [_charged(charge, event, tokens[:count])] if count else []
                 if count < len(tokens) and self.terms.enforced == "measured":
-                    entries.append(Stopped(charge=charge))
-                written = self._append_all(connection, entries)
+                    records.append(Stopped(charge=charge))
+                written = self._append_all(connection, records)
             for row in written:
-                self._book.apply(row)
+                self._state.apply(row)
         return count
 
     def settle(self, lease: str, used: int) -> None:
@@ -137,58 +135,58 @@ class Ledger:
         with self._lock:
             with self._database.transaction() as connection:
                 self._catch_up(connection)
-                if lease not in self._book.leases:
+                if lease not in self._state.leases:
                     raise LeaseRefused(f"{self.name} holds no lease {lease!r}")
-                before = self._book.leases[lease]
+                before = self._state.leases[lease]
                 if before.settled(used) == before:
                     return
                 row = self._append(connection, Settled(lease=lease, used=used))
-            self._book.apply(row)
+            self._state.apply(row)
 
     def balance(self) -> Balance:
         """Where the ledger stands by this writer's knowledge; a copy."""
         with self._lock:
-            return self._book.balance()
+            return self._state.balance()
 
-    def _begin(self, database: Database, *, create: bool) -> Book:
+    def _begin(self, database: Database, *, create: bool) -> LedgerState:
         with database.transaction() as connection:
-            if layout.migrate(connection, create=create):
+            if schema.migrate(connection, create=create):
                 append(connection, None, 0, _opened(self.terms))
-            book = replay(connection)
-            _stay(book)
-            book.terms.demand(self.terms)
-            row = append(connection, book.head, book.epoch + 1, Epoch())
-        book.apply(row)
-        return book
+            state = replay(connection)
+            _stay(state)
+            state.terms.demand(self.terms)
+            row = append(connection, state.head, state.epoch + 1, Epoch())
+        state.apply(row)
+        return state
 
     def _catch_up(self, connection: Connection) -> None:
         """Makes sure that this writer may write, and knows every row.
 
         There is a row that it does not know when a commit was not confirmed and happened all the same.
         """
-        found = list(rows(connection, since=self._book.head.seq))
-        if found[:1] != [self._book.head]:
+        found = list(rows(connection, since=self._state.head.seq))
+        if found[:1] != [self._state.head]:
             raise LedgerCorrupt(
-                f"row {self._book.head.seq} is gone or another one: the ledger was replaced while in use"
+                f"row {self._state.head.seq} is gone or another one: the ledger was replaced while in use"
             )
         if (newest := found[-1].epoch) > self._epoch:
             raise Fenced(f"the writer of epoch {self._epoch} was replaced by that of epoch {newest} and writes no more")
-        for row in verified(found[1:], self._book.head):
-            self._book.apply(row)
-        _stay(self._book)
+        for row in verified(found[1:], self._state.head):
+            self._state.apply(row)
+        _stay(self._state)
 
-    def _append_all(self, connection: Connection, entries: Sequence[Entry]) -> list[Row]:
+    def _append_all(self, connection: Connection, records: Sequence[Record]) -> list[Row]:
         written: list[Row] = []
-        for entry in entries:
-            head = written[-1] if written else self._book.head
-            written.append(append(connection, head, self._epoch, entry))
+        for record in records:
+            head = written[-1] if written else self._state.head
+            written.append(append(connection, head, self._epoch, record))
         return written
 
-    def _append(self, connection: Connection, entry: Entry) -> Row:
-        return append(connection, self._book.head, self._epoch, entry)
+    def _append(self, connection: Connection, record: Record) -> Row:
+        return append(connection, self._state.head, self._epoch, record)
 
 
-def _opened(terms: Terms) -> Opened:
+def _opened(terms: PrivacyBudget) -> Opened:
     stop_after = None if terms.stop_within is None else 1 + uniform_below(terms.stop_within)
     return Opened(terms=terms, stop_after=stop_after)
 
@@ -210,9 +208,9 @@ def _again(lease: Lease, event: Event) -> int:
     return lease.count
 
 
-def _stay(book: Book) -> None:
-    if book.moved is not None:
+def _stay(state: LedgerState) -> None:
+    if state.moved is not None:
         raise LedgerMoved(
-            f"it was moved to {book.moved} and goes on there: configure that place. It is never written here again, "
+            f"it was moved to {state.moved} and goes on there: configure that place. It is never written here again, "
             "because two ledgers of one budget would spend it twice"
         )

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
 
-from services.budget import layout
-from services.budget.book import Balance, Book
 from services.budget.chain import Row, verified
-from services.budget.database import Database
-from services.budget.entries import Moved
 from services.budget.errors import LedgerCorrupt, LedgerExists, LedgerMoved
-from services.budget.reader import read, replay, rows
-from services.budget.table import ledger_table
-from services.budget.writing import append
+from services.budget.reader import read, replay
+from services.budget.records import Moved
+from services.budget.state import Balance, LedgerState
+from services.budget.store import schema
+from services.budget.store.database import Database
+from services.budget.store.rows import append, rows
+from services.budget.store.schema import ledger_table
 
 _BATCH = 1_000
 
@@ -40,7 +40,7 @@ def move(source: str | Path, target: str | Path) -> Balance:
         left = replay(connection)
         _check_may_go(left, there.name)
     with there.transaction() as arriving:
-        if layout.migrate(arriving, create=True):
+        if schema.migrate(arriving, create=True):
             with here.transaction() as leaving:
                 _move(leaving, arriving, there.name)
         else:
@@ -66,20 +66,20 @@ def _copy(chain: Iterable[Row], arriving: Connection) -> None:
         arriving.execute(insert(ledger_table), [asdict(row) for row in batch])
 
 
-def _check_may_go(original: Book, to: str) -> None:
+def _check_may_go(original: LedgerState, to: str) -> None:
     if original.moved not in (None, to):
         raise LedgerMoved(f"it was moved to {original.moved} before: finish that, or move it on from there")
 
 
-def _check_arrived(left: Book, arriving: Connection) -> None:
-    layout.check(arriving)
+def _check_arrived(left: LedgerState, arriving: Connection) -> None:
+    schema.check(arriving)
     length, head = _end(left)
     arrived = arriving.execute(select(ledger_table.c.hash).where(ledger_table.c.seq == length)).scalar()
     if left.moved is None or arrived != head:
         raise LedgerExists("there is a ledger already; a ledger is moved into a database that has none")
 
 
-def _end(original: Book) -> tuple[int, str]:
+def _end(original: LedgerState) -> tuple[int, str]:
     """Number and hash of the last row that goes along: all do but the one that says where they went."""
     last = original.head
     return (last.seq, last.hash) if original.moved is None else (last.seq - 1, last.previous)

@@ -1,42 +1,21 @@
 """Reading a ledger: for its writer when it starts, and for anyone else at any time."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from services.budget import layout
-from services.budget.book import Balance, Book
-from services.budget.chain import Row
-from services.budget.database import Database
-from services.budget.table import ledger_table
-from services.budget.terms import Terms
-
-_BATCH = 10_000
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.state import Balance, LedgerState
+from services.budget.store.database import Database
+from services.budget.store.rows import every_row
 
 
-def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
-    """The rows from number `since` on, in their order."""
-    query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
-    return (Row(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
-
-
-def every_row(connection: Connection) -> Iterator[Row]:
-    """All rows as they stand.
-
-    Raises:
-        LedgerForeign: there is no ledger, or one of a layout that this version does not know.
-    """
-    layout.check(connection)
-    return rows(connection)
-
-
-def replay(connection: Connection) -> Book:
+def replay(connection: Connection) -> LedgerState:
     """Everything in the ledger, its chain verified."""
-    return Book(every_row(connection))
+    return LedgerState(every_row(connection))
 
 
-def check(ledger: str | Path, terms: Terms) -> None:
+def check(ledger: str | Path, terms: PrivacyBudget) -> None:
     """Whether a ledger keeps these terms: before anything is started, and without taking it from who writes it.
 
     Raises:

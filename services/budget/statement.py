@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from services.budget.book import Balance
 from services.budget.filter import UNLIMITED, Filter
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.state import Balance
 from services.privacy import accounting
 from services.privacy.events import Event, Guarantee, Status
 from services.privacy.settings import Enforced
@@ -139,7 +139,7 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     )
 
 
-def promise_sentence(terms: Terms, guarantee: Guarantee, tokens: int | None) -> str:
+def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
     """What the terms promise, in one sentence; `tokens` of them at most, where their number is fixed in advance."""
     if terms.enforced == "measured" and guarantee.status == "certified":  # of the bound, which is not what is limited
         guarantee = replace(guarantee, status="data-dependent")
@@ -159,7 +159,7 @@ def _measured(balance: Balance) -> float | None:
     return Filter(terms).epsilon(balance.charged, balance.losses)
 
 
-def _guarantee(terms: Terms, events: Iterable[Event], tokens: int | None) -> str:
+def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None) -> str:
     """The weakest event's, because what is charged is charged for all of them together."""
     guarantees = [event.guarantee for event in events]
     if not guarantees:
@@ -199,3 +199,45 @@ def _rest(promised: float | None, spent: float) -> float | None:
     return (
         None if promised is None or shown is None else max(0.0, float(Decimal(repr(promised)) - Decimal(repr(shown))))
     )
+
+
+RECOMPUTED_DIGITS = 9
+# Of the finest grid worth its time, and of coarser ones: the same tokens, rounded up more and composed faster.
+INTERVALS = (1e-5, 1e-4, 1e-3)
+
+
+class Recomputed(BaseModel):
+    """Epsilons at `delta` of all tokens charged, by their events; a claim where these did not depend on answers.
+
+    `epsilon_pld` has one for each grid of the privacy loss distributions. None where an event has no such bound.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    delta: float
+    epsilon_rdp: float | None
+    best_order: float
+    epsilon_user_rdp: float | None
+    epsilon_pld: Mapping[str, float | None]
+
+
+def recompute(balance: Balance, delta: float) -> Recomputed:
+    """Evaluate the events in a ledger again."""
+    charged = balance.charged
+    best = accounting.epsilon(accounting.rdp(charged), delta)
+    user = accounting.user_epsilon(charged, delta)
+    return Recomputed(
+        delta=delta,
+        epsilon_rdp=_finite(best.epsilon),
+        best_order=best.order,
+        epsilon_user_rdp=_finite(user.epsilon if user else None),
+        epsilon_pld={f"{interval:g}": _on_grid(charged, delta, interval) for interval in INTERVALS},
+    )
+
+
+def _on_grid(charged: Mapping[Event, int], delta: float, interval: float) -> float | None:
+    return _finite(accounting.pld_epsilon(charged, delta, interval))
+
+
+def _finite(epsilon: float | None) -> float | None:
+    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, RECOMPUTED_DIGITS)

@@ -4,9 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from services.budget.filter import Filter
-from services.budget.losses import NO_LOSSES
-from services.budget.terms import Terms
+from services.budget.filter import NO_LOSSES, Filter
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
@@ -61,8 +60,8 @@ class Allowance:
         self._stopped = granted < wanted
 
 
-def _terms(settings: Settings, protocol: Protocol) -> Terms:
-    return Terms(
+def _terms(settings: Settings, protocol: Protocol) -> PrivacyBudget:
+    return PrivacyBudget(
         ensemble="evaluation",
         epsilon=settings.epsilon,
         delta=settings.delta,

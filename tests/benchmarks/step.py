@@ -33,7 +33,7 @@ from vllm import SamplingParams
 from cluster.launch import coordinator_threads
 from cluster.session import connected
 from services.budget import actor as budget
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Generation
 from services.engine.engine import PUBLIC, EngineSettings, Request
@@ -93,7 +93,7 @@ def deployed(qs: Sequence[float]) -> Iterator[Bench]:
     )
     with tempfile.TemporaryDirectory() as folder, connected():
         adapters = write_adapters(Path(folder), names, model)
-        terms = Terms(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="part, add or remove")
+        terms = PrivacyBudget(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="part, add or remove")
         budget.start(f"{folder}/ledger.db", terms, namespace=NAMESPACE, lifetime="detached")
         host = ray.remote(concurrency_groups={"status": 1})(MeasuredHost)
         shard = host.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads).remote(
@@ -189,7 +189,7 @@ def resident(bench: Bench) -> dict[str, float]:
     measures = ray.get(bench.coordinators[1.0].measures.remote())
     sizes = {"shard": measures["shard_bytes"][0], "coordinator": measures["coordinator_bytes"]}
     for process in psutil.process_iter(["cmdline", "memory_info"]):
-        if "ray::Keeper" in " ".join(process.info["cmdline"] or ()):
+        if "ray::Budget" in " ".join(process.info["cmdline"] or ()):
             sizes["budget"] = process.info["memory_info"].rss
     return {name: round(size / 2**20, 1) for name, size in sizes.items()}
 

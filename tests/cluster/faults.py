@@ -73,7 +73,7 @@ def _drops_the_network(seconds: float) -> Strike:
 
 def _part_the_budget_from_the_rest(service: ClusterService, chance: random.Random) -> None:
     """Its node is given up and another budget actor starts, while the old one still reaches the database."""
-    for node, _ in service.processes("Keeper"):
+    for node, _ in service.processes("Budget"):
         node.cut()
         time.sleep(LONG_S)
         node.mend()
@@ -91,7 +91,7 @@ FAULTS = (
     Fault("every shard", _kill_every_copy_of_a_shard),
     Fault("shard that hangs", _hang_a_shard),
     Fault("coordinator", _kills("Coordinator")),
-    Fault("budget actor", _kills("Keeper")),
+    Fault("budget actor", _kills("Budget")),
     Fault("fleet", _kills("Fleet")),
     Fault("Serve replica", _kills("ServeReplica")),
     Fault("Serve controller", _kills("ServeController")),

@@ -15,7 +15,7 @@ def broken(ledger: str | Path, transcripts: Iterable[Transcript], parts: Iterabl
         parts: the numbers of parts that the service had, one after another.
 
     Raises:
-        LedgerError: the chain is not whole, or a writer that had been replaced wrote to it (`Book.apply`).
+        LedgerError: the chain is not whole, or a writer that had been replaced wrote to it (`LedgerState.apply`).
     """
     balance = read(ledger)
     received = sum(transcript.tokens for transcript in transcripts)

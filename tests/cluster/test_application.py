@@ -11,7 +11,7 @@ from cluster.application import Arguments, build
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.session import connected
 from services.budget import actor as budget
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from tests.running import configure, own_ensemble
 
 
@@ -31,7 +31,7 @@ def test_a_misspelt_argument_is_refused() -> None:
 def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tmp_path: Path) -> None:
     config = configure(tmp_path, own_ensemble(ensemble, tmp_path))
     namespace = Configuration.load(config).namespace
-    terms = Terms(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
+    terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
     with pytest.raises(ConfigurationError, match="another promise"):
         build(Arguments(config=config))

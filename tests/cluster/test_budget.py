@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cluster.commands.budget import budget
 from services.budget.ledger import Ledger
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
 from services.privacy.exponential import ExponentialEvent
 from services.privacy.pmixed import RatioEvent
@@ -28,7 +28,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path) -> Ledger:
-    return Ledger(path, Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed"))
+    return Ledger(
+        path, PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+    )
 
 
 def test_json_says_where_the_budget_stands(ledger: Ledger, path: Path) -> None:
@@ -78,7 +80,7 @@ def test_something_else_is_said_to_be_something_else(path: Path) -> None:
 
 def test_what_was_measured_is_for_the_operator_alone(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
-    terms = Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
     Ledger(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
     told = json.loads(CliRunner().invoke(application, ["--ledger", str(path), "--json"]).stdout)
     assert not [name for name in told if "measured" in name and name != "enforced"]

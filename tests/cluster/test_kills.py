@@ -17,7 +17,7 @@ from tests.conftest import PARTS
 from tests.running import RunningService, configure, own_ensemble, running
 
 EVERYTHING = "everything"
-TARGETS = ("Shard", "Coordinator", "Keeper", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
+TARGETS = ("Shard", "Coordinator", "Budget", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
 """Shard, coordinator, budget actor, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
 
 

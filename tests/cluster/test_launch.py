@@ -12,7 +12,7 @@ from cluster.launch import RECEIPT, launch
 from cluster.session import connected
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.training.manifest import Manifest, ManifestError
 from tests.running import configure, own_ensemble
 
@@ -63,7 +63,7 @@ def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
-    terms = Terms(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
+    terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     Ledger(configuration.budget.ledger, terms)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)

@@ -10,13 +10,13 @@ from typer.testing import CliRunner, Result
 
 from cluster.commands.ledger import ledger as application
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from services.privacy.pmixed import RatioEvent
 from tests.postgresql import Server
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
-TERMS = Terms(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+TERMS = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

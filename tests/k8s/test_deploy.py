@@ -28,7 +28,7 @@ mount --options remount,ro,bind /
 exec setpriv --no-new-privs --bounding-set -all --inh-caps -all --ambient-caps -all "$@"
 """
 """As the manifest's securityContext: a read-only root, no capability, none to be had. The user stays the same."""
-ACTORS = ("Coordinator", "Shard", "Fleet", "Keeper")
+ACTORS = ("Coordinator", "Shard", "Fleet", "Budget")
 KEY = "a key"
 
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from services.budget import actor as budget
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.pmixed import RatioEvent
 from services.privacy.submix import SubMixEvent
 from tests.running import free_port
@@ -40,9 +40,9 @@ def scraped(port: int, metric: str) -> float:
     raise TimeoutError(f"no {metric} within {PATIENCE:g} s")
 
 
-def terms(**changes: object) -> Terms:
+def terms(**changes: object) -> PrivacyBudget:
     fields = {"ensemble": "e", "epsilon": 8.0, "delta": 1e-5, "order": 8.0, "adjacency": "part", **changes}
-    return Terms.model_validate(fields)
+    return PrivacyBudget.model_validate(fields)
 
 
 def test_the_budget_is_shown_as_it_is_enforced(port: int, tmp_path: Path) -> None:

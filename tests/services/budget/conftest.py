@@ -11,8 +11,8 @@ from ray.actor import ActorHandle
 
 from services.budget.actor import start
 from services.budget.filter import Filter
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
@@ -45,12 +45,12 @@ def place(request: pytest.FixtureRequest, path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def terms() -> Terms:
-    return Terms(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+def terms() -> PrivacyBudget:
+    return PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
 
 
 @pytest.fixture(scope="session")
-def roomy(terms: Terms) -> Terms:
+def roomy(terms: PrivacyBudget) -> PrivacyBudget:
     """A budget that no test uses up."""
     return terms.model_copy(update={"epsilon": 1e4})
 
@@ -78,7 +78,7 @@ class Running:
 
 
 @pytest.fixture(scope="package")
-def running(cluster: None, tmp_path_factory: pytest.TempPathFactory, roomy: Terms) -> Iterator[Running]:
+def running(cluster: None, tmp_path_factory: pytest.TempPathFactory, roomy: PrivacyBudget) -> Iterator[Running]:
     """One actor for all tests, because a process takes seconds to start; it survives what they do to it."""
     path = tmp_path_factory.mktemp("running") / "ledger.db"
     actor = start(str(path), roomy, namespace=NAMESPACE)
@@ -98,7 +98,7 @@ class Allowance(Running):
 
 
 @pytest.fixture
-def allowance(running: Running, roomy: Terms) -> Iterator[Allowance]:
+def allowance(running: Running, roomy: PrivacyBudget) -> Iterator[Allowance]:
     left = Filter(roomy).affordable(read(running.path).charged, COARSE)
     reserve = ray.get(running.actor.lease.remote(COARSE.to_json(), left - ALLOWANCE))
     yield Allowance(running.actor, running.path, Counter(read(running.path).charged))

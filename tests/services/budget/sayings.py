@@ -4,7 +4,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from typing import Any
 
-from services.budget.book import Balance
+from services.budget.state import Balance
 from services.privacy.events import Event
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from services.budget.chain import Row, link
-from services.budget.database import Database
-from services.budget.reader import rows
-from services.budget.table import ledger_table
+from services.budget.store.database import Database
+from services.budget.store.rows import rows
+from services.budget.store.schema import ledger_table
 
 
 def tamper(path: Path, statement: str) -> None:

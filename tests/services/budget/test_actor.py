@@ -8,16 +8,16 @@ import ray
 from services.budget.actor import NAME, start
 from services.budget.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement
-from services.budget.terms import Terms
 from tests.services.budget.conftest import ALLOWANCE, NAMESPACE, Allowance
 from tests.services.budget.events import COARSE, FINE
 
 COARSE_JSON = COARSE.to_json()
 
 
-def test_it_is_found_by_name_and_says_what_it_keeps(allowance: Allowance, roomy: Terms) -> None:
+def test_it_is_found_by_name_and_says_what_it_keeps(allowance: Allowance, roomy: PrivacyBudget) -> None:
     found = ray.get_actor(NAME, NAMESPACE)
     assert found == allowance.actor
     assert ray.get(found.ready.remote()) == roomy
@@ -65,7 +65,7 @@ def test_killed_among_many_requests_it_grants_each_once(allowance: Allowance) ->
     assert allowance.charged() == {COARSE: 180}
 
 
-def test_replaced_it_grants_nothing(allowance: Allowance, roomy: Terms) -> None:
+def test_replaced_it_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) -> None:
     lease = ray.get(allowance.actor.lease.remote(COARSE_JSON, 10)).lease
     successor = Ledger(allowance.path, roomy)
     for request in (allowance.actor.lease.remote(COARSE_JSON, 1), allowance.actor.settle.remote(lease, 0)):
@@ -90,7 +90,7 @@ def test_restarted_without_its_ledger_it_makes_no_new_one(allowance: Allowance) 
     assert allowance.charged() == {COARSE: 20}
 
 
-def test_another_promise_leaves_no_actor_behind(cluster: None, path: Path, terms: Terms) -> None:
+def test_another_promise_leaves_no_actor_behind(cluster: None, path: Path, terms: PrivacyBudget) -> None:
     Ledger(path, terms)
     with pytest.raises(LedgerMismatch, match=r"epsilon is 8\.0 there and 9\.0 here") as caught:
         start(str(path), terms.model_copy(update={"epsilon": 9.0}), namespace="another-promise")

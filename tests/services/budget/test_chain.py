@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.budget.chain import GENESIS, Row, link, verified
 from services.budget.errors import LedgerCorrupt
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
 
@@ -62,7 +62,7 @@ def test_a_row_that_was_taken_out_is_missed(rows: list[Row], data: st.DataObject
 
 
 @pytest.fixture
-def written(path: Path, terms: Terms) -> Path:
+def written(path: Path, terms: PrivacyBudget) -> Path:
     """Rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
     ledger = Ledger(path, terms)
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
@@ -85,7 +85,7 @@ def written(path: Path, terms: Terms) -> Path:
     ],
 )
 def test_tampering_is_reported_with_the_ledger_and_the_row(
-    written: Path, terms: Terms, statement: str, found: str
+    written: Path, terms: PrivacyBudget, statement: str, found: str
 ) -> None:
     tamper(written, statement)
     for use in (lambda: read(written), lambda: Ledger(written, terms)):
@@ -94,7 +94,7 @@ def test_tampering_is_reported_with_the_ledger_and_the_row(
         assert str(written) in str(caught.value)
 
 
-def test_a_running_writer_notices_that_the_last_rows_are_gone(path: Path, terms: Terms) -> None:
+def test_a_running_writer_notices_that_the_last_rows_are_gone(path: Path, terms: PrivacyBudget) -> None:
     ledger = Ledger(path, terms)
     ledger.lease(COARSE, 10)
     tamper(path, "DELETE FROM privmix_ledger WHERE seq = 3")

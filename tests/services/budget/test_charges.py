@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from services.budget.actor import start
 from services.budget.errors import LeaseRefused
-from services.budget.filter import Filter
+from services.budget.filter import NO_LOSSES, Filter, Losses
 from services.budget.ledger import Ledger
-from services.budget.losses import NO_LOSSES, Losses
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement, statement
-from services.budget.terms import Terms
 from services.budget.till import Till
 from services.privacy import accounting
 from services.privacy.gnmax import GNMaxEvent
@@ -31,16 +30,16 @@ GNMAX = GNMaxEvent(parts=8, sigma=20.0)
 
 
 @pytest.fixture
-def measured(terms: Terms) -> Terms:
+def measured(terms: PrivacyBudget) -> PrivacyBudget:
     return terms.model_copy(update={"enforced": "measured"})
 
 
 @pytest.fixture
-def ledger(place: str, measured: Terms) -> Ledger:
+def ledger(place: str, measured: PrivacyBudget) -> Ledger:
     return Ledger(place, measured)
 
 
-def epsilon(terms: Terms, loss: float) -> float:
+def epsilon(terms: PrivacyBudget, loss: float) -> float:
     return accounting.epsilon([loss], terms.delta, [terms.order]).epsilon  # type: ignore[arg-type]
 
 
@@ -71,14 +70,16 @@ def test_what_every_part_lost_counts_for_each() -> None:
     assert Losses().largest == 0
 
 
-def test_the_part_that_lost_most_decides(ledger: Ledger, measured: Terms) -> None:
+def test_the_part_that_lost_most_decides(ledger: Ledger, measured: PrivacyBudget) -> None:
     ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
     stated = statement(ledger.balance())
     assert stated.epsilon_measured == pytest.approx(epsilon(measured, 3.5), abs=1e-3)
     assert known(stated.epsilon_measured) >= epsilon(measured, 3.5)
 
 
-def test_the_token_that_does_not_fit_stops_everything_for_ever(ledger: Ledger, place: str, measured: Terms) -> None:
+def test_the_token_that_does_not_fit_stops_everything_for_ever(
+    ledger: Ledger, place: str, measured: PrivacyBudget
+) -> None:
     room = next(count for count in range(10**4) if epsilon(measured, 0.5 * (count + 1)) > known(measured.epsilon))
     assert ledger.charge(SUBMIX, [[0.5, 0.1, 0.0]] * (room + 3), "all") == room
     assert ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]], "free") == 0, "whether one more would fit is private too"
@@ -95,7 +96,7 @@ def test_an_infinite_loss_is_never_paid(ledger: Ledger) -> None:
     assert ledger.balance().stopped
 
 
-def test_a_charge_that_is_sent_again_is_made_once(ledger: Ledger, place: str, measured: Terms) -> None:
+def test_a_charge_that_is_sent_again_is_made_once(ledger: Ledger, place: str, measured: PrivacyBudget) -> None:
     assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
     assert Ledger(place, measured).charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
     assert read(place).charged == {SUBMIX: 1}
@@ -118,7 +119,7 @@ def test_each_kind_of_event_is_paid_for_in_its_own_way(ledger: Ledger) -> None:
         ledger.lease(SUBMIX, 1)
 
 
-def test_protocols_share_one_budget(ledger: Ledger, measured: Terms) -> None:
+def test_protocols_share_one_budget(ledger: Ledger, measured: PrivacyBudget) -> None:
     """Half of the tokens from one protocol, half from another, with more parts from then on."""
     ledger.charge(SUBMIX, [[0.5, 0.1, 0.1]] * 4, "first")
     granted = ledger.lease(COARSE, 10_000)
@@ -132,7 +133,7 @@ def test_protocols_share_one_budget(ledger: Ledger, measured: Terms) -> None:
     assert granted.count < alone
 
 
-def test_where_the_bound_is_enforced_losses_are_only_kept(place: str, terms: Terms) -> None:
+def test_where_the_bound_is_enforced_losses_are_only_kept(place: str, terms: PrivacyBudget) -> None:
     ledger = Ledger(place, terms)
     allowance = Filter(terms).affordable({}, GNMAX)
     assert ledger.charge(GNMAX, [[0.001]] * (allowance + 5), "all") == allowance
@@ -154,7 +155,9 @@ def test_clients_are_told_nothing_that_was_measured(ledger: Ledger) -> None:
     assert "operational" in told.guarantee
 
 
-def test_a_till_pays_through_the_actor_and_closes_at_the_end(cluster: None, path: Path, measured: Terms) -> None:
+def test_a_till_pays_through_the_actor_and_closes_at_the_end(
+    cluster: None, path: Path, measured: PrivacyBudget
+) -> None:
     actor = start(str(path), measured, namespace=NAMESPACE, name="till")
 
     async def pay() -> None:
@@ -173,7 +176,9 @@ def test_a_till_pays_through_the_actor_and_closes_at_the_end(cluster: None, path
 
 
 @pytest.mark.parametrize("within", [1, 40])
-def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(place: str, measured: Terms, within: int) -> None:
+def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(
+    place: str, measured: PrivacyBudget, within: int
+) -> None:
     terms = measured.model_copy(update={"stop_within": within})
     ledger = Ledger(place, terms)
     granted = ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]] * (within + 1), "all")
@@ -183,7 +188,7 @@ def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(place: str, meas
     assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "more") == 0
 
 
-def test_random_stops_are_spread_over_all_that_they_may_be(tmp_path: Path, measured: Terms) -> None:
+def test_random_stops_are_spread_over_all_that_they_may_be(tmp_path: Path, measured: PrivacyBudget) -> None:
     terms = measured.model_copy(update={"stop_within": 3})
     stops = Counter(Ledger(tmp_path / f"{n}.db", terms).charge(SUBMIX, [[0.0] * 3] * 4, "all") for n in range(60))
     assert set(stops) == {1, 2, 3}

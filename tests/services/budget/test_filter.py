@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from mpmath import expm1, log, log1p, mp, mpf
 
 from services.budget.filter import UNLIMITED, Filter, cost
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import planning
 from services.privacy.events import Event, Orders
 from services.privacy.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
 
 
-def exact_epsilon(terms: Terms, spent: Mapping[Event, int]) -> mpf:
+def exact_epsilon(terms: PrivacyBudget, spent: Mapping[Event, int]) -> mpf:
     """Epsilon to 60 digits: Canonne, Kamath & Steinke (2020), Proposition 12, or 0 where Bretagnolle & Huber's
     bound on the total variation is below delta already."""
     with mp.workdps(60):
@@ -31,7 +31,7 @@ def exact_epsilon(terms: Terms, spent: Mapping[Event, int]) -> mpf:
 
 
 all_terms = st.builds(
-    Terms,
+    PrivacyBudget,
     ensemble=st.just("e"),
     adjacency=st.just("parts"),
     epsilon=st.floats(0.05, 50),
@@ -45,7 +45,7 @@ all_events = st.one_of(
 
 
 @given(all_terms, st.lists(st.tuples(all_events, st.integers(1, 10**6)), max_size=12))
-def test_no_sequence_of_grants_passes_the_budget(terms: Terms, asked: list[tuple[Event, int]]) -> None:
+def test_no_sequence_of_grants_passes_the_budget(terms: PrivacyBudget, asked: list[tuple[Event, int]]) -> None:
     budget, spent = Filter(terms), Counter[Event]()
     for event, wanted in asked:
         spent[event] += budget.affordable(spent, event, wanted)
@@ -55,7 +55,7 @@ def test_no_sequence_of_grants_passes_the_budget(terms: Terms, asked: list[tuple
 @given(st.integers(1, 10**4), st.sampled_from(EVENTS), st.floats(2, 32))
 def test_a_budget_that_ends_at_the_last_bit_of_a_token_is_not_passed(tokens: int, event: Event, order: float) -> None:
     """Rounded to nearest, half of these would be: the exact epsilon of so many tokens is above the float."""
-    terms = Terms(ensemble="e", epsilon=1, delta=1e-5, order=order, adjacency="parts")
+    terms = PrivacyBudget(ensemble="e", epsilon=1, delta=1e-5, order=order, adjacency="parts")
     terms = terms.model_copy(update={"epsilon": Filter(terms).epsilon({event: tokens})})
     granted = Filter(terms).affordable({}, event)
     assert granted >= tokens - 1
@@ -69,12 +69,12 @@ def test_a_budget_lasts_for_as_many_tokens_as_were_planned(parts: int, q: float,
     radius = planning.largest(lambda radius: RatioEvent(parts, q, radius), tokens, epsilon, delta, (1e-6, 16.0))
     event = RatioEvent(parts, q, radius)
     order = planning.cost(event, tokens, delta).best_order
-    terms = Terms(ensemble="e", epsilon=epsilon, delta=delta, order=order, adjacency="parts")
+    terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=delta, order=order, adjacency="parts")
     assert Filter(terms).affordable({}, event) == tokens
 
 
 @given(all_terms, all_events, st.dictionaries(all_events, st.integers(0, 50), max_size=3), st.integers(1, 10**9))
-def test_what_is_refused_does_not_fit(terms: Terms, event: Event, spent: dict[Event, int], wanted: int) -> None:
+def test_what_is_refused_does_not_fit(terms: PrivacyBudget, event: Event, spent: dict[Event, int], wanted: int) -> None:
     assert terms.epsilon is not None
     granted = Filter(terms).affordable(spent, event, wanted)
     assert 0 <= granted <= wanted
@@ -86,12 +86,12 @@ def test_what_is_refused_does_not_fit(terms: Terms, event: Event, spent: dict[Ev
 
 @given(st.permutations([COARSE, FINE] * 10))
 def test_the_order_of_the_events_does_not_matter(events: list[Event]) -> None:
-    terms = Terms(ensemble="e", epsilon=8, delta=1e-5, order=8, adjacency="parts")
+    terms = PrivacyBudget(ensemble="e", epsilon=8, delta=1e-5, order=8, adjacency="parts")
     spent = Counter(events)
     assert Filter(terms).affordable(spent, COARSE) == Filter(terms).affordable({FINE: 10, COARSE: 10}, COARSE)
 
 
-def test_it_counts_what_one_by_one_counts(terms: Terms) -> None:
+def test_it_counts_what_one_by_one_counts(terms: PrivacyBudget) -> None:
     budget, tokens = Filter(terms), 0
     while budget.affordable({COARSE: tokens}, COARSE, 1):
         tokens += 1
@@ -119,19 +119,19 @@ class EnormousEvent(RatioEvent):
         return np.full(np.size(orders), 1e300)
 
 
-def test_what_costs_nothing_has_no_limit(terms: Terms) -> None:
+def test_what_costs_nothing_has_no_limit(terms: PrivacyBudget) -> None:
     free = FreeEvent(1, 1.0, 1.0)
     assert Filter(terms).affordable({}, free) == UNLIMITED
     spent: dict[Event, int] = {COARSE: Filter(terms).affordable({}, COARSE)}
     assert Filter(terms).affordable(spent, free) == UNLIMITED
 
 
-def test_an_infinite_cost_is_refused_by_name(terms: Terms) -> None:
+def test_an_infinite_cost_is_refused_by_name(terms: PrivacyBudget) -> None:
     with pytest.raises(ValueError, match="costs inf at order 8"):
         Filter(terms).affordable({}, UnboundedEvent(1, 1.0, 1.0), 1)
 
 
-def test_an_enormous_cost_buys_nothing(terms: Terms) -> None:
+def test_an_enormous_cost_buys_nothing(terms: PrivacyBudget) -> None:
     assert Filter(terms).affordable({}, EnormousEvent(1, 1.0, 1.0)) == 0
 
 

@@ -10,15 +10,15 @@ from services.budget.errors import (
     LedgerMissing,
 )
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from services.privacy.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append
 
 
 @pytest.fixture
-def ledger(place: str, terms: Terms) -> Ledger:
+def ledger(place: str, terms: PrivacyBudget) -> Ledger:
     return Ledger(place, terms)
 
 
@@ -48,7 +48,7 @@ def test_the_last_tokens_are_granted_and_then_none(ledger: Ledger) -> None:
     assert ledger.lease(COARSE, 260).count == 2
 
 
-def test_a_lease_that_is_asked_for_again_is_granted_once(ledger: Ledger, place: str, terms: Terms) -> None:
+def test_a_lease_that_is_asked_for_again_is_granted_once(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     first = ledger.lease(COARSE, 10, "mine")
     assert ledger.lease(COARSE, 10, "mine") == first
     assert Ledger(place, terms).lease(COARSE, 10, "mine") == first
@@ -98,14 +98,14 @@ def test_settling_otherwise_or_the_unknown_is_refused(ledger: Ledger) -> None:
     assert ledger.balance().charged == {COARSE: 4}
 
 
-def test_a_lease_of_an_earlier_epoch_may_be_settled(ledger: Ledger, place: str, terms: Terms) -> None:
+def test_a_lease_of_an_earlier_epoch_may_be_settled(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     lease = ledger.lease(COARSE, 10).lease
     later = Ledger(place, terms)
     later.settle(lease, 4)
     assert read(place).charged == {COARSE: 4}
 
 
-def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, terms: Terms) -> None:
+def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     lease = ledger.lease(COARSE, 10).lease
     later = Ledger(place, terms)
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, t
     assert read(place).charged == {COARSE: 11}
 
 
-def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms: Terms) -> None:
+def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     ledger.settle(ledger.lease(FINE, 20).lease, 5)
     before, after = ledger.balance(), Ledger(place, terms).balance()
@@ -130,7 +130,7 @@ def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms:
     [("ensemble", "other"), ("epsilon", 9.0), ("epsilon", 7.0), ("delta", 1e-6), ("order", 9.0), ("adjacency", "user")],
 )
 def test_another_promise_is_refused_with_what_differs(
-    ledger: Ledger, place: str, terms: Terms, field: str, value: object
+    ledger: Ledger, place: str, terms: PrivacyBudget, field: str, value: object
 ) -> None:
     ledger.lease(COARSE, 10)
     kept = read(place)
@@ -140,7 +140,7 @@ def test_another_promise_is_refused_with_what_differs(
     assert ledger.lease(COARSE, 1).count == 1, "an attempt that was refused replaces nobody"
 
 
-def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place: str, terms: Terms) -> None:
+def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     append(place, epoch=1, kind="lease", body='{"lease":"a","event":{"kind":"not-yet-known"},"count":1}')
     with pytest.raises(LedgerForeign, match=r"row 4 has an event that this version does not know.*not-yet-known"):
@@ -170,6 +170,8 @@ def test_an_event_that_would_not_be_read_again_is_not_written(ledger: Ledger) ->
         ("/", LedgerForeign, "is a directory"),
     ],
 )
-def test_places_that_keep_no_ledger_are_refused(terms: Terms, name: str, error: type[Exception], message: str) -> None:
+def test_places_that_keep_no_ledger_are_refused(
+    terms: PrivacyBudget, name: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         Ledger(name, terms)

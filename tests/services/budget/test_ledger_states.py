@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from services.budget.errors import Fenced, LeaseRefused
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import EVENTS
@@ -52,7 +52,7 @@ class LedgerStates(RuleBasedStateMachine):
 
     @initialize(epsilon=st.sampled_from([2.0, 3.0, 8.0]))
     def begin(self, epsilon: float) -> None:
-        self.terms = Terms(ensemble="e", epsilon=epsilon, delta=1e-5, order=8.0, adjacency="parts")
+        self.terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=1e-5, order=8.0, adjacency="parts")
         self.ledger = Ledger(self.place, self.terms)
 
     @rule(target=holdings, event=st.sampled_from(EVENTS), wanted=st.integers(1, 200))

@@ -9,13 +9,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
-from services.budget.database import Database
 from services.budget.errors import LedgerForeign, LedgerMismatch
-from services.budget.layout import REVISION_TABLE
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.table import ledger_table
-from services.budget.terms import Terms
+from services.budget.store.database import Database
+from services.budget.store.schema import REVISION_TABLE, ledger_table
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 
@@ -51,7 +50,7 @@ def revision(connection: Connection) -> str | None:
 
 
 @pytest.fixture
-def old(place: str, terms: Terms, tmp_path: Path) -> str:
+def old(place: str, terms: PrivacyBudget, tmp_path: Path) -> str:
     """A ledger of 10 tokens of COARSE, as it was made before revisions were recorded."""
     writer = Ledger(tmp_path / "model.db", terms)
     writer.lease(COARSE, 10)
@@ -65,7 +64,9 @@ def old(place: str, terms: Terms, tmp_path: Path) -> str:
     return place
 
 
-def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(place: str, terms: Terms) -> None:
+def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
+    place: str, terms: PrivacyBudget
+) -> None:
     Ledger(place, terms)
     with Database(place, "read").transaction() as connection:
         assert revision(connection) == NEWEST
@@ -73,7 +74,7 @@ def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
         assert compare_metadata(context, ledger_table.metadata) == []
 
 
-def test_an_old_ledger_is_stamped_and_goes_on(old: str, terms: Terms) -> None:
+def test_an_old_ledger_is_stamped_and_goes_on(old: str, terms: PrivacyBudget) -> None:
     before = read(old)
     ledger = Ledger(old, terms, create=False)
     ledger.lease(COARSE, 7)
@@ -89,14 +90,14 @@ def test_an_old_ledger_can_be_read_and_is_left_as_it_was(old: str) -> None:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
-def test_an_opening_that_is_refused_stamps_nothing(old: str, terms: Terms) -> None:
+def test_an_opening_that_is_refused_stamps_nothing(old: str, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMismatch):
         Ledger(old, terms.model_copy(update={"epsilon": 9.0}))
     with Database(old, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
-def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: Terms) -> None:
+def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms).lease(COARSE, 10)
     with Database(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
@@ -107,7 +108,7 @@ def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: Ter
         assert revision(connection) == "9999"
 
 
-def test_opening_again_writes_no_layout(place: str, terms: Terms) -> None:
+def test_opening_again_writes_no_layout(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms)
     with Database(place, "read").transaction() as connection:
         before = layout_of(connection)
@@ -125,7 +126,7 @@ def layout_of(connection: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in connection.exec_driver_sql(catalogue)]
 
 
-def test_others_who_use_alembic_in_the_same_database_are_left_alone(postgresql: Server, terms: Terms) -> None:
+def test_others_who_use_alembic_in_the_same_database_are_left_alone(postgresql: Server, terms: PrivacyBudget) -> None:
     url = postgresql.database()
     with postgresql.connect(url) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from services.budget.book import Balance
 from services.budget.chain import Row
-from services.budget.database import Database
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
-from services.budget.exported import verify
+from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.move import move
-from services.budget.reader import every_row, read
-from services.budget.terms import Terms
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.budget.state import Balance
+from services.budget.store.database import Database
+from services.budget.store.rows import every_row
 from tests.postgresql import Server
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE, FINE
@@ -40,7 +41,7 @@ def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
 
 
 @pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "sqlite to sqlite"])
-def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], terms: Terms) -> tuple[str, str]:
+def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], terms: PrivacyBudget) -> tuple[str, str]:
     """A ledger of 6 rows with an open lease, and a place to move it to."""
     source, target = map(new_place, request.param.split(" to "))
     ledger = Ledger(source, terms)
@@ -59,7 +60,7 @@ def spent(balance: Balance) -> tuple[object, ...]:
     return balance.terms, balance.charged, balance.held
 
 
-def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: Terms) -> None:
+def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     before, left = rows_of(source), read(source)
     assert move(source, target) == left
@@ -73,7 +74,7 @@ def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: Terms) ->
     assert verify(target, head=left.head, length=left.rows).charged == {COARSE: 13, FINE: 20}
 
 
-def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str], terms: Terms) -> None:
+def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     writer, before = Ledger(source, terms), read(source)
     move(source, target)
@@ -94,7 +95,7 @@ def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str],
     assert not any("hunter2" in row.body for row in rows_of(source))
 
 
-def test_moving_again_changes_nothing(places: tuple[str, str], terms: Terms) -> None:
+def test_moving_again_changes_nothing(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     move(source, target)
     Ledger(target, terms).lease(COARSE, 1)
@@ -105,7 +106,7 @@ def test_moving_again_changes_nothing(places: tuple[str, str], terms: Terms) -> 
 
 @pytest.mark.parametrize("number", range(1, COMMITS + 2))
 def test_no_crash_leaves_two_ledgers_and_moving_again_finishes(
-    places: tuple[str, str], terms: Terms, number: int
+    places: tuple[str, str], terms: PrivacyBudget, number: int
 ) -> None:
     source, target = places
     before = spent(read(source))
@@ -127,7 +128,7 @@ def said(connection: object) -> object:
         return None
 
 
-def can_be_written(place: str, terms: Terms) -> bool:
+def can_be_written(place: str, terms: PrivacyBudget) -> bool:
     try:
         Ledger(place, terms, create=False)
     except (LedgerMoved, LedgerMissing, LedgerForeign):
@@ -144,7 +145,7 @@ def test_it_goes_to_one_place_only(places: tuple[str, str], new_place: Callable[
     assert not Path(elsewhere).exists()
 
 
-def test_it_may_move_on_and_back(new_place: Callable[[str], str], terms: Terms) -> None:
+def test_it_may_move_on_and_back(new_place: Callable[[str], str], terms: PrivacyBudget) -> None:
     first, second, third = new_place("sqlite"), new_place("postgresql"), new_place("sqlite")
     Ledger(first, terms).lease(COARSE, 10)
     noted = read(first)
@@ -157,7 +158,7 @@ def test_it_may_move_on_and_back(new_place: Callable[[str], str], terms: Terms) 
     assert verify(third, head=noted.head, length=noted.rows).charged == {COARSE: 30}
 
 
-def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: Terms) -> None:
+def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     Ledger(target, terms).lease(FINE, 1)
     for place in (target, source):
@@ -167,7 +168,7 @@ def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: Terms)
     assert Ledger(source, terms).lease(COARSE, 1).count == 1
 
 
-def test_a_ledger_that_was_tampered_with_is_not_moved(path: Path, terms: Terms, postgresql: Server) -> None:
+def test_a_ledger_that_was_tampered_with_is_not_moved(path: Path, terms: PrivacyBudget, postgresql: Server) -> None:
     Ledger(path, terms).lease(COARSE, 10)
     tamper(path, "UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3")
     target = postgresql.database()
@@ -177,7 +178,7 @@ def test_a_ledger_that_was_tampered_with_is_not_moved(path: Path, terms: Terms, 
         assert inspect(connection).get_table_names() == []
 
 
-def test_an_error_names_the_database_that_failed(path: Path, terms: Terms) -> None:
+def test_an_error_names_the_database_that_failed(path: Path, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMissing, match=f"^ledger {path}: "):
         move(path, path.with_name("other.db"))
     Ledger(path, terms)

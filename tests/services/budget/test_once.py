@@ -6,9 +6,9 @@ import pytest
 
 from services.budget.filter import UNLIMITED, Filter
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
-from services.budget.terms import Terms
 from services.privacy.dp_sgd import DpSgdEvent
 from services.privacy.events import Event
 from services.privacy.pmixed import RatioEvent
@@ -20,8 +20,8 @@ FIRST, SECOND = (DpSgdEvent("user", 1.1, 0.05, 100, run) for run in ("first", "s
 COST = FIRST.epsilon(DELTA)
 
 
-def terms(epsilon: float) -> Terms:
-    return Terms(ensemble="e", epsilon=epsilon, delta=DELTA, order=4.0, adjacency="user, add or remove")
+def terms(epsilon: float) -> PrivacyBudget:
+    return PrivacyBudget(ensemble="e", epsilon=epsilon, delta=DELTA, order=4.0, adjacency="user, add or remove")
 
 
 @pytest.mark.parametrize("spent", [{}, {FIRST: 1}, {FIRST: 10**6}, {PublicEvent(): 5}])

@@ -11,11 +11,11 @@ import pytest
 import ray
 
 from services.budget.actor import start
-from services.budget.database import Database
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
+from services.budget.store.database import Database
 from tests.postgresql import Server, running
 from tests.services.budget import writers
 from tests.services.budget.conftest import NAMESPACE
@@ -38,7 +38,7 @@ def url(postgresql: Server) -> str:
 
 
 @pytest.fixture
-def ledger(url: str, terms: Terms) -> Ledger:
+def ledger(url: str, terms: PrivacyBudget) -> Ledger:
     return Ledger(url, terms)
 
 
@@ -52,7 +52,7 @@ def wire(postgresql: Server) -> Iterator[tuple[Wire, str]]:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_a_url_needs_no_driver(url: str, terms: Terms, scheme: str) -> None:
+def test_a_url_needs_no_driver(url: str, terms: PrivacyBudget, scheme: str) -> None:
     Ledger(url.replace("postgresql", scheme, 1), terms).lease(COARSE, 10)
     assert read(url).charged == {COARSE: 10}
 
@@ -76,7 +76,7 @@ def test_the_table_only_grows(ledger: Ledger, postgresql: Server, url: str, stat
 
 
 def test_who_takes_the_guards_away_is_found_by_the_chain(
-    ledger: Ledger, postgresql: Server, url: str, terms: Terms
+    ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
 ) -> None:
     ledger.lease(COARSE, 10)
     ledger.lease(FINE, 10)
@@ -90,7 +90,12 @@ def test_who_takes_the_guards_away_is_found_by_the_chain(
 
 @pytest.mark.parametrize(("lost", "charged"), [("request", 0), ("answer", 5)])
 def test_a_connection_lost_in_a_commit_grants_nothing_and_forgets_nothing(
-    wire: tuple[Wire, str], postgresql: Server, url: str, terms: Terms, lost: Literal["request", "answer"], charged: int
+    wire: tuple[Wire, str],
+    postgresql: Server,
+    url: str,
+    terms: PrivacyBudget,
+    lost: Literal["request", "answer"],
+    charged: int,
 ) -> None:
     line, host = wire
     ledger = Ledger(url.replace(str(postgresql.folder), host), terms)
@@ -106,7 +111,7 @@ def test_a_connection_lost_in_a_commit_grants_nothing_and_forgets_nothing(
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_server_killed_at_any_moment_forgets_nothing_that_was_granted(
-    frail: Server, roomy: Terms, kills: int
+    frail: Server, roomy: PrivacyBudget, kills: int
 ) -> None:
     url, said = frail.database(), Sayings()
     process, connection = spawn(writers.scribble_on, url, roomy, 0)
@@ -129,7 +134,7 @@ def test_a_server_killed_at_any_moment_forgets_nothing_that_was_granted(
     assert read(url).epoch == 1, "the same writer went on"
 
 
-def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server, terms: Terms) -> None:
+def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     ledger = Ledger(url, terms)
     ledger.lease(COARSE, 10)
@@ -145,7 +150,9 @@ def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server
     assert read(url).charged == {COARSE: 11}
 
 
-def test_the_actor_outlives_its_database_and_the_database_the_actor(cluster: None, frail: Server, roomy: Terms) -> None:
+def test_the_actor_outlives_its_database_and_the_database_the_actor(
+    cluster: None, frail: Server, roomy: PrivacyBudget
+) -> None:
     url = frail.database()
     actor = start(url, roomy, namespace=NAMESPACE, name="on-postgresql")
     try:
@@ -168,7 +175,7 @@ def test_the_actor_outlives_its_database_and_the_database_the_actor(cluster: Non
 
 
 def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.budget.postgresql.LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr("services.budget.store.postgresql.LOCK_TIMEOUT", "50ms")
     with Database(url, "write").transaction():
         with pytest.raises(LedgerUnavailable, match="another writer holds it; try again"):
             ledger.lease(COARSE, 1)
@@ -177,7 +184,7 @@ def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, url: str, monke
 
 
 def test_a_writer_that_goes_silent_is_not_waited_for(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.budget.postgresql.IDLE_TIMEOUT", "100ms")
+    monkeypatch.setattr("services.budget.store.postgresql.IDLE_TIMEOUT", "100ms")
     silent = Database(url, "write")
     with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
         assert ledger.lease(COARSE, 1).count == 1
@@ -194,7 +201,7 @@ def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(
         assert ours.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 
-def test_a_server_that_may_forget_is_refused(frail: Server, terms: Terms) -> None:
+def test_a_server_that_may_forget_is_refused(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     with frail.connect() as connection:
         configure(connection, "ALTER SYSTEM SET fsync = off", "off")
@@ -214,7 +221,7 @@ def configure(connection: psycopg.Connection, statement: str, fsync: str) -> Non
         time.sleep(0.02)
 
 
-def test_a_standby_is_named_as_such(ledger: Ledger, postgresql: Server, url: str, terms: Terms) -> None:
+def test_a_standby_is_named_as_such(ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget) -> None:
     with postgresql.connect(url) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
     with pytest.raises(LedgerUnavailable, match="name the one that writes"):
@@ -223,7 +230,7 @@ def test_a_standby_is_named_as_such(ledger: Ledger, postgresql: Server, url: str
 
 
 def test_a_user_with_few_rights_reads_and_is_told_why_it_cannot_write(
-    ledger: Ledger, postgresql: Server, url: str, terms: Terms
+    ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
 ) -> None:
     with postgresql.connect(url) as connection:
         connection.execute("CREATE ROLE auditor LOGIN")
@@ -240,7 +247,9 @@ def test_a_reader_makes_nothing(postgresql: Server, url: str) -> None:
     assert tables(postgresql, url) == set()
 
 
-def test_a_ledger_that_was_dropped_is_not_made_anew(ledger: Ledger, postgresql: Server, url: str, terms: Terms) -> None:
+def test_a_ledger_that_was_dropped_is_not_made_anew(
+    ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
+) -> None:
     ledger.lease(COARSE, 10)
     with postgresql.connect(url) as connection:
         connection.execute("DROP TABLE privmix_ledger")
@@ -250,7 +259,7 @@ def test_a_ledger_that_was_dropped_is_not_made_anew(ledger: Ledger, postgresql: 
         ledger.lease(COARSE, 10)
 
 
-def test_passwords_are_not_told(terms: Terms) -> None:
+def test_passwords_are_not_told(terms: PrivacyBudget) -> None:
     for wrong in ("postgresql://user:hunter2@127.0.0.1:1/ledger", "postgresql://user:hunter2@host:port/ledger"):
         with pytest.raises(LedgerError) as caught:
             Ledger(wrong, terms)

@@ -14,8 +14,8 @@ import pytest
 from services.budget.errors import LedgerUnavailable
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE
 from tests.services.budget.processes import answer, spawn
@@ -23,7 +23,7 @@ from tests.services.budget.sayings import Sayings
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_keeps_what_it_said(place: str, roomy: Terms, kills: int) -> None:
+def test_killed_at_any_moment_it_keeps_what_it_said(place: str, roomy: PrivacyBudget, kills: int) -> None:
     said = Sayings()
     for seed in range(kills):
         process, connection = spawn(writers.scribble, place, roomy, seed)
@@ -37,7 +37,7 @@ def test_killed_at_any_moment_it_keeps_what_it_said(place: str, roomy: Terms, ki
     assert said.settled, "the processes lived long enough to do something"
 
 
-def test_two_processes_never_both_write(place: str, terms: Terms) -> None:
+def test_two_processes_never_both_write(place: str, terms: PrivacyBudget) -> None:
     first, to_first = spawn(writers.lease_on_demand, place, terms)
     assert to_first.recv() == "open"
     assert ask(to_first, 5) == 5
@@ -55,7 +55,7 @@ def ask(connection: Connection, wanted: int) -> Any:
     return connection.recv()
 
 
-def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms: Terms) -> None:
+def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms: PrivacyBudget) -> None:
     started = [spawn(writers.open_once, place, terms) for _ in range(4)]
     assert sorted(connection.recv() for _, connection in started) == [1, 2, 3, 4]
     for process, _ in started:
@@ -63,14 +63,14 @@ def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms:
     assert read(place).epoch == 4
 
 
-def test_a_commit_that_was_not_confirmed_stays_charged(path: Path, terms: Terms) -> None:
+def test_a_commit_that_was_not_confirmed_stays_charged(path: Path, terms: PrivacyBudget) -> None:
     unaware, again, granted, balance = answer(writers.lose_a_confirmation, path, terms)
     assert (unaware, again, granted) == (0, 5, 7)
     assert balance == read(path)
     assert balance.charged == {COARSE: 12}
 
 
-def test_a_reader_sees_a_whole_ledger_while_it_is_written(place: str, roomy: Terms) -> None:
+def test_a_reader_sees_a_whole_ledger_while_it_is_written(place: str, roomy: PrivacyBudget) -> None:
     process, connection = spawn(writers.scribble, place, roomy, 0)
     connection.recv()
     seen = [read(place) for _ in range(50)]
@@ -82,7 +82,7 @@ def test_a_reader_sees_a_whole_ledger_while_it_is_written(place: str, roomy: Ter
     assert {balance.epoch for balance in seen} == {1}
 
 
-def test_a_full_disk_grants_nothing(path: Path, terms: Terms) -> None:
+def test_a_full_disk_grants_nothing(path: Path, terms: PrivacyBudget) -> None:
     refused, granted_later = answer(writers.meet_a_full_disk, path, terms)
     assert isinstance(refused, LedgerUnavailable)
     assert str(path) in str(refused)
@@ -100,7 +100,7 @@ def public_directory() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path, terms: Terms) -> None:
+def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path, terms: PrivacyBudget) -> None:
     path = public_directory / "ledger.db"
     Ledger(path, terms).lease(COARSE, 5)
     opened, balance = answer(writers.meet_a_read_only_place, path, terms)
@@ -110,7 +110,7 @@ def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path
     assert [file.name for file in public_directory.iterdir()] == [path.name]
 
 
-def test_the_budget_ends_at_the_same_token_for_killed_processes(place: str, terms: Terms) -> None:
+def test_the_budget_ends_at_the_same_token_for_killed_processes(place: str, terms: PrivacyBudget) -> None:
     total = 0
     for _ in range(5):
         process, connection = spawn(writers.lease_on_demand, place, terms)

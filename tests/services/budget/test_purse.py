@@ -9,9 +9,9 @@ import ray
 
 from services.budget.errors import Fenced
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.purse import Purse
 from services.budget.reader import read
-from services.budget.terms import Terms
 from tests.services.budget.conftest import ALLOWANCE, Allowance
 from tests.services.budget.events import COARSE, FINE
 
@@ -165,7 +165,7 @@ def test_a_purse_that_is_lost_stays_charged(allowance: Allowance) -> None:
     assert asyncio.run(drain(Purse(allowance.actor, 100), lambda: 1)) == ALLOWANCE - 100
 
 
-def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: Terms) -> None:
+def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: PrivacyBudget) -> None:
     async def spend() -> None:
         purse = Purse(allowance.actor, 20)
         assert await purse.take(COARSE, 5) == 5

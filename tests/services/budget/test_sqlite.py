@@ -14,13 +14,13 @@ from services.budget.errors import (
     LedgerUnavailable,
 )
 from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from tests.services.budget.events import COARSE
 
 
 @pytest.fixture
-def ledger(path: Path, terms: Terms) -> Ledger:
+def ledger(path: Path, terms: PrivacyBudget) -> Ledger:
     return Ledger(path, terms)
 
 
@@ -49,7 +49,7 @@ def test_writes_wait_for_the_disk(ledger: Ledger) -> None:
     assert pragmas == {"synchronous": 2, "journal_mode": "wal"}
 
 
-def test_a_missing_directory_or_file_is_named(tmp_path: Path, terms: Terms) -> None:
+def test_a_missing_directory_or_file_is_named(tmp_path: Path, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMissing, match=f"there is no directory {tmp_path / 'none'}"):
         Ledger(tmp_path / "none" / "ledger.db", terms)
     with pytest.raises(LedgerMissing, match="put it back"):
@@ -75,7 +75,7 @@ def test_a_ledger_that_was_rolled_back_under_its_writer_is_noticed(ledger: Ledge
         ledger.lease(COARSE, 10)
 
 
-def test_other_files_are_refused_and_left_alone(path: Path, terms: Terms) -> None:
+def test_other_files_are_refused_and_left_alone(path: Path, terms: PrivacyBudget) -> None:
     path.write_bytes(b"a letter, and not a database " * 100)
     with pytest.raises(LedgerForeign, match="not a SQLite file"):
         Ledger(path, terms)
@@ -90,7 +90,7 @@ def test_other_files_are_refused_and_left_alone(path: Path, terms: Terms) -> Non
     assert path.read_bytes() == kept
 
 
-def test_a_damaged_file_is_refused(ledger: Ledger, path: Path, terms: Terms) -> None:
+def test_a_damaged_file_is_refused(ledger: Ledger, path: Path, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     damaged = bytearray(path.read_bytes())
     damaged[200:] = b"\xff" * (len(damaged) - 200)
@@ -104,7 +104,7 @@ def test_a_path_and_its_url_are_one_ledger(ledger: Ledger, path: Path) -> None:
     assert read(f"sqlite:///{path}") == read(path) == read(str(path))
 
 
-def test_odd_file_names_are_names(tmp_path: Path, terms: Terms) -> None:
+def test_odd_file_names_are_names(tmp_path: Path, terms: PrivacyBudget) -> None:
     path = tmp_path / "50% of what? #1 &mode=ro.db"
     Ledger(path, terms).lease(COARSE, 1)
     assert read(path).charged == Counter({COARSE: 1})
@@ -112,7 +112,7 @@ def test_odd_file_names_are_names(tmp_path: Path, terms: Terms) -> None:
 
 
 def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.budget.sqlite.BUSY_TIMEOUT", 0.05)
+    monkeypatch.setattr("services.budget.store.sqlite.BUSY_TIMEOUT", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable, match="another process holds it"):

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.budget.book import Balance
 from services.budget.filter import Filter
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.state import Balance
 from services.budget.statement import OperatorStatement, Statement, statement
-from services.budget.terms import Terms
 from services.privacy import accounting
 from services.privacy.pmixed import PublishedEvent, RatioEvent
 from services.privacy.references import EnsembleEvent
@@ -17,11 +17,11 @@ from tests.services.budget.events import COARSE, FINE
 
 
 @pytest.fixture
-def balance(terms: Terms) -> Balance:
+def balance(terms: PrivacyBudget) -> Balance:
     return Balance(terms, Counter({COARSE: 100}), Counter({COARSE: 20}), COARSE, epoch=2, rows=9, head="ab" * 32)
 
 
-def test_the_numbers_of_one_event(balance: Balance, terms: Terms) -> None:
+def test_the_numbers_of_one_event(balance: Balance, terms: PrivacyBudget) -> None:
     stated = statement(balance)
     enforced = Filter(terms).epsilon(balance.charged)
     assert enforced <= known(stated.epsilon_bound) < enforced + 1e-4
@@ -38,9 +38,9 @@ def test_the_numbers_of_one_event(balance: Balance, terms: Terms) -> None:
     assert (stated.epoch, stated.rows, stated.head) == (2, 9, "ab" * 32)
 
 
-def test_the_promise_is_stated_as_made(balance: Balance, terms: Terms) -> None:
+def test_the_promise_is_stated_as_made(balance: Balance, terms: PrivacyBudget) -> None:
     stated = statement(balance)
-    assert Terms(**{name: getattr(stated, name) for name in Terms.model_fields}) == terms
+    assert PrivacyBudget(**{name: getattr(stated, name) for name in PrivacyBudget.model_fields}) == terms
     assert "up to 267 released tokens, (8, 1e-05)-differential privacy" in stated.guarantee
     assert "certified" in stated.guarantee
 
@@ -68,7 +68,7 @@ def test_what_is_left_is_counted_in_the_event_asked_for(balance: Balance) -> Non
     assert known(statement(balance, FINE).tokens_left) > 3 * known(statement(balance, COARSE).tokens_left)
 
 
-def test_nothing_spent(balance: Balance, terms: Terms) -> None:
+def test_nothing_spent(balance: Balance, terms: PrivacyBudget) -> None:
     fresh = replace(balance, charged=Counter(), held=Counter(), latest=None)
     stated = statement(fresh)
     assert (stated.epsilon_spent, stated.epsilon_pld, stated.epsilon_left) == (0, 0, terms.epsilon)
@@ -90,7 +90,7 @@ def test_the_weakest_guarantee_is_the_wholes(balance: Balance) -> None:
     assert "certified" not in stated.guarantee
 
 
-def test_without_a_promise_there_is_nothing_to_keep(balance: Balance, terms: Terms) -> None:
+def test_without_a_promise_there_is_nothing_to_keep(balance: Balance, terms: PrivacyBudget) -> None:
     unlimited = terms.model_copy(update={"epsilon": None})
     stated = statement(replace(balance, terms=unlimited, charged=Counter({EnsembleEvent(): 5}), latest=EnsembleEvent()))
     assert (stated.epsilon, stated.epsilon_spent, stated.epsilon_left, stated.tokens_left) == (None,) * 4

@@ -13,14 +13,14 @@ from sqlalchemy import Engine, event
 from services.budget.errors import LedgerError, LedgerUnavailable
 from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
 
 
-def scribble(connection: Connection, place: str | Path, terms: Terms, seed: int) -> None:
+def scribble(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
     """Leases and settles for ever; tells the test what it was told, as soon as it was told."""
     ledger, choice = Ledger(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
@@ -28,7 +28,7 @@ def scribble(connection: Connection, place: str | Path, terms: Terms, seed: int)
         _scribble_once(connection, ledger, choice)
 
 
-def scribble_on(connection: Connection, place: str | Path, terms: Terms, seed: int) -> None:
+def scribble_on(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
     """The same, and where the ledger cannot be had it says so and tries again."""
     ledger, choice = Ledger(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
@@ -51,7 +51,7 @@ def _scribble_once(connection: Connection, ledger: Ledger, choice: random.Random
         connection.send(("settled", grant.lease, used))
 
 
-def lease_on_demand(connection: Connection, place: str | Path, terms: Terms) -> None:
+def lease_on_demand(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
     """Opens the ledger, then answers every number with the tokens granted or the name of the error."""
     ledger = Ledger(place, terms)
     connection.send("open")
@@ -62,11 +62,11 @@ def lease_on_demand(connection: Connection, place: str | Path, terms: Terms) -> 
             connection.send(type(error).__name__)
 
 
-def open_once(connection: Connection, place: str | Path, terms: Terms) -> None:
+def open_once(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
     connection.send(Ledger(place, terms).balance().epoch)
 
 
-def lose_a_confirmation(connection: Connection, path: Path, terms: Terms) -> None:
+def lose_a_confirmation(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """A commit that reaches the disk while its writer does not learn of it; then the writer goes on."""
     ledger = Ledger(path, terms)
     if (child := os.fork()) == 0:
@@ -78,7 +78,7 @@ def lose_a_confirmation(connection: Connection, path: Path, terms: Terms) -> Non
     connection.send((unaware, again, ledger.lease(COARSE, 7).count, ledger.balance()))
 
 
-def meet_a_full_disk(connection: Connection, path: Path, terms: Terms) -> None:
+def meet_a_full_disk(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """The system refuses every write beyond 1,000 bytes of a file, then lets them pass again."""
     ledger = Ledger(path, terms)
     _, ceiling = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -91,7 +91,7 @@ def meet_a_full_disk(connection: Connection, path: Path, terms: Terms) -> None:
     connection.send((refused, ledger.lease(COARSE, 7).count))
 
 
-def meet_a_read_only_place(connection: Connection, path: Path, terms: Terms) -> None:
+def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
     """Directory and file may be read and not written by this process."""
     path.chmod(0o444)
     path.parent.chmod(0o555)

@@ -15,8 +15,8 @@ import ray
 from ray.actor import ActorHandle
 
 from services.budget import actor as budget
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.terms import Terms
 from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
@@ -78,7 +78,7 @@ def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iter
     settings = FleetSettings(namespace, plans, SETTINGS, None, ("coordinator",))
     fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1)
     ray.get(fleet.start.remote())
-    terms = Terms(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
+    terms = PrivacyBudget(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
     keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
     chosen = CoordinatorSettings(plans[0].engine.model, namespace, budget.NAME, lease_tokens=4, patience_s=0.5)
     yield Running(namespace, fleet, folder / "ledger.db", chosen)

@@ -8,12 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import TextIO
 
-from services.budget.book import Balance, Book
 from services.budget.chain import Row
-from services.budget.database import Database
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
-from services.budget.reader import every_row
-from services.budget.sqlite import MAGIC
+from services.budget.state import Balance, LedgerState
+from services.budget.store.database import Database
+from services.budget.store.rows import every_row
+from services.budget.store.sqlite import MAGIC
 
 
 def export(ledger: str | Path, lines: TextIO) -> int:
@@ -49,7 +49,7 @@ def verify(place: str | Path, *, head: str | None = None, length: int | None = N
             yield row
 
     with _rows(place) as rows:
-        balance = Book(watched(rows)).balance()
+        balance = LedgerState(watched(rows)).balance()
         if length is not None and balance.rows < length:
             raise LedgerCorrupt(f"there were {length} rows, and there are {balance.rows}: rows were taken off its end")
         if head is not None and not (seen if length is None else length in seen):

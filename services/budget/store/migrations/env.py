@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from services.budget.layout import REVISION_TABLE
+from services.budget.store.schema import REVISION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=REVISION_TABLE)
 context.run_migrations()

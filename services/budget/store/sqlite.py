@@ -7,9 +7,8 @@ from urllib.parse import quote
 from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from services.budget.access import Access
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
-from services.budget.table import ledger_table
+from services.budget.store.schema import Access, ledger_table
 
 BUSY_TIMEOUT = 30.0  # seconds to wait for another writer's transaction
 MAGIC = b"SQLite format 3\0"  # how such a file begins, https://sqlite.org/fileformat.html

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from services.budget import postgresql, sqlite
-from services.budget.access import Access
 from services.budget.errors import LedgerError, LedgerForeign, LedgerMissing
+from services.budget.store import postgresql, sqlite
+from services.budget.store.schema import Access
 
 
 class Database:

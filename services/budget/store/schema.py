@@ -1,19 +1,34 @@
-"""Which revision of the layout a database has, and how it gets the newest one (Alembic)."""
+"""The schema of a ledger: its table as queries see it, the revision that a database has, and migration (Alembic)."""
 
 import threading
 from functools import cache
+from typing import Literal
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
 from services.budget.errors import LedgerForeign, LedgerMissing
-from services.budget.table import ledger_table
+
+Access = Literal["read", "write", "create"]
+"""What a database is opened for."""
 
 REVISION_TABLE = "privmix_ledger_revision"  # of its own, because others may share the database and use Alembic too
 BEFORE_REVISIONS = "0001"  # the layout of ledgers that were made before revisions were recorded
+
+ledger_table = Table(
+    "privmix_ledger",
+    MetaData(),
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("at", String(32), nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+)
 
 _migrating = threading.Lock()  # Alembic keeps what it works on in its modules
 
@@ -80,6 +95,6 @@ def _scripts() -> ScriptDirectory:
 
 def _configuration() -> Config:
     configuration = Config()
-    configuration.set_main_option("script_location", "services.budget:migrations")
+    configuration.set_main_option("script_location", "services.budget.store:migrations")
     configuration.set_main_option("path_separator", "os")
     return configuration

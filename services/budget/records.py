@@ -1,10 +1,18 @@
-"""What a row of the ledger says."""
+"""What a row of the ledger records."""
 
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.budget.terms import Terms
+from services import privacy
+from services.budget.privacy_budget import PrivacyBudget
+from services.privacy.events import from_json
+
+# A protocol's module registers its kind of event when it is imported. A ledger may hold events of any protocol.
+for _module in walk_packages(privacy.__path__, f"{privacy.__name__}."):
+    import_module(_module.name)
 
 # The most tokens one lease may ask for. It only keeps counts inside every database's and every reader's integers.
 LARGEST_LEASE = 2**31 - 1
@@ -12,29 +20,29 @@ LARGEST_LEASE = 2**31 - 1
 Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
 
 
-class Entry(BaseModel):
+class Record(BaseModel):
     """One row's body. Fields are never renamed or given another meaning: old ledgers are read for ever."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     kind: ClassVar[str]
 
 
-class Opened(Entry):
+class Opened(Record):
     """The first row: what is promised."""
 
     kind = "terms"
     format: Literal[1] = 1
-    terms: Terms
+    terms: PrivacyBudget
     stop_after: int | None = Field(None, gt=0, description="measured tokens, drawn where the terms ask for it")
 
 
-class Epoch(Entry):
+class Epoch(Record):
     """A writer took over; the row's `epoch` is its own, and every writer before it is fenced out."""
 
     kind = "epoch"
 
 
-class Leased(Entry):
+class Leased(Record):
     """`count` tokens at the cost of `event` are charged, whether or not they are ever released."""
 
     kind = "lease"
@@ -43,7 +51,7 @@ class Leased(Entry):
     count: Annotated[Count, Field(gt=0)]
 
 
-class Settled(Entry):
+class Settled(Record):
     """Of that lease `used` tokens were released, and the rest never will be."""
 
     kind = "settle"
@@ -51,7 +59,7 @@ class Settled(Entry):
     used: Count
 
 
-class Charged(Entry):
+class Charged(Record):
     """`count` tokens at the cost of `event` were charged just before their release, with the sum of their losses.
 
     `losses` holds one number for every part alike, or one for each part. They depend on the private text.
@@ -64,19 +72,33 @@ class Charged(Entry):
     losses: tuple[float, ...] = Field(min_length=1)
 
 
-class Stopped(Entry):
+class Stopped(Record):
     """A token's measured losses no longer fitted into the budget: nothing private is released ever after."""
 
     kind = "stop"
     charge: str = Field(min_length=1, max_length=64)
 
 
-class Moved(Entry):
+class Moved(Record):
     """The last row: the ledger goes on in the database `to`, without this row, and never here."""
 
     kind = "moved"
     to: str = Field(min_length=1, description="the path, or the URL without its password")
 
 
-_ENTRIES = (Opened, Epoch, Leased, Settled, Charged, Stopped, Moved)
-KINDS: dict[str, type[Entry]] = {entry.kind: entry for entry in _ENTRIES}
+_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Moved)
+KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
+
+__all__ = [
+    "KINDS",
+    "LARGEST_LEASE",
+    "Charged",
+    "Epoch",
+    "Leased",
+    "Moved",
+    "Opened",
+    "Record",
+    "Settled",
+    "Stopped",
+    "from_json",
+]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.budget.chain import Row, verified
-from services.budget.entries import KINDS, Charged, Entry, Epoch, Leased, Moved, Opened, Settled, Stopped
 from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
-from services.budget.event_kinds import from_json
-from services.budget.losses import NO_LOSSES, Losses, are_losses
-from services.budget.terms import Terms
+from services.budget.filter import NO_LOSSES, Losses, are_losses
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.records import KINDS, Charged, Epoch, Leased, Moved, Opened, Record, Settled, Stopped, from_json
 from services.privacy.events import Event
 
 
@@ -43,7 +42,7 @@ class Balance:
     room, and that nothing private is released any more. `moved` names the place where the ledger goes on instead.
     """
 
-    terms: Terms
+    terms: PrivacyBudget
     charged: Mapping[Event, int]
     held: Mapping[Event, int]
     latest: Event | None
@@ -55,7 +54,7 @@ class Balance:
     moved: str | None = None
 
 
-class Book:
+class LedgerState:
     """The state of one ledger, moved forward a row at a time; rows are the only way to change it."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -76,7 +75,7 @@ class Book:
         self.epoch = 0
         remaining = verified(rows)
         self.head = next(remaining, None) or _empty()
-        first = _entry(self.head)
+        first = _record(self.head)
         if not isinstance(first, Opened):
             raise LedgerCorrupt("row 1 does not say what is promised")
         self.terms = first.terms
@@ -86,30 +85,30 @@ class Book:
 
     def apply(self, row: Row) -> None:
         """Takes the row that follows `head` into account."""
-        entry = _entry(row)
-        if row.epoch != self.epoch + isinstance(entry, Epoch):
+        record = _record(row)
+        if row.epoch != self.epoch + isinstance(record, Epoch):
             raise LedgerCorrupt(f"row {row.seq} was written in epoch {row.epoch} while epoch {self.epoch} was current")
         if self.moved is not None:
             raise LedgerCorrupt(f"row {row.seq} was written after the ledger had moved to {self.moved}")
-        match entry:
+        match record:
             case Epoch():
                 self.epoch = row.epoch
-            case Leased() if entry.lease not in self.leases:
-                self._lease(entry.lease, Lease(_event(row, entry.event), entry.count))
-            case Settled() if entry.lease in self.leases:
+            case Leased() if record.lease not in self.leases:
+                self._lease(record.lease, Lease(_event(row, record.event), record.count))
+            case Settled() if record.lease in self.leases:
                 try:
-                    self._settle(entry.lease, entry.used)
+                    self._settle(record.lease, record.used)
                 except LeaseRefused as error:
                     raise LedgerCorrupt(f"row {row.seq}: {error}") from error
-            case Charged() if entry.charge not in self.charges and not self.stopped and are_losses(entry.losses):
-                self._charge(entry, _event(row, entry.event))
+            case Charged() if record.charge not in self.charges and not self.stopped and are_losses(record.losses):
+                self._charge(record, _event(row, record.event))
             case Stopped() if not self.stopped:
-                self.charges.setdefault(entry.charge, 0)
+                self.charges.setdefault(record.charge, 0)
                 self.stopped = True
             case Moved():
-                self.moved = entry.to
+                self.moved = record.to
             case _:
-                raise LedgerCorrupt(f"row {row.seq} ({entry.kind}) contradicts the rows before it")
+                raise LedgerCorrupt(f"row {row.seq} ({record.kind}) contradicts the rows before it")
         self.head = row
 
     @property
@@ -139,10 +138,10 @@ class Book:
         self.held[lease.event] += lease.count
         self.latest = lease.event
 
-    def _charge(self, entry: Charged, event: Event) -> None:
-        self.charges[entry.charge] = entry.count
-        self.charged[event] += entry.count
-        self.losses = self.losses.plus(entry.losses)
+    def _charge(self, record: Charged, event: Event) -> None:
+        self.charges[record.charge] = record.count
+        self.charged[event] += record.count
+        self.losses = self.losses.plus(record.losses)
         self.latest = event
 
     def _settle(self, name: str, used: int) -> None:
@@ -157,7 +156,7 @@ def _empty() -> Row:
     raise LedgerForeign("the ledger is empty")
 
 
-def _entry(row: Row) -> Entry:
+def _record(row: Row) -> Record:
     try:
         return KINDS[row.kind].model_validate_json(row.body)
     except (KeyError, ValueError) as error:

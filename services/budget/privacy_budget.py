@@ -9,7 +9,7 @@ from services.privacy.settings import Enforced
 LOWEST_ORDER = 1.01
 
 
-class Terms(BaseModel):
+class PrivacyBudget(BaseModel):
     """What one ensemble is promised: (epsilon, delta) under an adjacency, enforced at one Rényi order.
 
     `ensemble` is the manifest's id; `epsilon` is None where nothing is promised. `order` is fixed when the ledger is
@@ -29,7 +29,7 @@ class Terms(BaseModel):
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
 
-    def demand(self, configured: "Terms") -> None:
+    def demand(self, configured: "PrivacyBudget") -> None:
         """Checks that a configuration makes the promise that a ledger keeps.
 
         Raises:

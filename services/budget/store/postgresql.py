@@ -6,8 +6,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.budget.access import Access
 from services.budget.errors import LedgerError, LedgerUnavailable
+from services.budget.store.schema import Access
 
 ADVISORY_LOCK = 0x707269766D6978  # "privmix": the stand-in for SQLite's one-writer lock
 LOCK_TIMEOUT = "30s"  # to wait for another writer's transaction

@@ -1,0 +1,41 @@
+"""Reading and appending rows of a ledger's table, inside the caller's transaction."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, insert, select
+
+from services.budget.chain import Row, link
+from services.budget.records import Record
+from services.budget.store import schema
+from services.budget.store.schema import ledger_table
+
+_BATCH = 10_000
+
+
+def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
+    """Return the rows from number `since` on, in their order."""
+    query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
+    return (Row(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
+
+
+def every_row(connection: Connection) -> Iterator[Row]:
+    """Return all rows as they stand.
+
+    Raises:
+        LedgerForeign: there is no ledger, or its schema is one that this version does not know.
+    """
+    schema.check(connection)
+    return rows(connection)
+
+
+def append(connection: Connection, head: Row | None, epoch: int, record: Record) -> Row:
+    """Write the row that follows `head`, or the first row.
+
+    The caller holds the ledger's lock and has verified everything before.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    row = link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)
+    connection.execute(insert(ledger_table).values(asdict(row)))
+    return row
