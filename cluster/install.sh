@@ -1,31 +1,95 @@
 #!/usr/bin/env bash
-# Makes .venv in the checkout, or reuses it, with exactly the versions of requirements.lock. Safe to interrupt and repeat.
+# Makes the virtual environment .venv, or reuses it, with exactly the versions of one lock. Safe to interrupt and repeat.
+#
+#   bash cluster/install.sh [--accelerator cpu|gpu] [--dry-run]
+#
+# Without --accelerator: what .venv was made for, else gpu where the machine has an NVIDIA GPU, else cpu.
+# PYTHON names the interpreter. --environment DIR --no-project is for the image: another place, and the packages alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || {
-    echo "privmix needs Python 3.11 or newer; found $("$python" --version). Set PYTHON to one." >&2
-    exit 1
+accelerator='' dry_run=false environment=.venv project=true
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --accelerator) accelerator=${2-} && shift ;;
+        --accelerator=*) accelerator=${1#*=} ;;
+        --environment) environment=${2-} && shift ;;
+        --no-project) project=false ;;
+        --dry-run) dry_run=true ;;
+        *)
+            echo "There is no option $1; there are --accelerator, --dry-run, --environment and --no-project." >&2
+            exit 2
+            ;;
+    esac
+    shift || true
+done
+
+has_gpu() {
+    compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi --list-gpus 2>/dev/null | grep -q '^GPU '
 }
 
-wanted=$(cat cluster/requirements.lock pyproject.toml cluster/install.sh | sha256sum)
-mark=.venv/installed
-if [ -f "$mark" ] && [ "$(cat "$mark")" = "$wanted" ]; then
+made_for=$environment/accelerator
+if [ -z "$accelerator" ]; then
+    if [ -f "$made_for" ]; then
+        accelerator=$(cat "$made_for")
+    elif has_gpu; then
+        accelerator=gpu
+    else
+        accelerator=cpu
+    fi
+fi
+lock=cluster/requirements.$accelerator.lock
+[ -f "$lock" ] || {
+    echo "--accelerator is cpu or gpu, not '$accelerator'." >&2
+    exit 2
+}
+
+if "$dry_run"; then
+    echo "Would install into $environment for $accelerator, from $lock:"
+    sed -n 's/^\([^ #]*==[^ ]*\).*/  \1/p' "$lock"
     exit 0
 fi
 
-echo "Installing privmix into .venv (a few minutes the first time)"
+python=${PYTHON:-python3}
+mark=$environment/installed
+wanted=$(cat "$lock" pyproject.toml cluster/install.sh | sha256sum)
+if [ -f "$mark" ] && [ "$(cat "$mark")" = "$wanted" ]; then
+    exit 0
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
+    echo "privmix is locked for Python 3.11; found $("$python" --version). Set PYTHON to one." >&2
+    exit 1
+}
+
+echo "Installing privmix for $accelerator into $environment (a few minutes the first time)"
+# The two builds of vLLM are the same Python package: one is not installed over the other.
+[ ! -f "$made_for" ] || [ "$(cat "$made_for")" = "$accelerator" ] || rm -rf "$environment"
 rm -f "$mark"
-[ -x .venv/bin/pip ] || { rm -rf .venv && "$python" -m venv .venv; }
-pip=(.venv/bin/pip --disable-pip-version-check --quiet --quiet install)
-echo "  torch (CPU build)"
-"${pip[@]}" "torch==2.13.0"
-echo "  $(grep -c == cluster/requirements.lock) locked packages"
-"${pip[@]}" --no-deps -r cluster/requirements.lock
-"${pip[@]}" --no-deps --no-build-isolation -e .
-.venv/bin/python -c 'import torch, transformers, vllm, ray' || {
-    echo "The installation does not import; remove .venv and run this again." >&2
+[ -x "$environment/bin/pip" ] || { rm -rf "$environment" && "$python" -m venv "$environment"; }
+echo "$accelerator" >"$made_for"
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+awk -v torch="$scratch/torch" -v others="$scratch/others" \
+    '/^[a-z0-9]/ { file = /^torch==/ ? torch : others } file { print >file }' "$lock"
+pip=("$environment/bin/pip" --disable-pip-version-check --quiet --quiet install)
+locked=(--no-deps --require-hashes --requirement)
+echo "  $(grep -c '^[a-z0-9].*==' "$scratch/others") locked packages"
+"${pip[@]}" "${locked[@]}" "$scratch/others"
+echo "  $(sed -n 's/ .*//p;q' "$scratch/torch")"
+if ! "${pip[@]}" "${locked[@]}" "$scratch/torch" 2>"$scratch/refused"; then
+    # The package index lacks the CPU build of torch, unless a machine has been given it. uv knows where PyTorch keeps it.
+    [ "$accelerator" = cpu ] && uv=("$environment/bin/uv" pip install --quiet --python "$environment/bin/python") &&
+        "${uv[@]}" --torch-backend cpu "${locked[@]}" "$scratch/torch" || {
+        cat "$scratch/refused" >&2
+        exit 1
+    }
+fi
+if "$project"; then
+    "${pip[@]}" --no-deps --no-build-isolation --editable .
+fi
+"$environment/bin/python" -c 'import torch, transformers, vllm, ray' || {
+    echo "The installation does not import; remove $environment and run this again." >&2
     exit 1
 }
 printf '%s\n' "$wanted" >"$mark"
