@@ -82,7 +82,9 @@ class Coordinator(Section):
     num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
     max_live: int = Field(64, gt=0)
     max_waiting: int = Field(256, ge=0)
-    step_timeout_s: float = Field(60.0, gt=0)
+    prefill_tokens: int = Field(4096, gt=0, description="tokens of new contexts that a step ingests at most")
+    step_timeout_s: float = Field(60.0, gt=0, description="a shard without an answer for this long is replaced")
+    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for a shard or the budget to come back")
     patience_s: float = Field(5.0, gt=0, description="how long one of several copies is waited for alone")
     pace_s: float = Field(0.0, ge=0)
 

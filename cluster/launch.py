@@ -251,6 +251,7 @@ def _start_fleet(
         coordinators=coordinator_names(configuration),
         grow=configuration.shards.count == "auto",
         start_timeout_s=configuration.shards.start_timeout_s,
+        stalled_s=configuration.coordinator.step_timeout_s,
     )
     fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
     if ray.get(fleet_actor.settings.remote()) != settings:
@@ -268,6 +269,7 @@ def _start_coordinator(
         namespace=configuration.namespace,
         budget=budget.NAME,
         fleet=fleet.NAME,
+        peers=tuple(other for other in coordinator_names(configuration) if other != name),
         when_exhausted=promised.when_exhausted,
         lease_tokens=configuration.budget.lease_tokens,
         device="cuda" if configuration.coordinator.num_gpus else "cpu",

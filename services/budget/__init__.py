@@ -1,15 +1,16 @@
-"""The privacy budget: a durable ledger, the actor that writes it, and the purse that coordinators pay from.
+"""The privacy budget: a durable ledger, the actor that writes it, and the client through which coordinators pay.
 
 budget = PrivacyBudget(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency="user")
 actor = start("ledger.db", budget, namespace="privmix")
-purse = Purse(actor)
-granted = await purse.take(protocol.event, 4)  # release at most `granted` tokens
+client = BudgetClient(actor)
+async with client.reserve(protocol.event, 4) as reserved:  # make at most `reserved.count` tokens
+    reserved.release(await reserved.charge(losses))  # release at most the first of them
 """
 
 from services.budget.actor import NAME, start
+from services.budget.client import BudgetClient
 from services.budget.errors import LedgerError
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.purse import Purse
 from services.budget.reader import read
 
-__all__ = ["NAME", "LedgerError", "PrivacyBudget", "Purse", "read", "start"]
+__all__ = ["NAME", "BudgetClient", "LedgerError", "PrivacyBudget", "read", "start"]

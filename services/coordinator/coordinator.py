@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any, Literal
 import psutil
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from services import tracing
-from services.budget.purse import Purse
-from services.budget.till import Till
+from services.budget.client import BudgetClient, Reservation
+from services.budget.errors import LedgerError
 from services.coordinator.delta_queue import DeltaQueue
 from services.coordinator.ensemble import Ensemble, Query, Rows
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
@@ -25,28 +27,47 @@ from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
 from services.privacy.shaping import shape
+from services.shard import ShardStatus
 
 logger = logging.getLogger(__name__)
+
+REPEAT_S = 0.5
+"""Between a step that failed and its repetition."""
+RETRY_AFTER_S = 30.0
+"""When a client may repeat a request that failed because a shard, or the budget, did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """Plain data, from which Ray can make the actor again at any time: other actors go by their names.
 
-    `model` is read for its tokenizer. `fleet` says who serves. `pace_s` hides how many parts a step asked: no step is
-    released earlier. `patience_s` is how long one of several copies of a shard is waited for alone. `device` is
-    PyTorch's, for the mathematics of a step.
+    Attributes:
+        model: read for its tokenizer.
+        fleet: the actor that names the shards, and replaces those that fail.
+        peers: the other coordinators of this deployment, with which this one shares what is left of the budget.
+        lease_tokens: how many tokens a lease holds at least.
+        max_live: how many sequences a step advances at most.
+        max_waiting: how many more can wait for their turn.
+        prefill_tokens: how many tokens of new contexts a step ingests at most, the first new one excepted.
+        step_timeout_s: without an answer for this long, a shard counts as stalled.
+        recovery_s: for how long sequences wait for a shard, or the budget, to come back before they fail.
+        patience_s: how long one of several copies of a shard may take before another one is called, too.
+        device: PyTorch's, for the mathematics of a step.
+        pace_s: no step is released earlier.
     """
 
     model: Path
     namespace: str
     budget: str
     fleet: str = "fleet"
+    peers: tuple[str, ...] = ()
     when_exhausted: Literal["refuse", "public"] = "refuse"
     lease_tokens: int = 32
     max_live: int = 64
     max_waiting: int = 256
+    prefill_tokens: int = 4096
     step_timeout_s: float = 60.0
+    recovery_s: float = 90.0
     patience_s: float = 5.0
     device: str = "cpu"
     pace_s: float = 0.0
@@ -63,12 +84,13 @@ class Coordinator:
         self._settings = settings
         self._between_steps = asyncio.Lock()
         self._take(shard_map or ray.get(self._actor(settings.fleet).shard_map.remote()))
-        self._purse = Purse(self._actor(settings.budget), settings.lease_tokens)
-        self._till = Till(self._actor(settings.budget))
+        self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
         self._live: dict[str, Live] = {}
         self._queues: dict[str, DeltaQueue] = {}
         self._stepping: asyncio.Task[None] | None = None
+        self._began: float | None = None
+        self._failing_since: float | None = None
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics()
 
@@ -112,87 +134,135 @@ class Coordinator:
         return self._protocol.event.to_json()
 
     async def health(self) -> None:
-        """Returns when every shard has answered."""
-        await self._ensemble.resident_bytes()
+        """Returns when steps succeed and each part group has a shard that works.
+
+        Raises:
+            Unavailable: names what does not work.
+        """
+        if self._live and self._failing_since is not None:
+            raise Unavailable(f"steps have failed for {time.monotonic() - self._failing_since:.0f} s")
+        if self._began is not None and time.monotonic() - self._began > self._settings.step_timeout_s:
+            raise Unavailable(f"a step has taken {time.monotonic() - self._began:.0f} s")
+        for copies in await self._ensemble.status():
+            troubles = [self._trouble(status) for status in copies]
+            if all(troubles):
+                raise Unavailable(f"a part group is not served: {troubles[0]}")
 
     async def measures(self) -> dict[str, Any]:
         """For benchmarks: seconds by stage of a step since the last call, and resident bytes. Nothing private."""
+        statuses = [status for copies in await self._ensemble.status() for status in copies]
         return {
             **self._steps.take(),
             "coordinator_bytes": psutil.Process().memory_info().rss,
-            "shard_bytes": await self._ensemble.resident_bytes(),
+            "shard_bytes": [status.resident_bytes for status in statuses if isinstance(status, ShardStatus)],
         }
+
+    async def return_leases(self) -> None:
+        """Returns when the ledger has what the leases of this coordinator hold and its present step does not use."""
+        await self._budget.return_unused()
 
     async def close(self) -> None:
         """Cancel what is live and give back what the lease has left."""
         self._end(list(self._live.values()), "cancelled")
-        await self._purse.settle()
+        await self._budget.settle()
 
     async def _run(self) -> None:
         while self._live:
+            batch = self._next_batch()
             try:
                 async with self._between_steps:
-                    await self._step(list(islice(self._live.values(), self._settings.max_live)))
-            except Unavailable as error:
-                logger.error("step failed: %s", error)
-                self._end(list(self._live.values()), "error")
+                    self._began = time.monotonic()
+                    await self._step(batch)
+                self._failing_since = None
+            except (Unavailable, LedgerError, RayError) as error:
+                await self._wait_for_recovery(batch, error)
+            except ValueError as error:
+                await self._isolate(batch, error)
             except Exception as error:
-                # The message may hold values of a distribution; the type does not.
-                logger.error("step failed: %s", type(error).__name__)
-                self._end(list(self._live.values()), "error")
+                self._fail(batch, error)
+            finally:
+                self._began = None
             if not self._live:
-                await self._purse.settle()  # who submits meanwhile is found by the loop
+                self._failing_since = None
+                await self._budget.settle()  # the loop finds what is submitted meanwhile
+
+    def _next_batch(self) -> list[Live]:
+        """The oldest sequences, of which new ones only as far as their contexts are ingested in a short time."""
+        batch: list[Live] = []
+        ingested = 0
+        for live in islice(self._live.values(), self._settings.max_live):
+            if not live.cached:
+                if ingested and ingested + len(live.tokens) > self._settings.prefill_tokens:
+                    continue
+                ingested += len(live.tokens)
+            batch.append(live)
+        return batch
+
+    async def _wait_for_recovery(self, batch: list[Live], error: Exception) -> None:
+        """Keep the sequences for a while, in which the fleet replaces what failed; then end those that wait longest."""
+        _forget_caches(self._live.values())
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            logger.warning("a step failed and is repeated: %s", _described(error))
+            with suppress(ValueError):  # a deployment of one part has no fleet
+                self._actor(self._settings.fleet).check.remote()
+        if time.monotonic() - self._failing_since > self._settings.recovery_s:
+            self._fail(batch, error, RETRY_AFTER_S)
+        else:
+            await asyncio.sleep(REPEAT_S)
+
+    async def _isolate(self, batch: list[Live], error: ValueError) -> None:
+        """An engine refused the batch before it computed anything: repeat the step with one sequence at a time."""
+        if len(batch) == 1:
+            self._fail(batch, error)
+        for live in batch if len(batch) > 1 else []:
+            try:
+                async with self._between_steps:
+                    await self._step([live])
+            except Exception as own:
+                self._fail([live], own)
+
+    def _fail(self, batch: list[Live], error: Exception, retry_after: float | None = None) -> None:
+        logger.error("%d sequences failed: %s", len(batch), _described(error))
+        left = [live for live in batch if live.id in self._live]
+        self._deliver([live.end("error", retry_after) for live in left])
 
     async def _step(self, batch: list[Live]) -> None:
         """One token for each of these, if there is budget. A part of the first trace among them, linked to the rest."""
         traces = list(dict.fromkeys(live.generation.trace for live in batch if live.generation.trace))
         with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
             tracing.say(span, {"privmix.sequences": len(batch)})
-            await self._advance(batch)
+            private = [live for live in batch if not live.public]
+            upcoming = sum(live.remaining for live in self._live.values() if not live.public)
+            async with self._budget.reserve(self._protocol.event, len(private), upcoming) as reserved:
+                self._exhaust(private[reserved.count :])
+                await self._advance([live for live in batch if live.id in self._live], reserved)
 
-    async def _advance(self, batch: list[Live]) -> None:
-        started = time.perf_counter()
-        batch = await self._admit(batch)
+    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
         if not batch:
             return
-        queries = [Query(live.id, live.tokens, () if live.public else self._protocol.draw()) for live in batch]
-        admitted = time.perf_counter()
-        rows = await self._ensemble.ask(queries)
+        started = time.perf_counter()
+        rows = await self._ensemble.ask([Query(live.id, live.tokens, not live.public) for live in batch])
         asked = time.perf_counter()
-        pending = await asyncio.to_thread(self._pending_release, batch, queries, rows)
-        granted = await self._charge(batch, pending)
+        pending = await asyncio.to_thread(self._pending_release, batch, rows)
+        granted = len(pending.private)
+        if granted:
+            granted = min(granted, await reserved.charge(pending.losses))
+        self._exhaust([batch[index] for index in pending.private[granted:]])
         tokens = await asyncio.to_thread(pending.sample, granted)
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        self._metrics.step(len(queries), len(queries) + len(rows.drawn))
-        released = zip(batch, tokens, strict=True)
-        self._deliver(self._accept(live, token) for live, token in released if live.id in self._live)
-        self._steps.add(len(queries) + len(rows.drawn), admitted - started, asked - admitted, sampled - asked)
+        paid = {batch[index].id for index in pending.private[:granted]}
+        released = [(live, token) for live, token in zip(batch, tokens, strict=True) if live.id in self._live]
+        reserved.release(sum(live.id in paid for live, _ in released))
+        self._metrics.step(len(batch), rows.computed)
+        self._deliver([self._accept(live, token) for live, token in released])
+        self._steps.add(rows.computed, asked - started, sampled - asked)
 
     def _accept(self, live: Live, token: int) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
+        live.cached = True
         return live.accept(token)
-
-    async def _admit(self, batch: list[Live]) -> list[Live]:
-        """Those that may have a token: paid for, to be paid for by its measured loss, or by the public model alone."""
-        private = [live for live in batch if not live.public]
-        if private:
-            self._exhaust(private[await self._prepay(len(private)) :])
-        return [live for live in batch if live.id in self._live]
-
-    async def _prepay(self, tokens: int) -> int:
-        """How many of so many tokens may be asked for."""
-        if self._protocol.event.measured:
-            return tokens if await self._till.is_open() else 0
-        return await self._purse.take(self._protocol.event, tokens)
-
-    async def _charge(self, batch: Sequence[Live], pending: PendingRelease) -> int:
-        """How many of the private tokens are paid for; the losses of these are on disk when this returns."""
-        if pending.losses is None:
-            return len(pending.private)
-        granted = await self._till.charge(self._protocol.event, pending.losses)
-        self._exhaust([batch[index] for index in pending.private[granted:]])
-        return granted
 
     def _exhaust(self, unpaid: Sequence[Live]) -> None:
         """The budget has nothing for these."""
@@ -203,17 +273,28 @@ class Coordinator:
         else:
             self._end(left, "privacy_budget")
 
-    def _pending_release(self, batch: Sequence[Live], queries: Sequence[Query], rows: Rows) -> PendingRelease:
+    async def _recall_leases(self) -> None:
+        """Wait until the other coordinators have returned what they do not use; one that does not answer keeps its."""
+        calls = []
+        for name in self._settings.peers:
+            with suppress(ValueError):  # it is not alive
+                calls.append(asyncio.ensure_future(self._actor(name).return_leases.remote()))
+        if calls:
+            await asyncio.wait(calls, timeout=self._settings.step_timeout_s)
+
+    def _trouble(self, status: ShardStatus | Unavailable) -> str | None:
+        return str(status) if isinstance(status, Unavailable) else status.trouble(self._settings.step_timeout_s)
+
+    def _pending_release(self, batch: Sequence[Live], rows: Rows) -> PendingRelease:
         answers = shape(
             rows.public.to(self._settings.device),
             rows.drawn.to(self._settings.device),
-            tuple(query.models for query in queries),
+            rows.models,
             tuple(live.generation.options for live in batch),
             overwrite_parts=True,
         )
-        return PendingRelease.of(
-            self._protocol, answers, [index for index, live in enumerate(batch) if not live.public]
-        )
+        private = [index for index, live in enumerate(batch) if not live.public]
+        return PendingRelease.of(self._protocol, answers, private)
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)
@@ -250,6 +331,17 @@ class Coordinator:
 CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
 
 
+def _forget_caches(sequences: Iterable[Live]) -> None:
+    for live in sequences:
+        live.cached = False
+
+
+def _described(error: Exception) -> str:
+    """The message of an error of ours; of any other its type, because its message may hold values of a distribution."""
+    cause = getattr(error, "cause", error)
+    return str(cause) if isinstance(cause, Unavailable | LedgerError) else type(cause).__name__
+
+
 class StepTimes:
     """Where the time of the steps went, for the benchmarks."""
 
@@ -257,10 +349,10 @@ class StepTimes:
         self._clear()
 
     def _clear(self) -> None:
-        self._totals = {"steps": 0, "rows": 0, "budget_s": 0.0, "shards_s": 0.0, "arithmetic_s": 0.0}
+        self._totals = {"steps": 0, "rows": 0, "shards_s": 0.0, "arithmetic_s": 0.0}
 
-    def add(self, rows: int, budget_s: float, shards_s: float, arithmetic_s: float) -> None:
-        for name, value in zip(self._totals, (1, rows, budget_s, shards_s, arithmetic_s), strict=True):
+    def add(self, rows: int, shards_s: float, arithmetic_s: float) -> None:
+        for name, value in zip(self._totals, (1, rows, shards_s, arithmetic_s), strict=True):
             self._totals[name] += value
 
     def take(self) -> dict[str, float]:

@@ -1,135 +1,176 @@
-"""The ensemble as the coordinator sees it: models by number, in blocks spread over shards."""
+"""The ensemble as the coordinator sees it: models by number, in part groups spread over shards.
+
+A step has a constant shape. For each private sequence every shard computes one public row and as many part rows as the
+protocol can draw from its group: `ZERO` stands for what was not drawn, or is drawn from another group. So neither the
+number nor the size nor the order of the engines' operations depends on the draw, and every shard advances every
+sequence, whichever parts were drawn.
+
+A protocol that is reproduced as published draws how many parts it uses (`Protocol.rows` is None). Its steps show that
+number, and how it is spread over the shards, to an observer of time.
+"""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from zlib import crc32
 
 import numpy as np
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
 from services import tracing
 from services.coordinator.copies import Copies
+from services.coordinator.draws import DrawQueue
 from services.coordinator.messages import Unavailable
-from services.engine.engine import PUBLIC, Request
-from services.fleet.shard_map import ShardMap
-
-# A block, and the order in which its copies are asked.
-_Destination = tuple[int, tuple[int, ...]]
+from services.engine.engine import PUBLIC, ZERO, Request
+from services.fleet.shard_map import PartGroup, ShardMap
+from services.shard import ShardStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One token's question: a sequence's whole context, and the numbers of the models drawn for it."""
+    """Asks for the next token of a sequence, given its whole context: from the protocol, or from the public model."""
 
     sequence: str
     tokens: tuple[int, ...]
-    models: tuple[int, ...]
+    private: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Log-probabilities, float32: `public` [queries, V]; `drawn` [sum of models drawn, V], grouped by query."""
+    """Log-probabilities for each query, float32.
+
+    Attributes:
+        public: [queries, V].
+        drawn: [sum of models drawn, V], grouped by query.
+        models: the models drawn for each query, in the order of its rows; none for a query of the public model.
+        computed: how many rows the shards computed, padding included.
+    """
 
     public: torch.Tensor
     drawn: torch.Tensor
+    models: tuple[tuple[int, ...], ...]
+    computed: int
 
 
 class Ensemble:
-    """Asks all blocks of a shard map at once. Any of them answers for the public model, each sequence has its own.
+    """Draws for every query and collects the rows from all part groups at once.
 
-    `actor` finds a shard by its name. A shard with copies that does not answer within `patience_s` is asked no longer
-    alone; nothing is waited for longer than `timeout_s`.
+    Args:
+        actor: finds a living shard by its name, or raises ValueError.
+        timeout_s: how long a step may take.
+        patience_s: how long one of several copies of a shard may take before another one is called, too.
     """
 
     def __init__(
         self, shard_map: ShardMap, actor: Callable[[str], ActorHandle], timeout_s: float, patience_s: float
     ) -> None:
-        self._models = [dict(block.models) for block in shard_map.groups]
-        self._copies = [Copies([actor(name) for name in block.shards], patience_s) for block in shard_map.groups]
-        self._block_of = {model: index for index, models in enumerate(self._models) for model in models}
+        rows = shard_map.protocol.rows
+        self._groups = [_Group(group, rows, Copies(group.shards, actor, patience_s)) for group in shard_map.groups]
+        self._group_of = {model: at for at, group in enumerate(shard_map.groups) for model in group.models}
+        self._draws = DrawQueue(shard_map.protocol)
         self._timeout_s = timeout_s
 
     async def ask(self, queries: Sequence[Query]) -> Rows:
-        """The rows of every model drawn, and the public row of every query.
+        """Returns the public row of every query and the rows of the models drawn for it, without the padding.
 
         Raises:
-            Unavailable: a block failed or did not answer in time. No model is ever left out of a draw instead: that
+            Unavailable: a group failed or did not answer in time. No model is ever left out of a draw instead: that
                 would be another mechanism.
+            ValueError: an engine refuses the queries.
         """
-        requests = self._requests(queries)
+        public = [_Asked(query, (), ()) for query in queries if not query.private]
+        private = [
+            _Asked(query, self._draws.current(query.sequence), self._draws.coming(query.sequence))
+            for query in queries
+            if query.private
+        ]
+        # The public row of a sequence comes from the first group. Sequences without a draw need no other.
+        asked = [[*private, *public], *([private] * (len(self._groups) - 1))]
         with tracing.span("ask"):
-            # The first call brings the public row of the first query, whatever was drawn. Which others there are is
-            # the draw, so no trace shows them.
-            traces = chain([tracing.traceparent()], repeat(None))
-            calls = asyncio.gather(
-                *(
-                    self._copies[block].next_token(order, asked, trace)
-                    for ((block, order), asked), trace in zip(requests.items(), traces, strict=False)
-                )
-            )
+            calls = (group.ask(theirs) for group, theirs in zip(self._groups, asked, strict=True))
             try:
-                answers = await asyncio.wait_for(calls, self._timeout_s)
-            except (RayError, TimeoutError) as error:
-                raise Unavailable("an ensemble shard does not answer") from error
-        return self._assemble(queries, requests, answers)
+                answers = await asyncio.wait_for(asyncio.gather(*calls), self._timeout_s)
+            except TimeoutError as error:
+                raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
+        self._draws.advance(one.query.sequence for one in private)
+        draws = {one.query.sequence: one.draw for one in private}
+        return self._collect(queries, draws, answers)
 
     def release(self, sequences: Sequence[str]) -> None:
-        for copies in self._copies:
-            copies.release(sequences)
+        """Drop the draws and the caches of sequences that have ended."""
+        self._draws.forget(sequences)
+        for group in self._groups:
+            group.copies.release(sequences)
 
-    async def resident_bytes(self) -> list[int]:
-        found = await asyncio.gather(*(copies.resident_bytes() for copies in self._copies))
-        return [size for sizes in found for size in sizes]
+    async def status(self) -> list[list[ShardStatus | Unavailable]]:
+        """Returns for each group the status of each copy, or why there is none."""
+        return await asyncio.gather(*(group.copies.status() for group in self._groups))
 
-    def _requests(self, queries: Sequence[Query]) -> dict[_Destination, list[Request]]:
-        requests: dict[_Destination, list[Request]] = defaultdict(list)
-        for query in queries:
-            adapters: dict[int, list[str]] = defaultdict(list)
-            adapters[self._public_block(query)].append(PUBLIC)
-            for model in query.models:
-                block = self._block_of[model]
-                adapters[block].append(self._models[block][model])
-            for block, names in adapters.items():
-                order = self._copies[block].choice(_number(query.sequence))
-                requests[block, order].append(Request(query.sequence, query.tokens, tuple(names)))
-        return requests
-
-    def _public_block(self, query: Query) -> int:
-        return _number(query.sequence) % len(self._copies)
-
-    def _assemble(
-        self, queries: Sequence[Query], requests: Mapping[_Destination, list[Request]], answers: Sequence[np.ndarray]
+    def _collect(
+        self,
+        queries: Sequence[Query],
+        draws: Mapping[str, tuple[int, ...]],
+        answers: Sequence[Mapping[str, np.ndarray]],
     ) -> Rows:
-        """Put the rows back in the order of the queries."""
-        rows = {
-            (block, request.sequence): own
-            for ((block, _), asked), answer in zip(requests.items(), answers, strict=True)
-            for request, own in zip(asked, _split(answer, asked), strict=True)
-        }
         public: list[np.ndarray] = []
         drawn: list[np.ndarray] = []
         for query in queries:
-            following = {block: iter(rows[block, query.sequence]) for block in self._blocks_of(query)}
-            public.append(next(following[self._public_block(query)]))
-            drawn += (next(following[self._block_of[model]]) for model in query.models)
-        return Rows(_stack(public), _stack(drawn, public[0].shape))
-
-    def _blocks_of(self, query: Query) -> set[int]:
-        return {self._public_block(query), *(self._block_of[model] for model in query.models)}
-
-
-def _number(sequence: str) -> int:
-    return crc32(sequence.encode())
+            public.append(answers[0][query.sequence][0])
+            following = [iter(answer.get(query.sequence, _NO_ROWS)[1:]) for answer in answers]
+            drawn += (next(following[self._group_of[model]]) for model in draws.get(query.sequence, ()))
+        return Rows(
+            _stack(public),
+            _stack(drawn, public[0].shape),
+            tuple(draws.get(query.sequence, ()) for query in queries),
+            sum(len(rows) for answer in answers for rows in answer.values()),
+        )
 
 
-def _split(answer: np.ndarray, requests: Sequence[Request]) -> list[np.ndarray]:
-    ends = np.cumsum([len(request.adapters) for request in requests])
-    return np.split(answer, ends[:-1])
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A query with the draw for its token and those for the coming ones."""
+
+    query: Query
+    draw: tuple[int, ...]
+    coming: Sequence[tuple[int, ...]]
+
+
+class _Group:
+    """One part group: knows its models and how many rows of them a draw can name."""
+
+    def __init__(self, group: PartGroup, rows: int | None, copies: Copies) -> None:
+        self.copies = copies
+        self._adapters = dict(group.models)
+        self._rows = None if rows is None else min(rows, len(group.models))
+
+    async def ask(self, asked: Sequence[_Asked]) -> dict[str, np.ndarray]:
+        """Returns for each sequence its rows, [1 + part rows, V]: the public model's, those drawn, then padding."""
+        by_copy: dict[tuple[int, ...], list[_Asked]] = defaultdict(list)
+        for one in asked:
+            by_copy[self.copies.order(crc32(one.query.sequence.encode()))].append(one)
+        answers = await asyncio.gather(*(self._call(order, theirs) for order, theirs in by_copy.items()))
+        return {sequence: rows for answer in answers for sequence, rows in answer.items()}
+
+    async def _call(self, order: Sequence[int], asked: Sequence[_Asked]) -> dict[str, np.ndarray]:
+        requests = [Request(one.query.sequence, one.query.tokens, (PUBLIC, *self._names(one))) for one in asked]
+        coming = tuple(name for one in asked for draw in one.coming for name in self._padded(draw))
+        answer = await self.copies.next_token(order, requests, coming, tracing.traceparent())
+        ends = np.cumsum([len(request.adapters) for request in requests])
+        split = np.split(answer, ends[:-1])
+        return {request.sequence: rows for request, rows in zip(requests, split, strict=True)}
+
+    def _names(self, asked: _Asked) -> tuple[str, ...]:
+        return self._padded(asked.draw) if asked.query.private else ()
+
+    def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:
+        """The adapters of this group that the draw names, padded to a constant number."""
+        drawn = tuple(self._adapters[model] for model in draw if model in self._adapters)
+        return drawn if self._rows is None else drawn + (ZERO,) * (self._rows - len(drawn))
+
+
+_NO_ROWS = np.empty((0, 0), np.float32)
 
 
 def _stack(rows: Sequence[np.ndarray], shape: tuple[int, ...] = ()) -> torch.Tensor:

@@ -30,7 +30,8 @@ class Delta:
 
     `tokens` counts the tokens released (and charged) since the delta before; `text` may be empty although tokens were
     released, while it could still become a stop string or half a character. `public` says that the public model alone
-    answered, at no charge. The last delta of a generation, and no other, has a `finish_reason`.
+    answered, at no charge. The last delta of a generation, and no other, has a `finish_reason`. After "error",
+    `retry_after` says in how many seconds the same request can succeed; None where a repetition does not help.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Delta:
     tokens: int
     finish_reason: FinishReason | None = None
     public: bool = False
+    retry_after: float | None = None
 
 
 class CoordinatorError(Exception):

@@ -10,6 +10,7 @@ class Sequence:
     """Context, text and end of one generation; every token that it accepts has been paid for.
 
     `channel` names the gateway that asked. One that is `public` is answered by the public model alone, at no charge.
+    `cached` says that the shards have its context, as far as the coordinator knows.
     """
 
     def __init__(self, channel: str, generation: Generation, detokenizer: Detokenizer) -> None:
@@ -19,6 +20,7 @@ class Sequence:
         self.public = False
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
+        self.cached = False
         self._text = TextStream(detokenizer, generation.prompt, generation.stop)
 
     def waited(self) -> float:
@@ -32,6 +34,11 @@ class Sequence:
         return len(self.tokens) > len(self.generation.prompt)
 
     @property
+    def remaining(self) -> int:
+        """How many more tokens it can release."""
+        return self.generation.max_tokens - (len(self.tokens) - len(self.generation.prompt))
+
+    @property
     def id(self) -> str:
         return self.generation.id
 
@@ -41,15 +48,15 @@ class Sequence:
         text = self._text.push(token)
         if self._text.stopped:
             self.finish_reason = "stop"
-        elif len(self.tokens) - len(self.generation.prompt) == self.generation.max_tokens:
+        elif not self.remaining:
             self.finish_reason = "length"
             text += self._text.finish()
         return self._delta(text, 1)
 
-    def end(self, reason: FinishReason) -> Delta:
-        """No further token will come."""
+    def end(self, reason: FinishReason, retry_after: float | None = None) -> Delta:
+        """No further token will come. `retry_after` as in `Delta`."""
         self.finish_reason = reason
-        return self._delta(self._text.finish(), 0)
+        return self._delta(self._text.finish(), 0, retry_after)
 
-    def _delta(self, text: str, tokens: int) -> Delta:
-        return Delta(self.id, text, tokens, self.finish_reason, self.public)
+    def _delta(self, text: str, tokens: int, retry_after: float | None = None) -> Delta:
+        return Delta(self.id, text, tokens, self.finish_reason, self.public, retry_after)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,11 +19,11 @@ from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.settings import Settings
-from services.shard import ShardActor
+from services.shard import ShardActor, ShardStatus
 
 NAME = "fleet"
 PROBE_S = 5.0
-WATCH_S = 15.0
+WATCH_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class FleetSettings:
     """Plain data, from which Ray can make the actor again.
 
     `order` is that of the ledger's filter, on which a protocol may depend. `coordinators` are told of every change.
-    `grow` lets the next part group join whenever the cluster has room for it.
+    `grow` lets the next part group join whenever the cluster has room for it. A shard that makes no progress for
+    `stalled_s` is replaced.
     """
 
     namespace: str
@@ -46,16 +48,23 @@ class FleetSettings:
     coordinators: tuple[str, ...]
     grow: bool = False
     start_timeout_s: float = 900.0
+    stalled_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ShardHealth:
-    """One actor of the fleet; `answers` says whether it did within a few seconds."""
+    """One actor of the fleet.
+
+    Attributes:
+        answers: whether it works: it answers within a few seconds, and its engine makes progress.
+        trouble: what is wrong with it, in words.
+    """
 
     name: str
     parts: tuple[int, ...]
     answers: bool
     resident_bytes: int | None
+    trouble: str | None = None
 
 
 class Fleet:
@@ -73,6 +82,8 @@ class Fleet:
         self._shard_map = self._shard_map_of(shards)
         self._replicas: int | None = None
         self._metrics = FleetMetrics()
+        self._answered: dict[str, float] = {}
+        self._checking = asyncio.Lock()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def start(self) -> ShardMap:
@@ -93,7 +104,7 @@ class Fleet:
         return self._settings
 
     async def scale(self, shards: int) -> ShardMap:
-        """Serve the first `shards` part groups. New shards join once they answer; old ones end once no request names them.
+        """Serve the first `shards` part groups. New ones join once they answer, old ones end once they get no requests.
 
         Raises:
             FleetError: there are fewer groups, or a shard could not be started; then nothing has changed.
@@ -127,16 +138,18 @@ class Fleet:
             await self._try_to_scale(count)
 
     async def health(self) -> list[ShardHealth]:
-        """Every shard of the shard map, asked now."""
-        parts = {name: tuple(plan.part_numbers) for plan in self._settings.plans for name in plan.shards}
-        names = self._shard_map.shards
-        found = await asyncio.gather(*map(self._probe, names))
-        for name, resident in zip(names, found, strict=True):
-            self._metrics.probed(name, resident is not None)
-        return [
-            ShardHealth(name, parts[name], resident is not None, resident)
-            for name, resident in zip(names, found, strict=True)
-        ]
+        """Returns the state of every shard in the shard map, probed now."""
+        return await asyncio.gather(*map(self._probe, self._shard_map.shards))
+
+    async def check(self) -> list[ShardHealth]:
+        """Probe every shard in the shard map, and replace those that failed or make no progress."""
+        async with self._checking:
+            found = await self.health()
+            for shard in found:
+                self._metrics.probed(shard.name, shard.answers)
+                if self._is_lost(shard):
+                    self._replace(shard)
+            return found
 
     async def status(self) -> dict[str, Any]:
         """For `privmix status`: nothing here depends on the private text."""
@@ -148,7 +161,8 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        """End every shard."""
+        """End every shard, for good."""
+        self._watching.cancel()
         self._lower(range(len(self._settings.plans)))
 
     def _shard_map_of(self, shards: int) -> ShardMap:
@@ -202,10 +216,11 @@ class Fleet:
         return f"{self._settings.namespace}-{plan.shards[0]}"
 
     async def _watch(self) -> None:
-        """Probe the shards for ever, for the metrics' sake, and look for room."""
+        """Check the shards for ever, and start the next part group where there is room."""
         while True:
             await asyncio.sleep(WATCH_S)
-            await self.health()
+            if not self._changing.locked():
+                await self.check()
             if self._settings.grow and not self._changing.locked() and self._has_room():
                 await self._try_to_scale(len(self._shard_map.groups) + 1)
 
@@ -242,16 +257,43 @@ class Fleet:
                 with suppress(ValueError):
                     remove_placement_group(ray.util.get_placement_group(self._group_name(plan)))
 
-    async def _probe(self, name: str) -> int | None:
+    async def _probe(self, name: str) -> ShardHealth:
+        parts = tuple(self._plan_of(name).part_numbers)
         actor = self._find(name)
         if actor is None:
-            return None
+            return ShardHealth(name, parts, False, None, "there is no such actor")
         try:
-            status = await asyncio.wait_for(actor.status.remote(), PROBE_S)
-        except (RayError, TimeoutError):
-            return None
-        resident: int = status.resident_bytes
-        return resident
+            status: ShardStatus = await asyncio.wait_for(actor.status.remote(), PROBE_S)
+        except TimeoutError:
+            return ShardHealth(name, parts, False, None, f"it does not answer within {PROBE_S:g} s")
+        except RayError as error:
+            self._answered.pop(name, None)
+            return ShardHealth(name, parts, False, None, f"its process is gone ({type(error).__name__})")
+        self._answered[name] = time.monotonic()
+        trouble = status.trouble(self._settings.stalled_s)
+        return ShardHealth(name, parts, trouble is None, status.resident_bytes, trouble)
+
+    def _is_lost(self, shard: ShardHealth) -> bool:
+        """Whether this shard does not come back by itself. One that has not answered yet still starts."""
+        if shard.answers:
+            return False
+        if shard.resident_bytes is not None or self._find(shard.name) is None:
+            return True
+        silent_s = time.monotonic() - self._answered.get(shard.name, math.inf)
+        return silent_s > self._settings.stalled_s
+
+    def _replace(self, shard: ShardHealth) -> None:
+        _log.error("%s is replaced: %s", shard.name, shard.trouble)
+        self._answered.pop(shard.name, None)
+        actor = self._find(shard.name)
+        if actor is not None:
+            ray.kill(actor, no_restart=False)
+        else:
+            for _ in self._actors(self._plan_of(shard.name)):
+                pass
+
+    def _plan_of(self, name: str) -> ShardPlan:
+        return next(plan for plan in self._settings.plans if name in plan.shards)
 
     def _find(self, name: str) -> ActorHandle | None:
         try:

@@ -8,7 +8,7 @@ from services.engine.engine import EngineSettings
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """A part group that can be served: its models by number, the engine that holds them, and what Ray reserves for each copy.
+    """A part group that can be served: its models, by number, its engine, and what Ray reserves for each copy.
 
     `parts` counts the parts of the group, `copies` the actors that serve it. `environment` follows from the machine on
     which the plan was made.

@@ -8,7 +8,7 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from services.coordinator.messages import Delta, FinishReason, Generation
-from services.gateway.errors import NO_RETRY, ApiError, budget_exhausted, unavailable
+from services.gateway.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
 from services.gateway.responses import Frame, Piece, Privmix, Style, Usage
 
 
@@ -67,9 +67,9 @@ class Answer:
         for delta in deltas:
             self._choices[delta.id].hear(delta)
         self._sources |= _sources(deltas)
+        if broken := [delta for delta in deltas if delta.finish_reason in ("error", "cancelled")]:
+            raise self.failed(generation_failed(broken[0].retry_after))
         reasons = {choice.finish_reason for choice in self._choices.values()}
-        if reasons & {"error", "cancelled"}:
-            raise self.failed(unavailable("the answer could not be completed", "generation_failed"))
         if reasons == {"privacy_budget"} and not self.usage.completion_tokens:
             raise budget_exhausted()
 

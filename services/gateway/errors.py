@@ -52,6 +52,16 @@ def unavailable(message: str, code: str = "service_unavailable", headers: Mappin
     return ApiError(503, message, code=code, kind="server_error", headers=headers)
 
 
+def generation_failed(retry_after: float | None) -> ApiError:
+    """The ensemble could not continue an answer. Tokens that were not released were not charged.
+
+    Args:
+        retry_after: in how many seconds the same request can succeed; None where a repetition does not help.
+    """
+    headers = NO_RETRY if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
+    return unavailable("the answer could not be completed", "generation_failed", headers)
+
+
 def budget_exhausted() -> ApiError:
     return ApiError(
         429,

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.budget.actor import start
+from services.budget.client import BudgetClient
 from services.budget.errors import LeaseRefused
 from services.budget.filter import NO_LOSSES, Filter, Losses
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement, statement
-from services.budget.till import Till
 from services.privacy import accounting
 from services.privacy.gnmax import GNMaxEvent
 from services.privacy.submix import SubMixEvent
@@ -155,21 +155,22 @@ def test_clients_are_told_nothing_that_was_measured(ledger: Ledger) -> None:
     assert "operational" in told.guarantee
 
 
-def test_a_till_pays_through_the_actor_and_closes_at_the_end(
-    cluster: None, path: Path, measured: PrivacyBudget
-) -> None:
-    actor = start(str(path), measured, namespace=NAMESPACE, name="till")
+def test_measured_tokens_are_charged_before_their_release(cluster: None, path: Path, measured: PrivacyBudget) -> None:
+    actor = start(str(path), measured, namespace=NAMESPACE, name="measured")
 
-    async def pay() -> None:
-        till = Till(actor)
-        assert await till.is_open()
-        assert await till.charge(SUBMIX, [[0.1, 0.2, 0.3]] * 3) == 3
-        assert await till.charge(SUBMIX, [[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]]) == 1
-        assert not await till.is_open()
-        assert not await Till(actor).is_open()
+    async def spend() -> None:
+        client = BudgetClient(actor)
+        async with client.reserve(SUBMIX, 3) as reserved:
+            assert reserved.count == 3
+            assert await reserved.charge([[0.1, 0.2, 0.3]] * 3) == 3
+        async with client.reserve(SUBMIX, 2) as reserved:
+            assert await reserved.charge([[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]]) == 1
+        for closed in (client, BudgetClient(actor)):
+            async with closed.reserve(SUBMIX, 1) as reserved:
+                assert reserved.count == 0, "where losses are limited, the end is for ever"
 
     try:
-        asyncio.run(pay())
+        asyncio.run(spend())
         assert read(path).charged == {SUBMIX: 4}
     finally:
         ray.kill(actor)

@@ -1,0 +1,258 @@
+"""The budget client: every token that it releases was charged on disk before, and none of the budget is lost in it."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+import ray
+
+from services.budget.client import STEPS_AHEAD, BudgetClient
+from services.budget.errors import Fenced
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.privacy.events import Event
+from tests.services.budget.conftest import ALLOWANCE, Allowance
+from tests.services.budget.events import COARSE, FINE
+
+
+async def take(client: BudgetClient, event: Event, count: int) -> int:
+    """Reserves up to `count` tokens and releases all of them."""
+    async with client.reserve(event, count) as reserved:
+        reserved.release(reserved.count)
+    return reserved.count
+
+
+async def drain(client: BudgetClient, size: Callable[[], int]) -> int:
+    """Takes until not one token is granted."""
+    taken = 0
+    while granted := await take(client, COARSE, size()):
+        taken += granted
+    return taken
+
+
+@pytest.mark.parametrize("size", [1, 32, 300])
+def test_it_spends_the_budget_to_the_last_token(allowance: Allowance, size: int) -> None:
+    async def spend() -> int:
+        return await drain(BudgetClient(allowance.actor, size), lambda: random.randint(1, 40))
+
+    assert asyncio.run(spend()) == ALLOWANCE
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_what_it_hands_out_is_charged_on_disk(allowance: Allowance) -> None:
+    async def spend() -> None:
+        client, taken = BudgetClient(allowance.actor, 20), 0
+        for _ in range(30):
+            taken += await take(client, COARSE, 7)
+            assert allowance.charged()[COARSE] >= taken
+
+    asyncio.run(spend())
+
+
+def test_settled_it_leaves_charged_what_was_taken(allowance: Allowance) -> None:
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        assert await take(client, COARSE, 15) == 15
+        await client.settle()
+        assert client.available == 0
+        assert allowance.charged() == {COARSE: 15}
+        assert await take(client, COARSE, 15) == 15, "it goes on when it is needed again"
+        await client.settle()
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: 30}
+
+
+def test_it_closes_the_leases_that_it_has_used_up(allowance: Allowance) -> None:
+    held = read(allowance.path).held
+
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        for _ in range(10):
+            await take(client, COARSE, 10)
+        await client.settle()
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: 100}
+    assert read(allowance.path).held == held
+
+
+def test_it_orders_before_it_is_empty(allowance: Allowance) -> None:
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        await take(client, COARSE, 11)
+        while client.available == 9:
+            await asyncio.sleep(0.01)
+        assert client.available == 29
+
+    asyncio.run(spend())
+
+
+def test_another_event_sends_back_what_was_leased_for_the_one_before(allowance: Allowance) -> None:
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        await take(client, COARSE, 15)
+        assert await take(client, FINE, 5) == 5
+        assert allowance.charged() == {COARSE: 15, FINE: 20}
+        await client.settle()
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: 15, FINE: 5}
+
+
+def test_many_at_once_share_it(allowance: Allowance) -> None:
+    async def spend() -> int:
+        client = BudgetClient(allowance.actor, 16)
+        return sum(await asyncio.gather(*(take(client, COARSE, 3) for _ in range(100))))
+
+    assert asyncio.run(spend()) == ALLOWANCE
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
+    async def spend() -> int:
+        first, second = BudgetClient(allowance.actor, 50), BudgetClient(allowance.actor, 70)
+        taken = sum(await asyncio.gather(drain(first, lambda: 2), drain(second, lambda: 3)))
+        assert (first.available, second.available) == (0, 0)
+        return taken
+
+    assert asyncio.run(spend()) == ALLOWANCE
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_what_one_settles_another_may_take(allowance: Allowance) -> None:
+    async def spend() -> None:
+        rich, poor = BudgetClient(allowance.actor, ALLOWANCE), BudgetClient(allowance.actor, 50)
+        await take(rich, COARSE, 1)
+        assert await take(poor, COARSE, 10) == 0
+        await rich.settle()
+        assert await take(poor, COARSE, 10) == 10
+
+    asyncio.run(spend())
+
+
+def test_being_cancelled_loses_nothing(allowance: Allowance) -> None:
+    async def spend() -> int:
+        client, choice, taken = BudgetClient(allowance.actor, 10), random.Random(0), 0
+        while granted := await cancelled_sometimes(lambda: take(client, COARSE, 4), choice):
+            taken += granted
+        return taken
+
+    async def cancelled_sometimes(take: Callable[[], Awaitable[int]], choice: random.Random) -> int:
+        while choice.random() < 0.5:
+            waiting = asyncio.ensure_future(take())
+            await asyncio.sleep(0)
+            if waiting.done():
+                return waiting.result()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        return await take()
+
+    assert asyncio.run(spend()) == ALLOWANCE
+
+
+def test_the_actor_dies_and_the_client_goes_on(allowance: Allowance) -> None:
+    async def spend() -> int:
+        client = BudgetClient(allowance.actor, 20)
+        taken = await take(client, COARSE, 15)
+        ray.kill(allowance.actor, no_restart=False)
+        return taken + await drain(client, lambda: 15)
+
+    assert asyncio.run(spend()) == ALLOWANCE
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_a_client_that_is_lost_stays_charged(allowance: Allowance) -> None:
+    async def spend() -> None:
+        await take(BudgetClient(allowance.actor, 100), COARSE, 1)
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: 100}
+    assert asyncio.run(drain(BudgetClient(allowance.actor, 100), lambda: 1)) == ALLOWANCE - 100
+
+
+def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: PrivacyBudget) -> None:
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        assert await take(client, COARSE, 5) == 5
+        Ledger(allowance.path, roomy)
+        assert await take(client, COARSE, 15) == 15, "these were charged before"
+        for _ in range(2):
+            with pytest.raises(Fenced):
+                await take(client, COARSE, 1)
+        allowance.restart()
+        assert await take(client, COARSE, 1) == 1
+
+    asyncio.run(spend())
+
+
+def test_what_is_not_released_goes_back(allowance: Allowance) -> None:
+    """A step that fails releases nothing; its tokens can be reserved again, and cost nothing."""
+
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 20)
+        for _ in range(50):
+            with pytest.raises(ZeroDivisionError):
+                async with client.reserve(COARSE, 15):
+                    raise ZeroDivisionError
+        async with client.reserve(COARSE, 15) as reserved:
+            reserved.release(4)
+            with pytest.raises(ValueError, match="cannot release 12 more tokens of 15 with 4 released"):
+                reserved.release(12)
+        await client.settle()
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: 4}
+
+
+def test_leases_grow_with_the_steps_and_end_with_what_is_needed(allowance: Allowance) -> None:
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 4)
+        async with client.reserve(COARSE, 30):
+            assert allowance.charged()[COARSE] >= STEPS_AHEAD * 30, "the next step finds its tokens charged"
+        await client.settle()
+        async with client.reserve(COARSE, 3, upcoming=3):
+            assert allowance.charged() == {COARSE: 3}, "nothing is leased that nobody can need"
+        await client.settle()
+
+    asyncio.run(spend())
+    assert allowance.charged() == {}
+
+
+def test_unused_leases_of_others_are_shared_before_anyone_is_refused(allowance: Allowance) -> None:
+    async def spend() -> None:
+        first = BudgetClient(allowance.actor, ALLOWANCE)
+        second = BudgetClient(allowance.actor, 50, recall=first.return_unused)
+        assert await take(first, COARSE, ALLOWANCE - 30) == ALLOWANCE - 30
+        assert first.available == 30
+        assert await take(second, COARSE, 20) == 20, "of the 30 that the first client does not use"
+        await second.settle()
+        assert await take(first, COARSE, 11) == 10
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_a_recall_waits_for_reserved_tokens_and_gets_those_that_come_back(allowance: Allowance) -> None:
+    async def spend() -> None:
+        first = BudgetClient(allowance.actor, ALLOWANCE)
+        second = BudgetClient(allowance.actor, 1, recall=first.return_unused)
+        async with first.reserve(COARSE, ALLOWANCE) as reserved:
+            waiting = asyncio.create_task(take(second, COARSE, 5))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            reserved.release(ALLOWANCE - 5)
+        assert await waiting == 5
+
+    asyncio.run(spend())
+    assert allowance.charged() == {COARSE: ALLOWANCE}
+
+
+def test_sizes_and_counts_must_make_sense(allowance: Allowance) -> None:
+    with pytest.raises(ValueError, match="at least 1 token, not 0"):
+        BudgetClient(allowance.actor, 0)
+    with pytest.raises(ValueError, match="cannot reserve -1"):
+        asyncio.run(take(BudgetClient(allowance.actor), COARSE, -1))
+    assert asyncio.run(take(BudgetClient(allowance.actor), COARSE, 0)) == 0

@@ -1,0 +1,224 @@
+"""A step has a constant shape, costs nothing when it fails, and ends only the sequences that made it fail."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from services.budget import actor as budget
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.messages import Delta, Generation, Unavailable
+from services.engine.engine import EngineSettings, Request
+from services.fleet.shard_map import PartGroup, ShardMap
+from services.privacy.pmixed import PMixed
+from services.privacy.protocol import Protocol
+from services.privacy.shaping import SamplingOptions
+from services.shard import Shard, ShardActor
+from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_model
+
+NAMESPACE = "steps"
+PARTS = 4
+PROMPTS = ((504, 253, 260), (504, 253), (27, 10, 99, 504, 253))
+TOKENS = 4
+
+Operation = tuple[Any, ...]
+
+
+class RecordingShard(Shard):
+    """Records what its engine is asked for: everything but which parts, and which tokens."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._operations: list[Operation] = []
+
+    def next_token(
+        self, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+    ) -> np.ndarray:
+        rows = super().next_token(requests, coming, trace)
+        asked = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
+        self._operations.append((asked, len(coming), rows.shape, str(rows.dtype), rows.nbytes))
+        return rows
+
+    def release(self, sequences: Sequence[str]) -> None:
+        super().release(sequences)
+        self._operations.append(("release", tuple(sequences)))
+
+    def operations(self) -> list[Operation]:
+        """What was recorded since the last call."""
+        recorded, self._operations = self._operations, []
+        return recorded
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, ...]:
+    """Two engines that hold two parts each."""
+    folder = tmp_path_factory.mktemp("steps")
+    model = write_tiny_model(folder / "model")
+    names = [f"part-{index:03d}" for index in range(PARTS)]
+    adapters = write_adapters(folder / "parts", names, model)
+    return tuple(
+        EngineSettings(model, "transformers", "float32", 128, adapters={name: adapters[name] for name in theirs})
+        for theirs in (names[:2], names[2:])
+    )
+
+
+@pytest.fixture(scope="module")
+def shards(engines: tuple[EngineSettings, ...]) -> Iterator[list[ActorHandle]]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    recording = ray.remote(concurrency_groups={"status": 1}, max_restarts=-1)(RecordingShard)
+    started = [
+        recording.options(name=f"shard-{index}", num_cpus=0).remote(engine) for index, engine in enumerate(engines)
+    ]
+    ray.get([shard.status.remote() for shard in started])
+    yield started
+    ray.shutdown()
+
+
+def shard_map(protocol: Protocol, names: Sequence[str] = ("shard-0", "shard-1")) -> ShardMap:
+    models = {index: f"part-{index:03d}" for index in range(protocol.parts)}
+    size = protocol.parts // len(names)
+    groups = [
+        PartGroup(at, {index: models[index] for index in range(at * size, (at + 1) * size)}, (name,))
+        for at, name in enumerate(names)
+    ]
+    return ShardMap(1, protocol, tuple(groups))
+
+
+@asynccontextmanager
+async def coordinating(
+    engines: Sequence[EngineSettings], ledger: Path, serving: ShardMap, **settings: Any
+) -> AsyncIterator[Coordinator]:
+    terms = PrivacyBudget(ensemble="e", epsilon=1000.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
+    name = f"budget-{ledger.parent.name}"
+    keeper = budget.start(str(ledger), terms, namespace=NAMESPACE, name=name)
+    chosen = CoordinatorSettings(engines[0].model, NAMESPACE, name, **settings)
+    coordinator = Coordinator(chosen, serving)
+    try:
+        yield coordinator
+        await coordinator.close()
+    finally:
+        ray.kill(keeper)
+
+
+async def generate(coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int) -> list[Delta]:
+    """All deltas of one generation for each prompt."""
+    options = SamplingOptions(top_k=200)
+    await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
+    deltas: list[Delta] = []
+    async for batch in coordinator.events("channel"):
+        deltas += batch
+        if sum(delta.finish_reason is not None for delta in deltas) == len(prompts):
+            return deltas
+    raise AssertionError("the channel ended before the generations")
+
+
+def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
+    return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
+
+
+def test_the_engines_do_the_same_whichever_parts_are_drawn(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = PMixed(PARTS, 0.5, 0.4, asked="one")
+    prompts = {f"sequence-{index}": prompt for index, prompt in enumerate(PROMPTS)}
+
+    async def operations(draw: tuple[int, ...]) -> list[list[Operation]]:
+        monkeypatch.setattr(PMixed, "draw", lambda self: draw)
+        async with coordinating(engines, tmp_path / f"{draw}" / "ledger.db", shard_map(protocol)) as coordinator:
+            ray.get([shard.operations.remote() for shard in shards])
+            deltas = await generate(coordinator, prompts, TOKENS)
+        assert set(reasons(deltas).values()) == {"length"}
+        return ray.get([shard.operations.remote() for shard in shards])
+
+    async def run() -> None:
+        nothing, first, last = [await operations(draw) for draw in ((), (0,), (PARTS - 1,))]
+        assert nothing == first == last
+        for recorded in first:
+            steps = [operation for operation in recorded if operation[0] != "release"]
+            assert len(steps) == TOKENS, "every shard advances every sequence"
+            for step, (asked, coming, shape, _, _) in enumerate(steps):
+                expected = [(name, len(prompt) + step, 1 + 1) for name, prompt in prompts.items()]
+                assert list(asked) == expected, "one public row and one part row for each sequence"
+                assert (shape[0], coming) == (2 * len(prompts), 2 * len(prompts))
+
+    for draw in ((), (0,), (PARTS - 1,)):
+        (tmp_path / f"{draw}").mkdir()
+    asyncio.run(run())
+
+
+def test_a_thousand_requests_to_dead_shards_cost_nothing(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    """Nor does the lease keep anything, once the coordinator is idle."""
+    prompts = {f"request-{number}": PROMPTS[0] for number in range(1000)}
+    serving = shard_map(PMixed(PARTS, 0.5, 0.4), ("shard-0", "dead"))
+
+    async def run() -> list[Delta]:
+        settings = {"max_waiting": 1000, "recovery_s": 1.0}
+        async with coordinating(engines, tmp_path / "ledger.db", serving, **settings) as coordinator:
+            deltas = await generate(coordinator, prompts, TOKENS)
+            with pytest.raises(Unavailable, match="'dead' is not alive"):
+                await coordinator.health()
+            return deltas
+
+    deltas = asyncio.run(run())
+    assert set(reasons(deltas).values()) == {"error"}
+    assert not sum(delta.tokens for delta in deltas)
+    assert {delta.retry_after for delta in deltas} == {30.0}
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 0
+
+
+def test_a_context_that_the_engine_refuses_ends_alone(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    prompts = {"good": PROMPTS[0], "bad": (10**9,), "another": PROMPTS[1]}
+
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(PARTS, 0.5, 0.4))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            return await generate(coordinator, prompts, TOKENS)
+
+    deltas = asyncio.run(run())
+    assert reasons(deltas) == {"good": "length", "bad": "error", "another": "length"}
+    assert {delta.retry_after for delta in deltas} == {None}, "a repetition does not help"
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
+
+
+@pytest.mark.slow
+def test_streams_go_on_when_their_shard_is_restarted(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    tokens = 60
+
+    async def run() -> list[Delta]:
+        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
+            answering = asyncio.create_task(generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), tokens))
+            await asyncio.sleep(0.5)
+            status = await shards[1].status.remote()
+            assert not answering.done()
+            os.kill(status.process, signal.SIGKILL)
+            return await answering
+
+    deltas = asyncio.run(run())
+    assert set(reasons(deltas).values()) == {"length"}
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "what failed was not charged"
+
+
+@pytest.mark.slow
+def test_a_shard_whose_engine_fails_says_so(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
+    broken = ShardActor.options(name="broken", num_cpus=0).remote(engines[0])
+    with pytest.raises(ray.exceptions.RayTaskError):
+        ray.get(broken.next_token.remote([object()]))
+    assert "failed with AttributeError" in ray.get(broken.status.remote()).trouble(60.0)
+    ray.kill(broken)
