@@ -185,8 +185,7 @@ class BudgetClient:
     async def _change(self, event: Event) -> None:
         if self._arriving:
             await asyncio.wait([self._arriving])
-        while self._leases:
-            self._close(self._leases.popleft())
+        await self.return_unused()
         self._event = event
 
     def _request(self, event: Event, wanted: int) -> "asyncio.Task[int]":
