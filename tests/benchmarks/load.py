@@ -1,15 +1,19 @@
-"""The running service under load, side by side with a bare one: `python -m tests.benchmarks.load --json`.
+"""What privacy costs a user: `python -m tests.benchmarks.load --json` prints `{"private_over_plain": {...}}`.
 
-The unmodified `openai` client streams completions over HTTP, so many at a time. The bare side (`bare.py`) decodes the
-same rows per token with plain vLLM behind Ray Serve. For each number of concurrent streams, median over the rounds:
+The unmodified `openai` client streams completions over HTTP from the whole service, and from what a user would run
+instead: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `private_over_plain` is tokens per second
+of the one over tokens per second of the other, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. Beside it, for
+each cell and both sides:
 
-- `tokens_per_s`, `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99, `errors`;
-- `ratio`: the service's tokens per second over the bare one's.
+- `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
+- `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take;
+- `resident_mib`: memory of the shards and of the coordinator, caches included.
 
-Rounds of both sides alternate, so that a noisy machine disturbs both alike, and the bare side is asked for the very
-prompts and lengths that the service answered, since only private text may end by itself.
+Rounds of both sides alternate and medians are compared, so that a noisy machine disturbs both alike. The plain side
+gets the very prompts and lengths that the service answered, since only private text may end by itself.
 
-With `--memory N` instead: resident memory of the service's processes over N short requests.
+`--quick` measures one cell in under two minutes. `--memory N` prints the resident memory of the service over N short
+requests instead.
 """
 
 import asyncio
@@ -21,9 +25,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,29 +37,34 @@ import numpy as np
 import openai
 import psutil
 import typer
+from transformers import AutoTokenizer
 
+from services.training.public_model import resolve
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, free_port, running
 
-PARTS = 3
-CONTEXT = 512
-CACHE_GIB = 2
+CONTEXT = 1024
+CACHE_GIB = 4
 MODEL = "privmix"
-PROMPT = " callers asked the clinic whether the doctor could see them on Thursday,"
+TEXT = "The caller asked the clinic whether the doctor could see them on Thursday, because their knee still hurt. "
 SECTIONS: dict[str, dict[str, Any]] = {
-    "privacy": {"q": 1.0, "radius": 0.39, "epsilon": 1e6, "tokens": 1},
     "engine": {"context_length": CONTEXT, "cache_gib": CACHE_GIB},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
+    "coordinator": {"max_live": 128},
+    "http": {"max_tokens": 512},
 }
+PRIVACY = {"epsilon": 1000.0, "tokens": 1_000_000}
+"""Enough for every token of a run; the work of a token does not depend on it."""
 CORES = psutil.cpu_count() or 1
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 SAMPLES = 20
 SHORT = 2
+QUICK = (80, 512, 8)
 
 
 @dataclass(frozen=True)
 class Question:
-    prompt: str
+    prompt: tuple[int, ...]
     tokens: int
 
 
@@ -84,12 +94,16 @@ class Round:
         return sum(answer.tokens for answer in self.answers) / self.seconds
 
 
-_numbers = count()
+class Prompts:
+    """Prompts of an exact number of tokens. No two begin alike, so no side has one of them in its prefix cache."""
 
+    def __init__(self) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(resolve())
+        self._numbers = count()
 
-def questions(number: int, tokens: int, prompt: str = PROMPT) -> list[Question]:
-    """No two begin alike, so that no side has a prompt in its prefix cache."""
-    return [Question(f"{next(_numbers)}{prompt}", tokens) for _ in range(number)]
+    def questions(self, number: int, prompt_tokens: int, tokens: int) -> list[Question]:
+        texts = (f"{next(self._numbers)} {TEXT * (1 + prompt_tokens // 8)}" for _ in range(number))
+        return [Question(tuple(self._tokenizer(text).input_ids[:prompt_tokens]), tokens) for text in texts]
 
 
 async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
@@ -98,7 +112,7 @@ async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
     try:
         chunks = await client.completions.create(
             model=MODEL,
-            prompt=question.prompt,
+            prompt=list(question.prompt),
             max_tokens=question.tokens,
             stream=True,
             stream_options={"include_usage": True},
@@ -131,12 +145,12 @@ async def drive(url: str, asked: Sequence[Question], streams: int) -> Round:
 
 
 @contextmanager
-def bare(ensemble: Path, threads: int) -> Iterator[str]:
+def plain(folder: Path, threads: int) -> Iterator[str]:
     """The other side; its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.benchmarks.bare", str(port), str(ensemble / "parts")]
+    command = [sys.executable, "-m", "tests.benchmarks.plain", str(port)]
     command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
-    log = (ensemble.parent / "bare.log").open("ab")
+    log = (folder / "plain.log").open("ab")
     process = subprocess.Popen(command, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -155,21 +169,34 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the bare side ended with {process.returncode}")
+            raise RuntimeError(f"the plain side ended with {process.returncode}")
         with suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health").status_code == 200:
                 return
         time.sleep(0.2)
-    raise TimeoutError(f"the bare side did not answer within {TIMEOUT_S:g} s")
+    raise TimeoutError(f"the plain side did not answer within {TIMEOUT_S:g} s")
 
 
-def compared(ours: str, theirs: str, streams: int, requests: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Both sides at so many concurrent streams."""
-    played = [_both(ours, theirs, questions(requests, tokens), streams) for _ in range(rounds)]
+@contextmanager
+def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[RunningService]:
+    """The service with an ensemble of this size, all of it on one shard."""
+    ensemble = write_ensemble(folder / f"ensemble-{protocol}-{parts}", parts)
+    home = folder / f"{protocol}-{parts}"
+    home.mkdir()
+    shards = {"threads": threads, "parts_per_shard": parts}
+    with running(configure(home, ensemble, **SECTIONS, privacy={"protocol": protocol, **PRIVACY}, shards=shards)) as it:
+        yield it
+
+
+def compared(service: RunningService, other: str, rounds: Iterable[list[Question]], streams: int) -> dict[str, Any]:
+    """One cell of the table: both sides with the same questions."""
+    played = [_both(service.base_url, other, asked, streams) for asked in rounds]
+    ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
     return {
-        "ratio": _median(own.tokens_per_s / other.tokens_per_s for own, other in played),
-        "service": described([own for own, _ in played]),
-        "bare": described([other for _, other in played]),
+        "private_over_plain": _median(own.tokens_per_s / plain.tokens_per_s for own, plain in played),
+        "decoding_over_plain": round(theirs["token_s"]["p50"] / ours["token_s"]["p50"], 3),
+        "private": {**ours, "resident_mib": resident_mib(service)},
+        "plain": theirs,
     }
 
 
@@ -199,18 +226,30 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    return {f"p{percent}": round(float(np.percentile(seconds, percent)), 4) for percent in (50, 99)}
+    return {f"p{percent}": round(float(np.percentile(seconds or [np.nan], percent)), 4) for percent in (50, 99)}
 
 
-def memory(service: RunningService, requests: int, streams: int) -> dict[str, Any]:
-    """Resident memory of the whole tree while so many short requests are answered, sampled when none is under way."""
-    batch = max(1, requests // SAMPLES)
+def resident_mib(service: RunningService) -> dict[str, float]:
+    """Memory of the processes that hold models, caches and rows."""
+    sizes = Counter[str]()
+    for process in service.tree():
+        with suppress(psutil.Error):
+            title = process.cmdline()[0]
+            for name in ("Shard", "Coordinator"):
+                if title.startswith(f"ray::{name}"):
+                    sizes[name.lower()] += process.memory_info().rss / 2**20
+    return {name: round(size, 1) for name, size in sizes.items()}
+
+
+def memory(service: RunningService, asked: Sequence[Question], streams: int) -> dict[str, Any]:
+    """Resident memory of the whole tree while short requests are answered, sampled when none is under way."""
+    batch = max(1, len(asked) // SAMPLES)
     answered, errors = [0], 0
     sizes = [_resident(service)]
-    while answered[-1] < requests:
-        done = asyncio.run(drive(service.base_url, questions(batch, SHORT, " callers"), streams))
-        errors += sum(answer.error is not None for answer in done.answers)
-        answered.append(answered[-1] + batch)
+    for start in range(0, len(asked), batch):
+        played = asyncio.run(drive(service.base_url, asked[start : start + batch], streams))
+        errors += sum(answer.error is not None for answer in played.answers)
+        answered.append(min(start + batch, len(asked)))
         sizes.append(_resident(service))
     later = len(sizes) // 2
     return {
@@ -238,28 +277,44 @@ def _resident(service: RunningService) -> Counter[str]:
 
 
 def main(
-    streams: Annotated[list[int], typer.Option(help="Concurrent streams; repeatable.")] = [1, 8, 32, 64],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 48,
+    protocol: Annotated[list[str], typer.Option(help="Repeatable.")] = ["pmixed", "exponential"],  # noqa: B006
+    parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
+    prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
+    streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 64,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
     threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
+    quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
     memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what this module's description lists."""
-    with tempfile.TemporaryDirectory(prefix="load-") as name:
-        folder = Path(name)
-        ensemble = write_ensemble(folder / "ensemble", PARTS)
-        with running(configure(folder, ensemble, **SECTIONS, shards={"threads": threads})) as service:
-            if memory_over:
-                result = {"memory": memory(service, memory_over, max(streams))}
-            else:
-                with bare(ensemble, threads) as other:
-                    _both(service.base_url, other, questions(4, 4), 4)
-                    result = {
-                        str(each): compared(service.base_url, other, each, each * requests, tokens, rounds)
-                        for each in streams
-                    }
+    if quick:
+        protocol, rounds = protocol[:1], 1
+        parts, prompt_tokens, streams = ([size] for size in QUICK)
+    prompts = Prompts()
+    result: dict[str, Any] = {"private_over_plain": {}, "cells": {}}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-")))
+        if memory_over:
+            service = stack.enter_context(private(folder, protocol[0], parts[0], threads))
+            result = {"memory": memory(service, prompts.questions(memory_over, 16, SHORT), max(streams))}
+            protocol = []
+        else:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            starting = pool.submit(stack.enter_context, plain(folder, threads))
+        for name, size in product(protocol, parts):
+            with private(folder, name, size, threads) as service:
+                other = starting.result()
+                _both(service.base_url, other, prompts.questions(4, 16, 4), 4)
+                for length, each in product(prompt_tokens, streams):
+                    asked = (prompts.questions(each * requests, length, tokens) for _ in range(rounds))
+                    cell = f"{name},{size},{length},{each}"
+                    measured = compared(service, other, asked, each)
+                    result["private_over_plain"][cell] = measured.pop("private_over_plain")
+                    result["cells"][cell] = measured
+                    print(f"{cell}: {result['private_over_plain'][cell]} {measured}", file=sys.stderr)
     print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
 
 

@@ -1,0 +1,104 @@
+"""What a user would run instead: the same model in plain vLLM behind Ray Serve, without parts and without privacy.
+
+    python -m tests.benchmarks.plain PORT --context-length 1024 --cache-gib 2 --threads 2
+
+Everything that has a default has vLLM's: one request a sequence, which runs ahead on the tokens that it samples itself.
+Decodes greedily and streams OpenAI's completions, as far as the measurement reads them.
+"""
+
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from cluster.session import connected
+from services.training.public_model import resolve
+
+
+class Plain:
+    """OpenAI's streamed completions from vLLM's own asynchronous engine."""
+
+    def __init__(self, context_length: int) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(model=str(resolve()), dtype="bfloat16", max_model_len=context_length)
+        self._engine = AsyncLLM.from_engine_args(arguments)
+
+    async def stream(self, prompt: Sequence[int], tokens: int) -> AsyncGenerator[str, None]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        answer = {"id": uuid4().hex, "object": "text_completion", "created": 0, "model": "plain"}
+        released = 0
+        async for output in self._engine.generate({"prompt_token_ids": list(prompt)}, params, uuid4().hex):
+            (piece,) = output.outputs
+            released += len(piece.token_ids)
+            choice = {"index": 0, "text": piece.text, "finish_reason": piece.finish_reason, "logprobs": None}
+            yield _event({**answer, "choices": [choice]})
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": released, "total_tokens": len(prompt) + released}
+        yield _event({**answer, "choices": [], "usage": usage}) + "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def application(context_length: int, cache_gib: int, threads: int) -> serve.Application:
+    routes = FastAPI()
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    options = {"num_cpus": 1, "runtime_env": {"env_vars": environment}}
+
+    @serve.deployment(max_ongoing_requests=1024, ray_actor_options=options)
+    @serve.ingress(routes)
+    class Route:
+        def __init__(self, context_length: int) -> None:
+            from tests.benchmarks.plain import Plain  # the deployment travels by value, and vLLM's processes find this
+
+            self._plain = Plain(context_length)
+
+        @routes.post("/v1/completions")
+        async def completions(self, body: dict[str, Any]) -> StreamingResponse:
+            return StreamingResponse(
+                self._plain.stream(body["prompt"], body["max_tokens"]), media_type="text/event-stream"
+            )
+
+        @routes.get("/health")
+        async def health(self) -> dict[str, str]:
+            return {"status": "ok"}
+
+    return Route.bind(context_length)  # type: ignore[attr-defined]
+
+
+def main(
+    port: int,
+    context_length: Annotated[int, typer.Option()],
+    cache_gib: Annotated[int, typer.Option()],
+    threads: Annotated[int, typer.Option()] = os.cpu_count() or 1,
+) -> None:
+    """Serve until SIGTERM."""
+    with connected():
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+        serve.run(application(context_length, cache_gib, threads), route_prefix="/")
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    typer.run(main)
