@@ -1,22 +1,25 @@
-"""What a private token costs, side by side in one run on one machine: `python -m tests.benchmarks.step --json`.
+"""Where the time of a private token goes, without HTTP: `python -m tests.benchmarks.step --json`.
 
-- `engine_ratio`: rows per second through the coordinator over rows per second of the very same vLLM engine decoding the
-  same rows (every adapter and the public model) with plain generation, all parts drawn; by concurrent sequences.
-- `token_cost`: time of a private token over that of a plain token of the public model, one sequence; by q.
-- `mollify_share`: the coordinator's own arithmetic as a share of its steps; by concurrent sequences.
-- `mollify_speedup`: projection and aggregation for one token, against a SciPy bisection per drawn part on those rows.
-- `resident_mib`: memory of each actor.
+- `private_over_plain`: tokens per second of decoding through the coordinator over tokens per second of plain vLLM with
+  the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
+- `stages_ms`: for each cell the time of a step: of a plain one, and of ours in the shards (Ray's calls included), in
+  the coordinator's arithmetic, and in everything else.
+- `mollify_speedup`: projection and aggregation for one token of 8 parts, against a SciPy bisection per part.
+- `resident_mib`: memory of each actor, caches included, for each number of parts.
 
-Rounds of both sides alternate and medians are compared, so that a noisy machine disturbs both alike.
+Rounds of both sides alternate and medians are compared, so that a noisy machine disturbs both alike. What a user waits
+for, prompts and HTTP included, is in `tests.benchmarks.load`.
 """
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +30,6 @@ import torch
 import typer
 from ray.actor import ActorHandle
 from scipy.optimize import brentq
-from transformers import AutoTokenizer
-from vllm import SamplingParams
 
 from cluster.launch import coordinator_threads
 from cluster.session import connected
@@ -40,121 +41,149 @@ from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Answers
+from services.privacy.protocols import PROTOCOLS
 from services.privacy.shaping import SamplingOptions, shape
-from services.shard import Shard
+from services.shard import ShardActor
 from services.training.public_model import resolve
+from tests.benchmarks.load import PRIVACY, Prompts, Question
 from tests.ensembles import write_adapters
 
-PARTS = 8
-RADIUS = 0.39
 NAMESPACE = "benchmark"
-PROMPT = "The caller asked the clinic whether the doctor could see her on Thursday morning, because her knee "
+CONTEXT = 1024
+MOLLIFIED = 8
+RADIUS = 0.39
+STAGES = ("seconds", "shards_s", "arithmetic_s")
 
 
-class MeasuredHost(Shard):
-    """A shard that also decodes with its own engine in vLLM's plain way."""
+class PlainEngine:
+    """vLLM with its defaults, in this process; it decodes greedily and runs ahead on its own tokens."""
 
-    def decode(self, prompts: Sequence[Sequence[int]], adapters: Sequence[str], tokens: int) -> float:
-        """Seconds per step after the prefill, every prompt under every adapter."""
-        llm = self._engine._llm  # type: ignore[attr-defined]
-        loras = self._engine._loras  # type: ignore[attr-defined]
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        for number, prompt in enumerate(prompts):
-            for adapter in adapters:
-                ids = {"prompt_token_ids": list(prompt)}
-                llm.add_request(
-                    f"{time.monotonic_ns()}-{number}-{adapter}", ids, params, lora_request=loras.get(adapter)
-                )
-        llm.step()
-        started, steps = time.perf_counter(), 0
-        while llm.has_unfinished_requests():
-            llm.step()
-            steps += 1
+    def __init__(self, model: Path) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments = EngineArgs(model=str(model), dtype="bfloat16", max_model_len=CONTEXT, disable_log_stats=True)
+        self._engine = LLMEngine.from_engine_args(arguments)
+
+    def decode(self, questions: Sequence[Question]) -> float:
+        """Seconds of a step once every prompt is ingested."""
+        from vllm import SamplingParams
+
+        for number, question in enumerate(questions):
+            params = SamplingParams(temperature=0, max_tokens=question.tokens, ignore_eos=True, detokenize=False)
+            ids = {"prompt_token_ids": list(question.prompt)}
+            self._engine.add_request(f"{time.monotonic_ns()}-{number}", ids, params)
+        started, steps, waiting = time.perf_counter(), 0, len(questions)
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+            if waiting:  # a prompt is ingested when its first token comes
+                waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in outputs)
+                started, steps = time.perf_counter(), 0
+            else:
+                steps += 1
         return (time.perf_counter() - started) / steps
-
-    def row(self, prompt: Sequence[int], adapters: Sequence[str]) -> np.ndarray:
-        return self.next_token([Request("rows", tuple(prompt), tuple(adapters))])
 
 
 @dataclass(frozen=True)
 class Bench:
     shard: ActorHandle
-    coordinators: dict[float, ActorHandle]
-    prompt: tuple[int, ...]
+    coordinator: ActorHandle
+    plain: ActorHandle
     names: tuple[str, ...]
 
 
 @contextmanager
-def deployed(qs: Sequence[float]) -> Iterator[Bench]:
-    model = resolve()
-    names = tuple(f"part-{index:03d}" for index in range(PARTS))
+def started(model: Path) -> Iterator[ActorHandle]:
+    """Ray, a budget and the plain engine."""
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(psutil.cpu_count()), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}}
+    with tempfile.TemporaryDirectory() as folder, connected():
+        promised = PrivacyBudget(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="user")
+        budget.start(f"{folder}/ledger.db", promised, namespace=NAMESPACE, lifetime="detached")
+        plain = ray.remote(PlainEngine).options(runtime_env=threads, num_cpus=0).remote(model)
+        yield plain
+
+
+@contextmanager
+def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iterator[Bench]:
+    names = tuple(f"part-{index:03d}" for index in range(parts))
     shard_threads, step_threads = (
         {"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), coordinator_threads())
     )
-    with tempfile.TemporaryDirectory() as folder, connected():
+    with tempfile.TemporaryDirectory() as folder:
         adapters = write_adapters(Path(folder), names, model)
-        terms = PrivacyBudget(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="part, add or remove")
-        budget.start(f"{folder}/ledger.db", terms, namespace=NAMESPACE, lifetime="detached")
-        host = ray.remote(concurrency_groups={"status": 1})(MeasuredHost)
-        shard = host.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads).remote(
-            EngineSettings(model=model, context_length=1024, adapters=adapters)
+        shard = ShardActor.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0).remote(
+            EngineSettings(model=model, context_length=CONTEXT, adapters=adapters)
         )
-        settings = CoordinatorSettings(model, NAMESPACE, budget.NAME)
-        coordinators = {
-            q: CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
-                settings, ShardMap(1, PMixed(PARTS, q, RADIUS), (PartGroup(0, dict(enumerate(names)), ("shard",)),))
-            )
-            for q in qs
-        }
-        prompt = tuple(AutoTokenizer.from_pretrained(model)(PROMPT).input_ids)
-        yield Bench(shard, coordinators, prompt, names)
+        planned = PROTOCOLS[protocol].model_validate({"protocol": protocol, **PRIVACY}).plan(parts)
+        coordinator = CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
+            CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256),
+            ShardMap(1, planned, (PartGroup(0, dict(enumerate(names)), ("shard",)),)),
+        )
+        ray.get(coordinator.health.remote())
+        try:
+            yield Bench(shard, coordinator, plain, names)
+        finally:
+            ray.get(coordinator.close.remote())
+            for actor in (coordinator, shard):
+                ray.kill(actor)
+            time.sleep(1)  # until the name of the shard is free
 
 
-def private(bench: Bench, q: float, sequences: int, tokens: int) -> dict[str, float]:
-    """Steps of `sequences` concurrent generations after their first token: seconds and rows."""
-    coordinator, line = bench.coordinators[q], f"line-{time.monotonic_ns()}"
-    events = coordinator.events.remote(line)
-    options = SamplingOptions()
-    ids = [f"{line}-{number}" for number in range(sequences)]
-    ray.get(coordinator.submit.remote(line, [Generation(id_, bench.prompt, options, tokens) for id_ in ids]))
-    arrived: list[float] = []
-    open_ = set(ids)
+def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
+    """Steps of concurrent generations once every prompt is ingested: seconds by stage, and tokens."""
+    channel = f"channel-{time.monotonic_ns()}"
+    events = bench.coordinator.events.remote(channel)
+    waiting = {f"{channel}-{number}": question for number, question in enumerate(questions)}
+    generations = [
+        Generation(id_, question.prompt, SamplingOptions(), question.tokens) for id_, question in waiting.items()
+    ]
+    ray.get(bench.coordinator.submit.remote(channel, generations))
+    open_ = set(waiting)
+    began, tokens = 0.0, 0
     for batch in events:
         deltas = ray.get(batch)
-        if not arrived:
-            ray.get(coordinator.measures.remote())  # the prefill is not what is measured
-        arrived.append(time.perf_counter())
+        if waiting:
+            for delta in deltas:
+                waiting.pop(delta.id, None)
+            ray.get(bench.coordinator.measures.remote())
+            began = time.perf_counter()
+        else:
+            tokens += sum(delta.tokens for delta in deltas)
         open_ -= {delta.id for delta in deltas if delta.finish_reason}
         if not open_:
             break
-    measures: dict[str, Any] = ray.get(coordinator.measures.remote())
-    return {**measures, "seconds": arrived[-1] - arrived[0]}
+    seconds = time.perf_counter() - began
+    measures: dict[str, Any] = ray.get(bench.coordinator.measures.remote())
+    return {**measures, "seconds": seconds, "tokens": tokens}
 
 
-def engine_ratio(bench: Bench, sequences: int, tokens: int, rounds: int) -> tuple[float, float]:
-    """The ratio, and the share of arithmetic in the coordinator's steps."""
-    ratios, shares = [], []
+def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """One cell: the ratio, and the milliseconds of a step by stage."""
+    ratios, stages = [], []
     for _ in range(rounds):
-        plain = ray.get(bench.shard.decode.remote([bench.prompt] * sequences, (PUBLIC, *bench.names), tokens))
-        ours = private(bench, 1.0, sequences, tokens)
-        ratios.append((ours["rows"] / ours["seconds"]) / (sequences * (PARTS + 1) / plain))
-        shares.append(ours["arithmetic_s"] / (ours["arithmetic_s"] + ours["shards_s"] + ours["budget_s"]))
-    return statistics.median(ratios), statistics.median(shares)
+        plain_s = ray.get(bench.plain.decode.remote(prompts.questions(streams, length, tokens)))
+        ours = private(bench, prompts.questions(streams, length, tokens))
+        ratios.append(ours["tokens"] / ours["seconds"] / (streams / plain_s))
+        step_s, shards_s, arithmetic_s = (
+            ours[name] / ours["steps"] for name in ("seconds", "shards_s", "arithmetic_s")
+        )
+        stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
+    medians = (statistics.median(column) for column in zip(*stages, strict=True))
+    return {
+        "private_over_plain": round(statistics.median(ratios), 3),
+        "stages_ms": {
+            name: round(1000 * seconds, 2)
+            for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
+        },
+    }
 
 
-def token_cost(bench: Bench, q: float, tokens: int, rounds: int) -> float:
-    costs = []
-    for _ in range(rounds):
-        plain = ray.get(bench.shard.decode.remote([bench.prompt], (PUBLIC,), tokens))
-        ours = private(bench, q, 1, tokens)
-        costs.append(ours["seconds"] / ours["steps"] / plain)
-    return statistics.median(costs)
-
-
-def mollify_speedup(bench: Bench, rounds: int) -> float:
-    rows = torch.from_numpy(np.array(ray.get(bench.shard.row.remote(bench.prompt, (PUBLIC, *bench.names)))))
-    answers = shape(rows[:1], rows[1:], (tuple(range(PARTS)),))
-    protocol = PMixed(PARTS, 1.0, RADIUS)
+def mollify_speedup(bench: Bench, prompt: Sequence[int], rounds: int) -> float:
+    adapters = (PUBLIC, *bench.names[:MOLLIFIED])
+    request = Request("rows", tuple(prompt), adapters)
+    rows = torch.from_numpy(np.array(ray.get(bench.shard.next_token.remote([request]))))
+    answers = shape(rows[:1], rows[1:], (tuple(range(len(rows) - 1)),))
+    protocol = PMixed(MOLLIFIED, 1.0, RADIUS)
     protocol.release(answers)
     ours, scipys = [], []
     for _ in range(rounds):
@@ -186,31 +215,40 @@ def by_scipy(answers: Answers) -> np.ndarray:
 
 
 def resident(bench: Bench) -> dict[str, float]:
-    measures = ray.get(bench.coordinators[1.0].measures.remote())
+    measures = ray.get(bench.coordinator.measures.remote())
     sizes = {"shard": measures["shard_bytes"][0], "coordinator": measures["coordinator_bytes"]}
-    for process in psutil.process_iter(["cmdline", "memory_info"]):
-        if "ray::Budget" in " ".join(process.info["cmdline"] or ()):
-            sizes["budget"] = process.info["memory_info"].rss
     return {name: round(size / 2**20, 1) for name, size in sizes.items()}
 
 
 def main(
+    protocol: Annotated[list[str], typer.Option(help="Repeatable.")] = ["pmixed", "exponential"],  # noqa: B006
+    parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
+    prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
+    streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
+    quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the ratios of this module's description."""
-    with deployed((1.0, 0.25)) as bench:
-        private(bench, 1.0, 1, 4), private(bench, 0.25, 1, 4)
-        ratios = {sequences: engine_ratio(bench, sequences, tokens, rounds) for sequences in (1, 8)}
-        result = {
-            "parts": PARTS,
-            "engine_ratio": {str(sequences): round(ratio, 3) for sequences, (ratio, _) in ratios.items()},
-            "mollify_share": {str(sequences): round(share, 3) for sequences, (_, share) in ratios.items()},
-            "token_cost": {str(q): round(token_cost(bench, q, tokens, rounds), 2) for q in (1.0, 0.25)},
-            "mollify_speedup": round(mollify_speedup(bench, rounds), 1),
-            "resident_mib": resident(bench),
-        }
+    if quick:
+        protocol, parts, prompt_tokens, streams, rounds = protocol[:1], [80], [64], [8], 1
+    model, prompts = resolve(), Prompts()
+    result: dict[str, Any] = {"private_over_plain": {}, "stages_ms": {}, "resident_mib": {}}
+    with started(model) as plain:
+        for name, size in product(protocol, parts):
+            with deployed(plain, model, name, size) as bench:
+                private(bench, prompts.questions(2, 16, 4))
+                for length, each in product(prompt_tokens, streams):
+                    cell = f"{name},{size},{length},{each}"
+                    found = measured(bench, prompts, length, each, tokens, rounds)
+                    print(f"{cell}: {found}", file=sys.stderr)
+                    for key, value in found.items():
+                        result[key][cell] = value
+                result["resident_mib"][f"{name},{size}"] = resident(bench)
+                if "mollify_speedup" not in result and size >= MOLLIFIED:
+                    prompt = prompts.questions(1, 64, 1)[0].prompt
+                    result["mollify_speedup"] = round(mollify_speedup(bench, prompt, max(rounds, 3)), 1)
     print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
 
 

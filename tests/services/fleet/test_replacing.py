@@ -1,0 +1,85 @@
+"""A shard that hangs is seen, killed and started again, and the streams that waited for it go on."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+
+from services.budget import actor as budget
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.messages import Delta, Generation, Unavailable
+from services.fleet.fleet import FleetActor, FleetSettings
+from services.privacy.shaping import SamplingOptions
+from tests.ensembles import write_adapters
+from tests.services.fleet.plans import SETTINGS, plans
+from tests.tiny import write_tiny_model
+
+NAMESPACE = "replacing"
+STALLED_S = 5.0
+TOKENS = 100
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("lost", ["hangs", "is killed for good"])
+def test_streams_go_on_with_the_shard_that_the_fleet_starts_instead(tmp_path: Path, lost: str) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    adapters = write_adapters(tmp_path / "parts", ["part-000"], model)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    try:
+        settings = FleetSettings(NAMESPACE, plans(model, adapters), SETTINGS, None, (), stalled_s=STALLED_S)
+        fleet = FleetActor.options(name="fleet", namespace=NAMESPACE).remote(settings, 1)
+        ray.get(fleet.start.remote())
+        terms = PrivacyBudget(ensemble="e", epsilon=100.0, delta=1e-5, order=4.0, adjacency="user")
+        budget.start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE)
+        chosen = CoordinatorSettings(model, NAMESPACE, budget.NAME, step_timeout_s=STALLED_S)
+        deltas = asyncio.run(_interrupted(chosen, lost))
+    finally:
+        ray.shutdown()
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
+    assert sum(delta.tokens for delta in deltas) == TOKENS
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS
+
+
+async def _interrupted(settings: CoordinatorSettings, lost: str) -> list[Delta]:
+    """All deltas of one stream, whose shard is lost after the first ones."""
+    coordinator = Coordinator(settings)
+    await coordinator.health()
+    generation = Generation("stream", (504, 253, 260), SamplingOptions(top_k=100), TOKENS)
+    await coordinator.submit("channel", [generation])
+    deltas: list[Delta] = []
+    async for batch in coordinator.events("channel"):
+        if not deltas:
+            await _lose(lost)
+            watching = asyncio.create_task(_sick(coordinator))
+        deltas += batch
+        if deltas[-1].finish_reason is not None:
+            break
+    assert await watching, "health says so while the shard is away"
+    await coordinator.health()
+    await coordinator.close()
+    return deltas
+
+
+async def _lose(lost: str) -> None:
+    shard = ray.get_actor("shard-000", NAMESPACE)
+    if lost == "hangs":
+        os.kill((await shard.status.remote()).process, signal.SIGSTOP)
+    else:
+        ray.kill(shard)
+
+
+async def _sick(coordinator: Coordinator) -> bool:
+    """Whether the coordinator's health fails before the stream goes on."""
+    for _ in range(100):
+        try:
+            await asyncio.wait_for(coordinator.health(), 2.0)
+        except (Unavailable, TimeoutError):
+            return True
+        await asyncio.sleep(0.05)
+    return False
