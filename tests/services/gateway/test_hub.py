@@ -34,7 +34,7 @@ REFUSALS = {
     UNAVAILABLE: Unavailable("shard 3 does not answer"),
     BROKEN: KeyError("no such luck"),
 }
-PUBLIC, FOR_EVER, END, ERROR, SILENCE = 10_000, 10_001, 10_002, 10_003, 10_004
+PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY = 10_000, 10_001, 10_002, 10_003, 10_004, 10_005
 """Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing."""
 BUSY_S = 0.2
 """How long a cancellation waits for the coordinator, which may be in the middle of a step."""
@@ -62,6 +62,9 @@ class Repeater:
         for token in generation.prompt:
             if token in (END, ERROR):
                 await line.put([Delta(generation.id, "", 0, "privacy_budget" if token == END else "error", public)])
+                return
+            if token == AWAY:
+                await line.put([Delta(generation.id, "", 0, "error", retry_after=30.0)])
                 return
             if token == SILENCE:
                 await asyncio.sleep(3600)
@@ -292,7 +295,9 @@ async def test_an_answer_that_fails_in_the_middle(coordinator: ActorHandle, clus
             "generation_failed",
             {"x-should-retry": "false"},
         )
-        assert (await refused(hub, [ERROR])).headers == {}
+        assert (await refused(hub, [ERROR])).headers == {"x-should-retry": "false"}
+        assert (await refused(hub, [AWAY])).headers == {"retry-after": "30"}, "until a shard is replaced"
+        assert (await refused(hub, [1, AWAY])).headers["x-should-retry"] == "false", "its first token was charged"
 
 
 async def test_what_the_public_model_answered_is_marked(coordinator: ActorHandle, cluster: str) -> None:
