@@ -273,16 +273,12 @@ def _start_coordinator(
         when_exhausted=promised.when_exhausted,
         lease_tokens=configuration.budget.lease_tokens,
         device="cuda" if configuration.coordinator.num_gpus else "cpu",
+        threads=os.cpu_count() or 1,
         **configuration.coordinator.model_dump(exclude={"num_gpus", "replicas"}),
     )
-    options = _options(configuration, name, {"OMP_NUM_THREADS": str(coordinator_threads())}, keep)
+    options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)
     num_gpus = configuration.coordinator.num_gpus
     return CoordinatorActor.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
-
-
-def coordinator_threads() -> int:
-    """Shards decode on the same cores, and a team of threads that waits for one of them is slower than one alone."""
-    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def _options(configuration: Configuration, name: str, environment: Mapping[str, str], keep: bool) -> dict[str, object]:

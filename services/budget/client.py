@@ -64,17 +64,17 @@ class Reservation:
         self.released = 0
         self._charge = charge
 
-    async def charge(self, losses: Sequence[Sequence[float]] | None) -> int:
+    async def charge(self, losses: Sequence[Sequence[float]]) -> int:
         """Charge the losses of the first tokens, durably; returns how many of them are charged and may be released.
 
         Args:
-            losses: for each token its losses (`Ledger.charge`); None where the event has a fixed cost, which a lease
+            losses: for each token its losses (`Ledger.charge`); none where the event has a fixed cost, which a lease
                 has charged already.
 
         Raises:
             LedgerError, ray.exceptions.RayError: none may be released.
         """
-        return self.count if losses is None else await self._charge(losses)
+        return await self._charge(losses) if losses else self.count
 
     def release(self, count: int) -> None:
         """Say that `count` tokens leave now: from here on they stay charged."""

@@ -18,15 +18,14 @@ from ray.exceptions import RayError
 from services import tracing
 from services.budget.client import BudgetClient, Reservation
 from services.budget.errors import LedgerError
+from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import Ensemble, Query, Rows
+from services.coordinator.ensemble import Ensemble, Query
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.pending_release import PendingRelease
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
-from services.privacy.shaping import shape
 from services.shard import ShardStatus
 
 logger = logging.getLogger(__name__)
@@ -53,6 +52,7 @@ class CoordinatorSettings:
         recovery_s: for how long sequences wait for a shard, or the budget, to come back before they fail.
         patience_s: how long one of several copies of a shard may take before another one is called, too.
         device: PyTorch's, for the mathematics of a step.
+        threads: for the same, on a CPU.
         pace_s: no step is released earlier.
     """
 
@@ -70,6 +70,7 @@ class CoordinatorSettings:
     recovery_s: float = 90.0
     patience_s: float = 5.0
     device: str = "cpu"
+    threads: int = 1
     pace_s: float = 0.0
 
 
@@ -91,6 +92,7 @@ class Coordinator:
         self._stepping: asyncio.Task[None] | None = None
         self._began: float | None = None
         self._failing_since: float | None = None
+        self._arithmetic = Arithmetic(settings.threads, settings.device)
         self._steps = StepTimes()
         self._metrics = CoordinatorMetrics()
 
@@ -244,15 +246,15 @@ class Coordinator:
         started = time.perf_counter()
         rows = await self._ensemble.ask([Query(live.id, live.tokens, not live.public) for live in batch])
         asked = time.perf_counter()
-        pending = await asyncio.to_thread(self._pending_release, batch, rows)
-        granted = len(pending.private)
-        if granted:
-            granted = min(granted, await reserved.charge(pending.losses))
-        self._exhaust([batch[index] for index in pending.private[granted:]])
-        tokens = await asyncio.to_thread(pending.sample, granted)
+        pending = await self._arithmetic.release(self._protocol, rows, [live.generation.options for live in batch])
+        private = [live for live, one in zip(batch, rows.private, strict=True) if one]
+        losses = [loss for piece in pending for loss in piece.losses or ()]
+        granted = min(len(private), await reserved.charge(losses)) if private else 0
+        self._exhaust(private[granted:])
+        tokens = await self._arithmetic.sample(pending, granted)
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        paid = {batch[index].id for index in pending.private[:granted]}
+        paid = {live.id for live in private[:granted]}
         released = [(live, token) for live, token in zip(batch, tokens, strict=True) if live.id in self._live]
         reserved.release(sum(live.id in paid for live, _ in released))
         self._metrics.step(len(batch), rows.computed)
@@ -284,17 +286,6 @@ class Coordinator:
 
     def _trouble(self, status: ShardStatus | Unavailable) -> str | None:
         return str(status) if isinstance(status, Unavailable) else status.trouble(self._settings.step_timeout_s)
-
-    def _pending_release(self, batch: Sequence[Live], rows: Rows) -> PendingRelease:
-        answers = shape(
-            rows.public.to(self._settings.device),
-            rows.drawn.to(self._settings.device),
-            rows.models,
-            tuple(live.generation.options for live in batch),
-            overwrite_parts=True,
-        )
-        private = [index for index, live in enumerate(batch) if not live.public]
-        return PendingRelease.of(self._protocol, answers, private)
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)

@@ -12,7 +12,8 @@ number, and how it is spread over the shards, to an observer of time.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from zlib import crc32
 
 import numpy as np
@@ -45,13 +46,31 @@ class Rows:
         public: [queries, V].
         drawn: [sum of models drawn, V], grouped by query.
         models: the models drawn for each query, in the order of its rows; none for a query of the public model.
+        private: for each query whether the protocol answers it.
         computed: how many rows the shards computed, padding included.
     """
 
     public: torch.Tensor
     drawn: torch.Tensor
     models: tuple[tuple[int, ...], ...]
+    private: tuple[bool, ...]
     computed: int
+
+    def share(self, queries: slice) -> "Rows":
+        """Returns the rows of consecutive queries, without a copy."""
+        firsts = list(accumulate(map(len, self.models), initial=0))
+        drawn = self.drawn[firsts[queries.start] : firsts[queries.stop]]
+        return replace(
+            self,
+            public=self.public[queries],
+            drawn=drawn,
+            models=self.models[queries],
+            private=self.private[queries],
+        )
+
+    def to(self, device: str) -> "Rows":
+        """Returns the rows on a device of PyTorch's."""
+        return replace(self, public=self.public.to(device), drawn=self.drawn.to(device))
 
 
 class Ensemble:
@@ -124,6 +143,7 @@ class Ensemble:
             _stack(public),
             _stack(drawn, public[0].shape),
             tuple(draws.get(query.sequence, ()) for query in queries),
+            tuple(query.private for query in queries),
             sum(len(rows) for answer in answers for rows in answer.values()),
         )
 

@@ -6,17 +6,19 @@ from typing import Self
 
 from torch import Tensor
 
+from services.coordinator.ensemble import Rows
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.sampling import quantise, sample
+from services.privacy.shaping import SamplingOptions, shape
 
 
 @dataclass(frozen=True)
 class PendingRelease:
-    """Weights for every sequence of a step.
+    """Weights for consecutive sequences of a step.
 
     Attributes:
         public: float32 [S, V], the public model's probabilities.
-        private: the sequences that the protocol answers, in their order.
+        private: the indices of the sequences that the protocol answers, in order.
         weights: int64 [len(private), V], what the protocol releases to these.
         losses: for each of these what its token costs; None where that does not depend on the answers.
     """
@@ -27,15 +29,17 @@ class PendingRelease:
     losses: list[list[float]] | None
 
     @classmethod
-    def of(cls, protocol: Protocol, answers: Answers, private: Sequence[int]) -> Self:
-        """What `protocol` releases to the sequences in `private`; no model was asked for the others."""
+    def of(cls, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> Self:
+        """Shape the rows and let the protocol answer its sequences. Overwrites `rows.drawn`."""
+        answers = shape(rows.public, rows.drawn, rows.models, options, overwrite_parts=True)
+        private = [index for index, one in enumerate(rows.private) if one]
         if not private:
             return cls(answers.public, (), None, None)
-        asked = answers
-        if len(private) < len(answers.models):
+        if len(private) < len(rows.models):
             models = tuple(answers.models[index] for index in private)
-            asked = Answers(answers.public[list(private)], answers.ratios, models)
-        release = protocol.release(asked)
+            release = protocol.release(Answers(answers.public[private], answers.ratios, models))
+        else:
+            release = protocol.release(answers)
         losses = None if release.losses is None else release.losses.tolist()
         return cls(answers.public, tuple(private), release.weights, losses)
 

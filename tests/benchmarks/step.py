@@ -31,7 +31,6 @@ import typer
 from ray.actor import ActorHandle
 from scipy.optimize import brentq
 
-from cluster.launch import coordinator_threads
 from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
@@ -106,9 +105,7 @@ def started(model: Path) -> Iterator[ActorHandle]:
 @contextmanager
 def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iterator[Bench]:
     names = tuple(f"part-{index:03d}" for index in range(parts))
-    shard_threads, step_threads = (
-        {"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), coordinator_threads())
-    )
+    shard_threads, step_threads = ({"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), 1))
     with tempfile.TemporaryDirectory() as folder:
         adapters = write_adapters(Path(folder), names, model)
         shard = ShardActor.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0).remote(
@@ -116,7 +113,9 @@ def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iter
         )
         planned = PROTOCOLS[protocol].model_validate({"protocol": protocol, **PRIVACY}).plan(parts)
         coordinator = CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
-            CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256),
+            CoordinatorSettings(
+                model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256, threads=psutil.cpu_count() or 1
+            ),
             ShardMap(1, planned, (PartGroup(0, dict(enumerate(names)), ("shard",)),)),
         )
         ray.get(coordinator.health.remote())

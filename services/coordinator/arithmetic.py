@@ -1,0 +1,55 @@
+"""The mathematics of a step over several threads: each works on a share of the sequences."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from services.coordinator.ensemble import Rows
+from services.coordinator.pending_release import PendingRelease
+from services.privacy.protocol import Protocol
+from services.privacy.shaping import SamplingOptions
+
+Result = TypeVar("Result")
+
+
+class Arithmetic:
+    """Runs PyTorch with one thread a share: its own teams of threads would wait for one another at every operation.
+
+    Args:
+        threads: how many shares are computed at a time, on a CPU.
+        device: PyTorch's; any other than a CPU computes all sequences in one share.
+    """
+
+    def __init__(self, threads: int, device: str) -> None:
+        self._device = device
+        self._shares = threads if device == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self._shares, initializer=torch.set_num_threads, initargs=(1,))
+
+    async def release(
+        self, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]
+    ) -> tuple[PendingRelease, ...]:
+        """Returns what `protocol` releases from the rows, for consecutive shares of the sequences."""
+        sequences = len(options)
+        ends = [sequences * share // self._shares for share in range(self._shares + 1)]
+        shares = [slice(first, last) for first, last in pairwise(ends) if first < last]
+        work = (self._run(self._of, protocol, rows.share(share), options[share]) for share in shares)
+        return tuple(await asyncio.gather(*work))
+
+    async def sample(self, pending: Sequence[PendingRelease], granted: int) -> list[int]:
+        """Returns one token for each sequence; the first `granted` private ones are answered by the protocol."""
+        work = []
+        for piece in pending:
+            paid = min(granted, len(piece.private))
+            granted -= paid
+            work.append(self._run(piece.sample, paid))
+        return [token for tokens in await asyncio.gather(*work) for token in tokens]
+
+    def _of(self, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> PendingRelease:
+        return PendingRelease.of(protocol, rows.to(self._device), options)
+
+    def _run(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
