@@ -94,6 +94,7 @@ def _engine_settings(
         context_length=engine.context_length,
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization,
+        attention=manifest.attention,
         adapters={one.name: manifest.adapter_path(configuration.ensemble, one) for one in adapters},
     )
 

@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from services.engine.reader_attention import TARGETS
 from services.training.manifest import Adapter, Manifest, Part, hash_adapter
 from services.training.partition import Partition, Share
 from services.training.public_model import resolve, revision, tokenizer_hash
@@ -18,7 +19,7 @@ STRENGTH = 0.03
 
 def write_adapters(folder: Path, names: Sequence[str], model: Path) -> dict[str, Path]:
     """Adapters whose distributions differ from the public model's and from each other."""
-    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS))
     wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
     for seed, name in enumerate(names):
         generator = torch.Generator().manual_seed(seed)
@@ -43,6 +44,7 @@ def write_ensemble(folder: Path, parts: int, halves: bool = False) -> Path:
         tokenizer=tokenizer_hash(model),
         salt_id="test",
         rank=RANK,
+        attention="public",
         parts=tuple(_part(folder, index, halves) for index in range(parts)),
     )
     manifest.save(folder)

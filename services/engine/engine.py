@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +12,15 @@ PUBLIC = "public"
 """The name under which the base model, without any adapter, is asked."""
 
 ZERO = "zero"
-"""The name of an adapter whose weights are all zero, which every engine has: its row equals the public row, and computing
-it costs what the row of any other adapter costs. It is the only name that a request may repeat."""
+"""The name of an adapter whose weights are all zero, which every engine has: its row equals the public row, and
+computing it costs what the row of any other adapter costs. It is the only name that a request may repeat."""
+
+Attention = Literal["public", "own"]
+"""Whose keys and values an adapter attends to: the public model's (the adapter is a reader), or its own."""
+
+
+class EngineStalledError(RuntimeError):
+    """The engine makes no progress with what it was asked. That is dropped; the engine should be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,7 @@ class EngineSettings:
 
     Attributes:
         context_length: the prompt and every output token, in tokens.
-        attention: whose keys and values an adapter attends to. "public": the public model's; the adapter is a reader,
-            has no cache of its own, and any number of adapters is served. "own": its own; one plain LoRA adapter.
+        attention: "public" serves any number of readers, "own" one plain LoRA adapter with a cache of its own.
     """
 
     model: Path
@@ -50,7 +56,7 @@ class EngineSettings:
     context_length: int = 2048
     cache_gib: float = 2.0
     gpu_memory_utilization: float = 0.9
-    attention: Literal["public", "own"] = "public"
+    attention: Attention = "public"
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,16 +82,12 @@ class Engine(ABC):
         Raises:
             ValueError: an empty or over-long context, a token outside the vocabulary, an unknown adapter, or the same
                 sequence twice. Nothing has been computed then.
+            EngineStalledError: no progress is made.
         """
         self._check(requests)
-        distinct = [replace(request, adapters=_distinct(request)) for request in requests]
-        rows = self._next_token(distinct)
-        index, first = [], 0
-        for request, asked in zip(requests, distinct, strict=True):
-            index += [first + asked.adapters.index(_stored(name)) for name in request.adapters]
-            first += len(asked.adapters)
-        return rows[torch.tensor(index, device=rows.device)]
+        return self._next_token(requests)
 
+    @abstractmethod
     def prepare(self, adapters: Sequence[str]) -> None:
         """Bring the adapters that the coming steps ask for to the device ahead of time.
 
@@ -118,14 +120,6 @@ class Engine(ABC):
                 raise ValueError("adapters: each model is asked once a request")
         if len({request.sequence for request in requests}) != len(requests):
             raise ValueError("sequence: the same sequence stands twice in one call")
-
-
-def _stored(name: str) -> str:
-    return PUBLIC if name == ZERO else name
-
-
-def _distinct(request: Request) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_stored(name) for name in request.adapters))
 
 
 def create(settings: EngineSettings) -> Engine:

@@ -1,14 +1,17 @@
-"""transformers with PEFT as an `Engine`: one forward pass per row. The reference the vLLM engine is held against."""
+"""transformers with PEFT as an `Engine`: one forward pass a row. The reference the vLLM engine is held against."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, DynamicCache
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM
 
-from services.engine.engine import Engine, EngineSettings, Request
+from services.engine.adapter_config import read_adapter_configs
+from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
+from services.engine.reader_attention import PublicCache, check_targets
 from services.engine.switching import using
 
 MAX_CACHES = 256
@@ -16,27 +19,40 @@ MAX_CACHES = 256
 
 @dataclass(slots=True)
 class Cached:
+    """The keys and values that one model has left of a sequence. `PublicCache` may be read by readers."""
+
     tokens: tuple[int, ...] = ()
-    values: DynamicCache = field(default_factory=DynamicCache)
+    values: PublicCache = field(default_factory=PublicCache)
 
 
 class TransformersEngine(Engine):
-    """See `Engine`. Keeps the caches of the `MAX_CACHES` (sequence, adapter) pairs asked last."""
+    """See `Engine`. Keeps the caches of the `MAX_CACHES` sequences asked last."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        configs = read_adapter_configs(settings.adapters, settings.attention)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
+        model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
         self.vocabulary = model.config.vocab_size
+        if settings.attention == "public":
+            for config in configs:
+                check_targets(model, config.targets)
         for name, path in settings.adapters.items():
             if isinstance(model, PeftModel):
                 model.load_adapter(path, adapter_name=name)
             else:
                 model = PeftModel.from_pretrained(model, path, adapter_name=name)
+        if configs:  # PEFT begins with weights that change nothing
+            model.add_adapter(ZERO, LoraConfig(r=configs[0].rank, target_modules=list(configs[0].targets)))
+        self._zero = ZERO if configs else PUBLIC
         self._model = model.to(device).eval()
         self._device = device
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
+        self._own = frozenset(self.adapters) if settings.attention == "own" else frozenset()
         self._caches: OrderedDict[tuple[str, str], Cached] = OrderedDict()
+
+    def prepare(self, adapters: Sequence[str]) -> None:
+        """Nothing is left to do: all adapters are on the device."""
 
     def release(self, sequence: str) -> None:
         for key in [key for key in self._caches if key[0] == sequence]:
@@ -47,16 +63,33 @@ class TransformersEngine(Engine):
         del self._model
 
     def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
-        rows = [self._row(request, adapter) for request in requests for adapter in request.adapters]
-        return torch.stack(rows)
+        return torch.stack([row for request in requests for row in self._rows(request)])
 
     @torch.inference_mode()
-    def _row(self, request: Request, adapter: str) -> torch.Tensor:
-        cached = self._cached((request.sequence, adapter), request.tokens)
-        unseen = torch.tensor([request.tokens[len(cached.tokens) :]], device=self._device)
-        with using(self._model, adapter):
-            output = self._model(input_ids=unseen, past_key_values=cached.values, use_cache=True, logits_to_keep=1)
+    def _rows(self, request: Request) -> list[torch.Tensor]:
+        read: dict[str, tuple[Cached, torch.Tensor]] = {}
+        rows = []
+        for name in request.adapters:
+            owner = name if name in self._own else PUBLIC
+            if owner not in read:
+                read[owner] = self._read_on(request, owner)
+            cached, row = read[owner]
+            if name != owner:
+                row = self._forward(self._zero if name == ZERO else name, request.tokens[-1:], cached.values.reader(1))
+            rows.append(row)
+        return rows
+
+    def _read_on(self, request: Request, model: str) -> tuple[Cached, torch.Tensor]:
+        """Have a model read what it has not seen of the sequence; its cache, and its row of the last position."""
+        cached = self._cached((request.sequence, model), request.tokens)
+        row = self._forward(model, request.tokens[len(cached.tokens) :], cached.values)
         cached.tokens = request.tokens
+        return cached, row
+
+    def _forward(self, model: str, tokens: Sequence[int], cache: Any) -> torch.Tensor:
+        input_ids = torch.tensor([tokens], device=self._device)
+        with using(self._model, model):
+            output = self._model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return torch.log_softmax(output.logits[0, -1], dim=-1, dtype=torch.float32)
 
     def _cached(self, key: tuple[str, str], tokens: tuple[int, ...]) -> Cached:
@@ -68,7 +101,7 @@ class TransformersEngine(Engine):
                 break
             shared += 1
         if shared < len(cached.tokens):
-            cached.values.crop(shared)
+            cached.values.crop(shared - len(cached.tokens))
             cached.tokens = cached.tokens[:shared]
         self._caches[key] = cached
         while len(self._caches) > MAX_CACHES:

@@ -1,19 +1,20 @@
-"""vLLM with multi-LoRA as an `Engine`: one resumable vLLM request per (sequence, adapter).
+"""vLLM as an `Engine`: one resumable vLLM request a sequence, and readers as extra rows of its batches.
 
 A private token is sampled outside the engine, from a mixture, so no vLLM request can run ahead on tokens of its own.
 vLLM's streaming sessions fit exactly: a session ingests a chunk, yields one position's logits, discards the token that
-it sampled itself and waits, its cache kept, for the next chunk. An adapter that was not drawn for k tokens ingests them
-as one chunk.
+it sampled itself and waits, its cache kept, for the next chunk. A session runs the public model; the rows of readers
+are computed in the same batch from the same cache (`reader_rows`). An adapter with keys and values of its own has a
+session of its own.
 """
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # its logits processors have another interface
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the first one
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's environment sets the threads
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -26,15 +27,26 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.engine import lora_on_cpu
-from services.engine.engine import PUBLIC, Engine, EngineSettings, Request
-from services.engine.logits_capture import REQUEST_KEY, LogitsCapture, Rows
+from services.engine.adapter_config import AdapterConfig, read_adapter_configs
+from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
+from services.engine.reader_rows import Asked
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-MAX_BATCHED_TOKENS = 4096
-MAX_BATCHED_ROWS = 256
+MAX_SESSIONS = 512
+"""Sequences whose caches are kept. vLLM counts waiting sessions, too, and never admits one more than this."""
+MAX_READERS = 1024
+"""Reader rows in one step of vLLM."""
+MAX_SCHEDULED_TOKENS = 4096
+SLOTS_MEMORY = 0.25
+"""The share of a GPU's memory that slots for adapters may take; `adapter_slots` says what a larger ensemble costs."""
+MIN_SLOTS = 32
+MAX_IDLE_STEPS = 16
+"""Steps of vLLM in which nothing is computed, after which the engine has stalled."""
+MAX_REPEATED_WORK = 8
+"""How many times vLLM may compute the tokens that it was given (it may preempt and start again) before it stalls."""
 
 Key = tuple[str, str]
-"""(sequence, adapter)."""
+"""A session: the sequence, and whose keys and values it holds, `PUBLIC` or an adapter with attention of its own."""
 
 
 @dataclass(slots=True)
@@ -43,86 +55,171 @@ class Session:
     tokens: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class Question:
+    """What is asked of a session at the last of `tokens`, and where the rows go in the answer."""
+
+    key: Key
+    tokens: tuple[int, ...]
+    cache_salt: str | None
+    own_row: int | None
+    readers: list[int]
+    reader_rows: list[int]
+
+
 class VllmEngine(Engine):
     """See `Engine`. Caches that do not fit are dropped, least recently asked first, and rebuilt when asked again."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._rows = Rows()
-        self._llm = LLMEngine.from_engine_args(_engine_args(settings, self._rows))
+        configs = read_adapter_configs(settings.adapters, settings.attention)
+        self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs))
         self._core = self._llm.engine_core
-        self._loras = {
-            name: LoRARequest(name, index, str(path)) for index, (name, path) in enumerate(settings.adapters.items(), 1)
-        }
-        for lora in self._loras.values():
-            self._llm.add_lora(lora)
-        self.adapters = tuple(self._loras)
+        self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
         self.vocabulary = self._llm.vllm_config.model_config.get_vocab_size()
+        self._own = frozenset(self.adapters) if settings.attention == "own" else frozenset()
+        self._lora_ids = {name: index for index, name in enumerate((*self.adapters, ZERO), 1)}
+        self._loras = {
+            name: LoRARequest(name, self._lora_ids[name], str(path)) for name, path in settings.adapters.items()
+        }
+        if self._loras:
+            rank, targets = _rank_and_targets(configs)
+            self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
         cache = self._llm.vllm_config.cache_config
         self._block_size: int = cache.block_size
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
+        lora = self._llm.vllm_config.lora_config
+        self._slots: int = lora.max_loras if lora else 1
         self._sessions: OrderedDict[Key, Session] = OrderedDict()
         self._started = 0
+
+    def prepare(self, adapters: Sequence[str]) -> None:
+        self._worker("prepare_adapters", [self._lora_ids[name] for name in adapters if name in self._lora_ids])
 
     def release(self, sequence: str) -> None:
         self._drop([key for key in self._sessions if key[0] == sequence])
 
     def close(self) -> None:
-        self._llm.engine_core.shutdown()
+        self._core.shutdown()
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        super()._check(requests)
+        for request in requests:
+            if self._blocks_for(request.tokens) > self._blocks:
+                raise ValueError(
+                    f"tokens: a context of {len(request.tokens)} tokens is more than the cache holds; raise "
+                    "cache_gib, or lower context_length"
+                )
 
     def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
-        waves = list(self._waves(requests))
-        answers = [self._ask(wave) for wave in waves]
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+        questions = list(self._questions(requests))
+        self._worker("begin", sum(len(request.adapters) for request in requests))
+        for step in self._steps(questions):
+            self._ask(step)
+        answer: torch.Tensor = self._worker("take_answer")
+        return answer
 
-    def _waves(self, requests: Sequence[Request]) -> Iterator[list[tuple[Key, tuple[int, ...]]]]:
-        """Split what is asked so that each wave fits the cache and one scheduler batch."""
-        wave: list[tuple[Key, tuple[int, ...]]] = []
-        blocks = 0
+    def _questions(self, requests: Sequence[Request]) -> Iterator[Question]:
+        """One question a session; a request with more readers than a step holds has several for one session."""
+        row = 0
         for request in requests:
-            needed = self._blocks_for(request.tokens)
-            for adapter in request.adapters:
-                if wave and (blocks + needed > self._blocks or len(wave) == MAX_BATCHED_ROWS):
-                    yield wave
-                    wave, blocks = [], 0
-                wave.append(((request.sequence, adapter), request.tokens))
-                blocks += needed
-        if wave:
-            yield wave
+            asked: dict[str, Question] = {}
+            for name in request.adapters:
+                owner = name if name in self._own else PUBLIC
+                question = asked.get(owner)
+                if question is None or len(question.readers) == min(MAX_READERS, self._slots):
+                    if question is not None:
+                        yield question
+                    question = Question((request.sequence, owner), request.tokens, request.cache_salt, None, [], [])
+                    asked[owner] = question
+                if name == owner:
+                    question.own_row = row
+                else:
+                    question.readers.append(self._lora_ids[name])
+                    question.reader_rows.append(row)
+                row += 1
+            yield from asked.values()
+
+    def _steps(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
+        """Split the questions so that each step fits the cache, the sessions, the rows and the adapters' slots."""
+        step: list[Question] = []
+        blocks = readers = 0
+        adapters: set[int] = set()
+        keys: set[Key] = set()
+        for question in questions:
+            needed = self._blocks_for(question.tokens)
+            if step and (
+                question.key in keys
+                or len(step) == MAX_SESSIONS
+                or blocks + needed > self._blocks
+                or readers + len(question.readers) > MAX_READERS
+                or len(adapters.union(question.readers)) > self._slots
+            ):
+                yield step
+                step, blocks, readers = [], 0, 0
+                adapters, keys = set(), set()
+            step.append(question)
+            blocks += needed
+            readers += len(question.readers)
+            adapters.update(question.readers)
+            keys.add(question.key)
+        if step:
+            yield step
 
     def _blocks_for(self, tokens: tuple[int, ...]) -> int:
         return len(tokens) // self._block_size + 1
 
-    def _ask(self, wave: list[tuple[Key, tuple[int, ...]]]) -> torch.Tensor:
-        self._make_room(wave)
-        # vLLM keeps the order it is asked in, and neighbours with one adapter are one product in `lora_on_cpu`.
-        ids = {key: self._continue(key, tokens) for key, tokens in sorted(wave, key=_adapter)}
-        self._rows.expect([ids[key] for key, _tokens in wave])
-        waiting = set(ids.values())
+    def _ask(self, step: list[Question]) -> None:
+        self._make_room(step)
         try:
-            while waiting:
-                outputs = self._core.get_output().outputs
-                waiting.difference_update(output.request_id for output in outputs if output.new_token_ids)
+            asked = {
+                self._continue(question): Asked(question.own_row, question.readers, question.reader_rows)
+                for question in step
+            }
+            self._worker("ask", asked)
+            self._run(set(asked), sum(len(question.tokens) for question in step))
         except BaseException:
-            self._drop([key for key, _tokens in wave])  # half-ingested sessions must not be continued
+            self._drop([question.key for question in step])  # half-ingested sessions must not be continued
             raise
-        return self._rows.take()
 
-    def _make_room(self, wave: list[tuple[Key, tuple[int, ...]]]) -> None:
-        asked = {key for key, _tokens in wave}
+    def _run(self, waiting: set[str], tokens: int) -> None:
+        """Run vLLM until all requests have reached their last token.
+
+        Raises:
+            EngineStalledError: vLLM computes nothing for `MAX_IDLE_STEPS` steps, or the same tokens again and again.
+        """
+        idle, computed = 0, self._worker("tokens_computed")
+        limit = computed + MAX_REPEATED_WORK * tokens
+        while waiting:
+            outputs = self._core.get_output().outputs
+            waiting.difference_update(output.request_id for output in outputs if output.new_token_ids)
+            before, computed = computed, self._worker("tokens_computed")
+            idle = idle + 1 if computed == before else 0
+            if waiting and (idle > MAX_IDLE_STEPS or computed > limit):
+                raise EngineStalledError(
+                    f"vLLM makes no progress with {len(waiting)} of its requests ({len(self._sessions)} sessions, "
+                    f"{self._blocks} cache blocks of {self._block_size} tokens)"
+                )
+
+    def _make_room(self, step: Sequence[Question]) -> None:
+        """Drop the sessions asked least recently until this step's fit beside those that stay."""
+        asked = {question.key for question in step}
         idle = [key for key in self._sessions if key not in asked]
-        free = self._blocks - sum(self._blocks_for(tokens) for _key, tokens in wave)
-        free -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
+        free_blocks = self._blocks - sum(self._blocks_for(question.tokens) for question in step)
+        free_blocks -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
+        free_sessions = MAX_SESSIONS - len(asked) - len(idle)
         evicted = []
         for key in idle:
-            if free >= 0:
+            if free_blocks >= 0 and free_sessions >= 0:
                 break
-            free += self._blocks_for(self._sessions[key].tokens)
+            free_blocks += self._blocks_for(self._sessions[key].tokens)
+            free_sessions += 1
             evicted.append(key)
         self._drop(evicted)
 
-    def _continue(self, key: Key, tokens: tuple[int, ...]) -> str:
+    def _continue(self, question: Question) -> str:
         """Hand vLLM what the session has not seen yet, or start it. Returns the vLLM request id."""
+        key, tokens = question.key, question.tokens
         session = self._sessions.get(key)
         if session is not None and not (
             len(session.tokens) < len(tokens) and tokens[: len(session.tokens)] == session.tokens
@@ -131,63 +228,76 @@ class VllmEngine(Engine):
             session = None
         if session is None:
             self._started += 1
-            session = Session(f"{self._started}/{key[1]}", ())
+            session = Session(str(self._started), ())
             self._sessions[key] = session
         unseen = tokens[len(session.tokens) :]
         session.tokens = tokens
         self._sessions.move_to_end(key)
-        self._core.add_request(self._core_request(session.request_id, unseen, key[1]))
+        self._core.add_request(
+            EngineCoreRequest(
+                request_id=session.request_id,
+                prompt_token_ids=list(unseen),
+                mm_features=None,
+                sampling_params=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False),
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=self._loras.get(key[1]),
+                cache_salt=question.cache_salt,
+                data_parallel_rank=None,
+                resumable=True,
+            )
+        )
         return session.request_id
 
-    def _core_request(self, request_id: str, tokens: tuple[int, ...], adapter: str) -> EngineCoreRequest:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, extra_args={REQUEST_KEY: request_id}
-        )
-        return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=list(tokens),
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None if adapter == PUBLIC else self._loras[adapter],
-            cache_salt=None,
-            data_parallel_rank=None,
-            resumable=True,
-        )
-
     def _drop(self, keys: list[Key]) -> None:
-        self._core.abort_requests([self._sessions.pop(key).request_id for key in keys])
+        sessions = [self._sessions.pop(key, None) for key in keys]
+        self._core.abort_requests([session.request_id for session in sessions if session is not None])
+
+    def _worker(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `ReaderWorker`, in this process."""
+        return self._core.collective_rpc(method, args=arguments)[0]
 
 
-def _adapter(asked: tuple[Key, tuple[int, ...]]) -> str:
-    return asked[0][1]
+def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]:
+    rank = max((config.rank for config in configs), default=1)
+    return rank, sorted({module for config in configs for module in config.targets})
 
 
-def _engine_args(settings: EngineSettings, rows: Rows) -> EngineArgs:
-    if current_platform.is_cpu():
+def _gpu_slots(settings: EngineSettings) -> int:
+    """As many slots as adapters, the zero adapter included, or those that `SLOTS_MEMORY` of the device holds."""
+    sizes = [(path / "adapter_model.safetensors").stat().st_size for path in settings.adapters.values()]
+    memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
+    return min(len(sizes) + 1, max(MIN_SLOTS, int(memory // max(sizes, default=1))))
+
+
+def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig]) -> EngineArgs:
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.cache_gib)))
         lora_on_cpu.install()
-    configurations = [json.loads((path / "adapter_config.json").read_text()) for path in settings.adapters.values()]
-    rank = max((configuration["r"] for configuration in configurations), default=8)
-    targets = sorted({module for configuration in configurations for module in configuration["target_modules"]})
+    rank, targets = _rank_and_targets(configs)
+    worker = "cpu_reader_worker.CPUReaderWorker" if on_cpu else "gpu_reader_worker.GPUReaderWorker"
+    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings)  # the zero adapter has one, too
     return EngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,
         max_model_len=settings.context_length,
-        max_num_seqs=MAX_BATCHED_ROWS,
-        max_num_batched_tokens=max(MAX_BATCHED_TOKENS, settings.context_length),
+        max_num_seqs=MAX_SESSIONS + MAX_READERS,
+        max_num_active_seqs=MAX_SESSIONS,
+        max_num_batched_tokens=MAX_SCHEDULED_TOKENS + MAX_READERS,
+        max_num_scheduled_tokens=MAX_SCHEDULED_TOKENS,
+        enable_chunked_prefill=True,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enable_prefix_caching=True,
-        enable_lora=bool(configurations),
-        # One slot more than adapters: the CPU's LoRA operators read the last slot for rows without an adapter.
-        max_loras=len(configurations) + 1,
+        enable_lora=bool(configs),
+        max_loras=slots,
+        max_cpu_loras=len(configs) + 1,
         max_lora_rank=next(allowed for allowed in LORA_RANKS if allowed >= rank),
         lora_target_modules=targets or None,
-        logits_processors=[LogitsCapture.into(rows)],
+        worker_cls=f"services.engine.{worker}",
         distributed_executor_backend="uni",
         async_scheduling=False,  # every step waits for tokens that only the coordinator can sample
-        enforce_eager=current_platform.is_cpu(),
+        enforce_eager=on_cpu,
         skip_tokenizer_init=True,
         generation_config="vllm",
         disable_log_stats=True,

@@ -8,7 +8,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
+from services.engine.reader_attention import PublicCache
 
 CONTEXT = 256
 EVERY = (PUBLIC, "first", "second", "third")
@@ -37,16 +38,20 @@ def engine(request: pytest.FixtureRequest, public_model: Path, adapters: dict[st
 
 @pytest.fixture(scope="module")
 def reference(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Log-probabilities after every position of the text, from one plain float32 forward pass per model, no caches."""
+    """Log-probabilities after every position of the text in float32: one pass of the public model over the whole text,
+    and one of each reader over what that pass has left."""
     ids = torch.tensor([tokens])
     found = {}
     for name in EVERY:
-        model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
-        if name != PUBLIC:
-            model = PeftModel.from_pretrained(model, adapters[name])
+        model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+        cache = PublicCache()
         with torch.inference_mode():
-            found[name] = torch.log_softmax(model.eval()(ids).logits[0].float(), -1)
-    return found
+            logits = model(ids, past_key_values=cache).logits
+            if name != PUBLIC:
+                reader = PeftModel.from_pretrained(model, adapters[name]).eval()
+                logits = reader(ids, past_key_values=cache.reader(len(tokens))).logits
+        found[name] = torch.log_softmax(logits[0].float(), -1)
+    return found | {ZERO: found[PUBLIC]}
 
 
 def assert_agree(engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few: bool = True) -> None:
@@ -61,6 +66,12 @@ def assert_agree(engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few
         variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
         assert variation.max() <= (0.1 if few else 0.05)
         assert variation.mean() <= (0.04 if few else 0.02)
+
+
+def assert_same(engine: Engine, rows: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same but for rounding: the shape of a batch decides in which order a product adds up."""
+    variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
+    assert variation.max() <= (1e-5 if engine.dtype == "float32" else 0.03)  # type: ignore[attr-defined]
 
 
 def expect(reference: dict[str, torch.Tensor], asked: list[tuple[int, str]]) -> torch.Tensor:
@@ -101,7 +112,7 @@ def test_mixed_requests_come_back_in_the_order_asked(
         engine.release(request.sequence)
 
 
-def test_an_adapter_asked_now_and_then_catches_up(
+def test_readers_asked_now_and_then_answer_like_those_asked_always(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
     """Each model is asked at its own rhythm; two sequences of the same text advance out of step."""
@@ -110,11 +121,55 @@ def test_an_adapter_asked_now_and_then_catches_up(
     for step in range(22):
         names = tuple(name for name, every in rhythm.items() if step % every == 0)
         lengths = {"ahead": 30 + step, "behind": 10 + step}
+        engine.prepare(names)
         found.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
         asked += [(length, name) for length in lengths.values() for name in names]
     assert_agree(engine, torch.cat(found), expect(reference, asked))
     engine.release("ahead")
     engine.release("behind")
+
+
+def test_a_zero_reader_answers_what_the_public_model_answers(engine: Engine, tokens: tuple[int, ...]) -> None:
+    rows = engine.next_token([Request("zero", tokens[:30], (ZERO, "first", PUBLIC, ZERO, ZERO))])
+    for row in (0, 3, 4):
+        assert_same(engine, rows[row], rows[2])
+    assert not torch.allclose(rows[1], rows[2], atol=0.1)
+    engine.release("zero")
+
+
+def test_the_public_row_does_not_depend_on_whether_readers_are_asked(engine: Engine, tokens: tuple[int, ...]) -> None:
+    """Neither in the step in which they are asked, nor after it: nothing that a reader computes is kept."""
+    for length in (20, 21, 40):
+        alone = engine.next_token([Request("alone", tokens[:length], (PUBLIC,))])
+        beside = engine.next_token([Request("beside", tokens[:length], EVERY)])
+        assert_same(engine, beside[0], alone[0])
+    engine.release("alone")
+    engine.release("beside")
+
+
+def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: Engine, tokens: tuple[int, ...]) -> None:
+    alone = engine.next_token([Request("alone", tokens[:30], ("second",))])
+    rows = engine.next_token(
+        [
+            Request("before", tokens[5:25], EVERY),
+            Request("crowded", tokens[:30], ("first", "second", PUBLIC, ZERO, ZERO, "third")),
+            Request("after", tokens[10:60], ("second", "first")),
+        ]
+    )
+    assert_same(engine, rows[len(EVERY) + 1], alone[0])
+    for name in ("alone", "before", "crowded", "after"):
+        engine.release(name)
+
+
+def test_a_prefix_that_is_still_cached_changes_no_row(engine: Engine, tokens: tuple[int, ...]) -> None:
+    """The cache may hold the prefix from a sequence with readers, without, of the same salt or of another."""
+    context = (tokens * 4)[:200]
+    fresh = engine.next_token([Request("fresh", context, EVERY)])
+    engine.release("fresh")
+    for salt in (None, "one client", "another client", "one client"):
+        again = engine.next_token([Request("again", context, EVERY, salt)])
+        engine.release("again")
+        assert_same(engine, again, fresh)
 
 
 def test_a_sequence_that_forks_does_not_see_its_old_tokens(
@@ -177,17 +232,3 @@ def test_a_single_token_is_a_context(
 def test_a_malformed_request_is_refused_by_name(engine: Engine, request_: Request, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine.next_token([request_])
-
-
-def test_more_rows_than_the_cache_holds_are_answered_in_waves(
-    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if hasattr(engine, "_blocks"):
-        monkeypatch.setattr(engine, "_blocks", 12)
-    requests = [Request(f"wave-{index}", tokens[: 20 + index], EVERY) for index in range(6)]
-    for _ in range(2):
-        rows = engine.next_token(requests)
-        asked = [(len(request.tokens), name) for request in requests for name in EVERY]
-        assert_agree(engine, rows, expect(reference, asked))
-    for request in requests:
-        engine.release(request.sequence)

@@ -1,0 +1,58 @@
+"""What an adapter's `adapter_config.json` must say for the engine to run the adapter as it was trained."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.engine.engine import Attention
+
+KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv")
+HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """The rank and the target modules of a LoRA adapter."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+
+def read_adapter_configs(adapters: Mapping[str, Path], attention: Attention) -> list[AdapterConfig]:
+    """Read the adapters' configurations, in their order.
+
+    Raises:
+        ValueError: several adapters with attention of their own, or an adapter that the engine would run in another way
+            than it was trained; the message names the adapter and the fix.
+    """
+    if attention == "own" and len(adapters) > 1:
+        raise ValueError(
+            f"attention: 'own' serves one adapter, got {len(adapters)}; train the ensemble again with `privmix train`, "
+            "whose adapters are readers (attention: 'public')"
+        )
+    return [_read(name, path, attention) for name, path in adapters.items()]
+
+
+def _read(name: str, path: Path, attention: Attention) -> AdapterConfig:
+    config = json.loads((path / "adapter_config.json").read_text())
+    targets = config["target_modules"]
+    if not isinstance(targets, Sequence) or isinstance(targets, str):
+        raise ValueError(f"adapter {name!r}: target_modules is {targets!r}; name the modules in a list")
+    if head := _found(targets, HEAD_AND_EMBEDDING):
+        raise ValueError(
+            f"adapter {name!r} changes {head}; adapters share the head and the embedding of the base model"
+        )
+    if attention == "public" and (changed := _found(targets, KEYS_AND_VALUES)):
+        raise ValueError(
+            f"adapter {name!r} changes {changed}, but a reader attends to the public model's keys and values; train it "
+            "again with `privmix train`, or serve it alone with attention 'own'"
+        )
+    for field in ("use_dora", "modules_to_save"):
+        if config.get(field):
+            raise ValueError(f"adapter {name!r}: {field} is not supported; train it without")
+    return AdapterConfig(config["r"], tuple(targets))
+
+
+def _found(targets: Sequence[str], names: Sequence[str]) -> str:
+    return ", ".join(sorted({target for target in targets if target.rsplit(".", 1)[-1] in names}))

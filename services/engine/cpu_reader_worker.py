@@ -1,0 +1,30 @@
+"""vLLM's CPU worker with reader rows. vLLM makes it by name (`worker_cls`)."""
+
+from collections.abc import Sequence
+
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1.worker.cpu_worker import CPUWorker  # first: it loads the libraries that the others need
+
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
+
+from services.engine import lora_on_cpu
+from services.engine.reader_rows import ReaderRows, ReaderWorker
+
+
+class CPUReaderModelRunner(ReaderRows, CPUModelRunner):  # type: ignore[misc]
+    """A CPU model runner whose batches may have reader rows."""
+
+    def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
+        manager = self.lora_manager._adapter_manager
+        lora_on_cpu.compact(manager.modules, manager.packed_modules, set(targets), rank)
+        super().load_adapters(adapters, zero, rank, targets)
+
+
+class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
+    """A CPU worker around `CPUReaderModelRunner`."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        # vLLM has no seam for another runner here; the first one has neither loaded the model nor allocated a cache.
+        self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))

@@ -1,0 +1,300 @@
+"""Reader rows in vLLM: extra query rows of a batch that read a request's KV cache through an adapter and write nothing.
+
+vLLM's scheduler knows one request a sequence, the public one. `ReaderRows` extends a model runner: after vLLM has
+prepared the batch of a step, it appends one row for each reader asked. A reader row
+
+- has the token id and the position of the last token of its request, its owner;
+- is a request of one query token to the attention, with the sequence length and the block table of its owner;
+- has the slot -1, as padding has, so its keys and values are not stored (they are never read: the K and V that a reader
+  attends to, its own position's included, are the public model's);
+- has its adapter in the LoRA mapping, where its owner's tokens have none.
+
+Everything else is vLLM's own: rows are appended to the runner's persistent buffers, so each attention backend builds
+its metadata as for any batch, and the final logits have one row for each public request and one for each reader.
+
+Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_model` and the methods overridden here):
+
+- CUDA graphs: `_determine_batch_execution_and_padding` is told the number of tokens and requests with readers, and the
+  number of LoRAs, so a batch with readers is dispatched to a graph of its own padded size, or to none. A decode step of
+  n sequences with m readers each is a uniform decode batch of n (1 + m) rows. `_build_attention_metadata` fills padded
+  rows after the readers.
+- Persistent GPU buffers (`query_start_loc`, `seq_lens`, `positions`, `input_ids`, block tables) hold
+  `max_num_seqs` rows and `max_num_batched_tokens` tokens. `max_num_active_seqs` and `max_num_scheduled_tokens` bound
+  the public part of a batch and leave room for the readers.
+- `_preprocess` sets the positions of padding to zero, which would be the readers'; they are written again after it.
+- The `-1` slots are skipped by `reshape_and_cache_flash` on CUDA and by `cpu_attn_reshape_and_cache` on the CPU.
+- Microbatches, pipeline, data and context parallelism, speculative decoding and models that keep other state than
+  attention's (Mamba), take multimodal input or M-RoPE positions are refused in `load_model`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from services.engine.adapter_slots import AdapterSlots
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as ModelRunner
+else:
+    ModelRunner = object
+
+
+class Asked(NamedTuple):
+    """What is asked of one vLLM request at its last token.
+
+    Attributes:
+        own_row: where the request's own row goes in the answer, or None where it is not wanted.
+        adapters: LoRA ids of the readers.
+        rows: where the readers' rows go in the answer.
+    """
+
+    own_row: int | None
+    adapters: Sequence[int]
+    rows: Sequence[int]
+
+
+@dataclass(slots=True)
+class ReaderBatch:
+    """The rows to answer of one step of vLLM.
+
+    Attributes:
+        requests, tokens: how many of each the scheduler put into the batch.
+        owners, adapters, rows: for each reader the index of its request, its LoRA id, and its row in the answer.
+        own, own_rows: for each request whose own row is wanted its index, and that row in the answer.
+        last_tokens: for each reader the index of its request's last token.
+    """
+
+    requests: int
+    tokens: int
+    owners: np.ndarray
+    adapters: np.ndarray
+    rows: np.ndarray
+    own: np.ndarray
+    own_rows: np.ndarray
+    last_tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def readers(self) -> int:
+        return len(self.owners)
+
+
+class ReaderRows(ModelRunner):  # type: ignore[misc]
+    """A mixin for vLLM's model runners, first in the list of base classes."""
+
+    _batch: ReaderBatch | None = None
+    _asked: Mapping[str, Asked] = MappingProxyType({})
+    _answer: torch.Tensor | None = None
+    _answer_rows = 0
+    tokens_computed = 0
+    execute_model_state: Any
+    slots: AdapterSlots | None = None
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        _refuse_what_readers_cannot_run_with(self)
+        super().load_model(*arguments, **options)
+
+    def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
+        """Load adapters of at most this rank that change the target modules, and the zero adapter.
+
+        Raises:
+            ValueError: the model has no modules of these names.
+        """
+        manager = self.lora_manager._adapter_manager
+        present = {name.rpartition(".")[-1] for name in manager.modules}
+        present |= {name.rpartition(".")[-1] for merged in manager.packed_modules.values() for name in merged}
+        if missing := sorted(set(targets) - present):
+            raise ValueError(f"the model has no modules named {', '.join(missing)}, which the adapters change")
+        self.slots = AdapterSlots(self.lora_manager, adapters, zero)
+
+    def begin(self, rows: int) -> None:
+        """Begin an answer of so many rows."""
+        self._answer = None
+        self._answer_rows = rows
+
+    def ask(self, asked: Mapping[str, Asked]) -> None:
+        """Say what the coming steps are to answer, by vLLM request id."""
+        self._asked = asked
+
+    def take_answer(self) -> torch.Tensor:
+        """Log-probabilities, float32 [rows, vocabulary], once all requests asked have been run to their last token."""
+        answer, self._answer, self._asked = self._answer, None, {}
+        if answer is None:
+            raise RuntimeError("no step has computed what was asked")
+        return answer
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput, *arguments: Any, **options: Any) -> Any:
+        try:
+            output = super().execute_model(scheduler_output, *arguments, **options)
+            if self._batch is not None and self.execute_model_state is not None:
+                self._keep_rows(self._batch)
+            return output
+        finally:
+            self._batch = None
+
+    def _keep_rows(self, batch: ReaderBatch) -> None:
+        logits = self.execute_model_state.logits
+        self.execute_model_state = self.execute_model_state._replace(logits=logits[: batch.requests])
+        source = np.concatenate([batch.own, np.arange(batch.requests, batch.requests + batch.readers)])
+        target = np.concatenate([batch.own_rows, batch.rows])
+        order = np.argsort(target)
+        rows = torch.log_softmax(logits[torch.from_numpy(source[order]).to(logits.device)], dim=-1, dtype=torch.float32)
+        if len(target) == self._answer_rows:
+            self._answer = rows
+            return
+        if self._answer is None:
+            self._answer = torch.empty(self._answer_rows, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        self._answer[torch.from_numpy(target[order]).to(rows.device)] = rows
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        self.tokens_computed += scheduler_output.total_num_scheduled_tokens
+        self._batch = self._plan(scheduler_output.total_num_scheduled_tokens, num_scheduled_tokens)
+        logits_indices, *rest = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        if self._batch.readers:
+            self._append_rows(self._batch)
+            tokens, readers = self._batch.tokens, self._batch.readers
+            of_readers = torch.arange(tokens, tokens + readers, dtype=logits_indices.dtype, device=self.device)
+            logits_indices = torch.cat([logits_indices, of_readers])
+        return (logits_indices, *rest)
+
+    def _plan(self, tokens: int, num_scheduled_tokens: np.ndarray) -> ReaderBatch:
+        """The readers of the requests that reach their last token in this step."""
+        requests = self.input_batch.num_reqs
+        computed = self.input_batch.num_computed_tokens_cpu[:requests] + num_scheduled_tokens
+        owners: list[int] = []
+        adapters: list[int] = []
+        rows: list[int] = []
+        own: list[int] = []
+        own_rows: list[int] = []
+        for index, request_id in enumerate(self.input_batch.req_ids[:requests]):
+            asked = self._asked.get(request_id)
+            if asked is None or computed[index] < self.requests[request_id].num_tokens:
+                continue
+            if asked.own_row is not None:
+                own.append(index)
+                own_rows.append(asked.own_row)
+            owners += [index] * len(asked.adapters)
+            adapters += asked.adapters
+            rows += asked.rows
+        return ReaderBatch(
+            requests, tokens, _indices(owners), _indices(adapters), _indices(rows), _indices(own), _indices(own_rows)
+        )
+
+    def _append_rows(self, batch: ReaderBatch) -> None:
+        """Append the readers to the persistent buffers of the batch, after the requests' own rows."""
+        requests, tokens, readers = batch.requests, batch.tokens, batch.readers
+        end = requests + readers
+        owners_cpu = torch.from_numpy(batch.owners)
+        owners = owners_cpu.to(self.device)
+        starts = self.query_start_loc
+        batch.last_tokens = starts.gpu[1 : requests + 1].long()[owners] - 1
+
+        starts.np[requests + 1 : end + 1] = np.arange(tokens + 1, tokens + readers + 1)
+        starts.np[end + 1 :].fill(tokens + readers)
+        starts.copy_to_gpu()
+        self.seq_lens[requests:end] = self.seq_lens[owners]
+        self.input_ids.gpu[tokens : tokens + readers] = self.input_ids.gpu[batch.last_tokens]
+        for table in self.input_batch.block_table.block_tables:
+            table.block_table.gpu[requests:end] = table.block_table.gpu[owners]
+        for values in (
+            self.optimistic_seq_lens_cpu,
+            self.input_batch.num_computed_tokens_cpu_tensor,
+            self.input_batch.num_prompt_tokens_cpu_tensor,
+        ):
+            values[requests:end] = values[owners_cpu]
+
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, num_reqs: int, *arguments: Any, **options: Any
+    ) -> Any:
+        if self._batch is not None and self._batch.readers:
+            num_tokens += self._batch.readers
+            num_reqs += self._batch.readers
+            if self.slots is not None:
+                options |= {"force_has_lora": True, "force_num_active_loras": len(np.unique(self._batch.adapters))}
+        return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *arguments, **options)
+
+    def _get_slot_mappings(
+        self, num_tokens_padded: int, num_reqs_padded: int, num_tokens_unpadded: int, *arguments: Any, **options: Any
+    ) -> Any:
+        if self._batch is not None:
+            num_tokens_padded = max(num_tokens_padded, num_tokens_unpadded + self._batch.readers)
+        return super()._get_slot_mappings(
+            num_tokens_padded, num_reqs_padded, num_tokens_unpadded, *arguments, **options
+        )
+
+    def _build_attention_metadata(self, num_tokens: int, num_reqs: int, *arguments: Any, **options: Any) -> Any:
+        if self._batch is not None:
+            num_tokens += self._batch.readers
+            num_reqs += self._batch.readers
+        return super()._build_attention_metadata(num_tokens, num_reqs, *arguments, **options)
+
+    def _preprocess(self, *arguments: Any, **options: Any) -> Any:
+        inputs = super()._preprocess(*arguments, **options)
+        if self._batch is not None and self._batch.readers:
+            tokens = self._batch.tokens
+            self.positions[tokens : tokens + self._batch.readers] = self.positions[self._batch.last_tokens]
+        return inputs
+
+    def set_active_loras(
+        self, input_batch: Any, num_scheduled_tokens: np.ndarray, *arguments: Any, **options: Any
+    ) -> None:
+        if self._batch is None or self.slots is None:
+            super().set_active_loras(input_batch, num_scheduled_tokens, *arguments, **options)
+            return
+        own_adapters = input_batch.request_lora_mapping[: self._batch.requests]
+        mapping = np.concatenate([own_adapters.repeat(num_scheduled_tokens), self._batch.adapters])
+        self.slots.bring(self._batch.adapters.tolist() + own_adapters[own_adapters > 0].tolist())
+        # vLLM is given no LoRA requests: it walks all loaded adapters for each of them, and the slots are filled.
+        self._set_active_loras((0,) * self._batch.requests, tuple(mapping.tolist()), set())
+
+
+def _indices(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _refuse_what_readers_cannot_run_with(runner: Any) -> None:
+    parallel = runner.vllm_config.parallel_config
+    unsupported = {
+        "a multimodal model": runner.supports_mm_inputs,
+        "a model with M-RoPE positions": runner.uses_mrope,
+        "speculative decoding": runner.speculative_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1,
+        "microbatches": parallel.use_ubatching,
+    }
+    if found := [name for name, present in unsupported.items() if present]:
+        raise ValueError(f"readers do not run with {', '.join(found)}")
+
+
+class ReaderWorker:
+    """A mixin for vLLM's workers: the calls that the engine makes with `collective_rpc`."""
+
+    model_runner: Any
+
+    def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
+        self.model_runner.load_adapters(adapters, zero, rank, targets)
+
+    def prepare_adapters(self, adapters: Sequence[int]) -> None:
+        if self.model_runner.slots is not None:
+            self.model_runner.slots.prepare(adapters)
+
+    def begin(self, rows: int) -> None:
+        self.model_runner.begin(rows)
+
+    def ask(self, asked: Mapping[str, Asked]) -> None:
+        self.model_runner.ask(asked)
+
+    def tokens_computed(self) -> int:
+        computed: int = self.model_runner.tokens_computed
+        return computed
+
+    def take_answer(self) -> torch.Tensor:
+        answer: torch.Tensor = self.model_runner.take_answer()
+        return answer

@@ -1,0 +1,110 @@
+"""What many parts cost one engine: `python -m tests.benchmarks.parts --parts 1000 --json`.
+
+- `start_s`: from nothing to an engine that holds all adapters.
+- `resident_gib`: memory of the process then.
+- `step_ms`: median time of a step, by `sequences x part rows a sequence`.
+- `part_row_over_public_row`: the time that a part row adds to a step, over the time that a row of a further sequence of
+  the public model adds; batches of equally many rows, in turn.
+
+The adapters are random; a few files are loaded many times under different names.
+"""
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from services.training.public_model import resolve
+from tests.ensembles import write_adapters
+
+FILES = 4
+WARM_UP = 3
+
+
+class Bench:
+    """Sequences that an engine reads on in lock-step."""
+
+    def __init__(self, engine: Engine, names: Sequence[str], prompt_tokens: int) -> None:
+        self._engine, self._names, self._prompt_tokens = engine, names, prompt_tokens
+        self._random = random.Random(0)
+        self._started = 0
+
+    def step_seconds(self, sequences: int, part_rows: int, steps: int) -> float:
+        """The median time of a step that asks each sequence for its public row and for some parts drawn anew."""
+        self._started += 1
+        contexts = [[self._random.randrange(10, 40_000) for _ in range(self._prompt_tokens)] for _ in range(sequences)]
+        times = []
+        for step in range(WARM_UP + steps):
+            requests = [
+                Request(
+                    f"{self._started}-{index}", tuple(context), (PUBLIC, *self._random.sample(self._names, part_rows))
+                )
+                for index, context in enumerate(contexts)
+            ]
+            started = time.perf_counter()
+            self._engine.next_token(requests)
+            if step >= WARM_UP:
+                times.append(time.perf_counter() - started)
+            for context in contexts:
+                context.append(self._random.randrange(10, 40_000))
+        for request in requests:
+            self._engine.release(request.sequence)
+        return statistics.median(times)
+
+    def part_row_over_public_row(self, sequences: int, part_rows: int, steps: int, rounds: int = 3) -> float:
+        ratios = []
+        for _ in range(rounds):
+            plain = self.step_seconds(sequences, 0, steps)
+            with_parts = self.step_seconds(sequences, part_rows, steps)
+            more_sequences = self.step_seconds(sequences * (1 + part_rows), 0, steps)
+            ratios.append((with_parts - plain) / (more_sequences - plain))
+        return statistics.median(ratios)
+
+
+def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    model = resolve()
+    names = [f"part-{index:04d}" for index in range(parts)]
+    with tempfile.TemporaryDirectory() as folder:
+        written = list(write_adapters(Path(folder), [f"file-{index}" for index in range(FILES)], model).values())
+        adapters = {name: written[index % FILES] for index, name in enumerate(names)}
+        started = time.perf_counter()
+        engine = create(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))
+        start_s = time.perf_counter() - started
+    bench = Bench(engine, names, prompt_tokens)
+    found = {
+        "parts": parts,
+        "prompt_tokens": prompt_tokens,
+        "start_s": round(start_s, 1),
+        "resident_gib": round(psutil.Process().memory_info().rss / 2**30, 2),
+        "step_ms": {f"{n} x {rows}": round(1e3 * bench.step_seconds(n, rows, steps), 1) for n, rows in cells},
+        "part_row_over_public_row": {
+            f"{n} x {rows}": round(bench.part_row_over_public_row(n, rows, steps), 2) for n, rows in cells if rows
+        },
+    }
+    engine.close()
+    return found
+
+
+def main(
+    parts: Annotated[int, typer.Option(min=1)] = 1000,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    steps: Annotated[int, typer.Option(min=1)] = 12,
+    quick: Annotated[bool, typer.Option(help="One small cell.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Measure one engine that holds many parts."""
+    cells = [(8, 0), (8, 8)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
+    found = measure(parts, prompt_tokens, steps, cells)
+    print(json.dumps(found) if as_json else json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

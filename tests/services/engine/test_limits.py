@@ -1,0 +1,176 @@
+"""An engine that is asked for more than fits answers all the same, and one that cannot go on says so."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from services.engine import vllm_engine
+from services.engine.adapter_slots import AdapterSlots
+from services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
+from services.engine.vllm_engine import VllmEngine
+from tests.ensembles import write_adapters
+
+CONTEXT = 512
+NAMES = tuple(f"part-{index}" for index in range(6))
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    """A model of random weights, small enough for hundreds of sequences in seconds."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    adapters = write_adapters(folder / "adapters", NAMES, folder / "model")
+    return EngineSettings(folder / "model", "vllm", "float32", CONTEXT, cache_gib=1, adapters=adapters)
+
+
+@pytest.fixture(scope="module")
+def engine(settings: EngineSettings) -> Iterator[VllmEngine]:
+    """vLLM itself has room for 4 sessions, 6 readers and 64 tokens a step, and 8 cache blocks of 128 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
+        patch.setattr(vllm_engine, "MAX_READERS", 6)
+        patch.setattr(vllm_engine, "MAX_SCHEDULED_TOKENS", 64)
+        arguments = vllm_engine._engine_args
+        patch.setattr(
+            vllm_engine,
+            "_engine_args",
+            lambda *given: replace(arguments(*given), num_gpu_blocks_override=9, block_size=128),
+        )
+        built = VllmEngine(settings)
+        yield built
+        built.close()
+
+
+@pytest.fixture(scope="module")
+def expected(settings: EngineSettings) -> Any:
+    """Rows of the transformers engine."""
+    reference = create(replace(settings, kind="transformers"))
+    yield reference.next_token
+    reference.close()
+
+
+def context(length: int, seed: int = 0) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, 128, (length,), generator=generator).tolist())
+
+
+def assert_same(rows: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (rows.exp() - expected.exp()).abs().max() < 1e-4
+
+
+def release(engine: VllmEngine, requests: list[Request]) -> None:
+    for request in requests:
+        engine.release(request.sequence)
+
+
+def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None:
+    requests = [Request(f"many-{seed}", context(20, seed), (PUBLIC, NAMES[seed % 6])) for seed in range(11)]
+    for length in (20, 21):
+        step = [replace(request, tokens=context(length, seed)) for seed, request in enumerate(requests)]
+        assert_same(engine.next_token(step), expected(step))
+    release(engine, requests)
+
+
+def test_idle_sequences_beyond_the_sessions_give_way(engine: VllmEngine, expected: Any) -> None:
+    requests = [Request(f"idle-{seed}", context(10, seed), (PUBLIC,)) for seed in range(9)]
+    for request in requests:
+        assert_same(engine.next_token([request]), expected([request]))
+    again = [replace(request, tokens=(*request.tokens, 1)) for request in requests]
+    assert_same(engine.next_token(again), expected(again))
+    release(engine, requests)
+
+
+def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> None:
+    """Together, and of one sequence alone."""
+    requests = [
+        Request(f"rows-{seed}", context(30, seed), (PUBLIC, *NAMES, *[ZERO] * 9, "part-3")[:-1]) for seed in range(3)
+    ]
+    assert_same(engine.next_token(requests), expected(requests))
+    release(engine, requests)
+
+
+def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None:
+    """Four contexts of four blocks each, where eight are: two at a time, each more than one batch long."""
+    requests = [Request(f"full-{seed}", context(CONTEXT - 3, seed), ("part-1", PUBLIC)) for seed in range(4)]
+    for more in (0, 1, 2):
+        step = [replace(request, tokens=request.tokens + (7,) * more) for request in requests]
+        assert_same(engine.next_token(step), expected(step))
+    release(engine, requests)
+
+
+def test_a_stalled_engine_says_so_and_goes_on_once_it_can(
+    engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM admits 4 sessions, and waits for ever with a fifth while those are parked."""
+    parked = [Request(f"parked-{seed}", context(10, seed), (PUBLIC,)) for seed in range(4)]
+    engine.next_token(parked)
+    fifth = Request("fifth", context(10, 9), (PUBLIC, "part-2"))
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_engine, "MAX_SESSIONS", 100)
+        with pytest.raises(EngineStalledError, match="no progress with 1 of its requests"):
+            engine.next_token([fifth])
+    assert_same(engine.next_token([fifth]), expected([fifth]))
+    release(engine, [*parked, fifth])
+
+
+def test_a_context_that_no_cache_holds_is_refused(
+    engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_blocks", 2)
+    request = Request("large", context(CONTEXT - 3), (PUBLIC,))
+    with pytest.raises(ValueError, match=r"tokens: .* more than the cache holds; raise cache_gib"):
+        engine.next_token([request])
+
+
+def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
+    engine = VllmEngine(settings)
+    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
+    for more in range(3):
+        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
+        rows = engine.next_token(step)
+    assert_same(rows, expected(step))
+    assert len(engine._sessions) == 300
+    engine.close()
+
+
+def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are right whatever was on the device before, and each row costs one load, in the step or ahead of it."""
+    arguments = vllm_engine._engine_args
+    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    loads: list[int] = []
+    load = AdapterSlots._load
+
+    def counted(slots: AdapterSlots, adapter: int) -> None:
+        loads.append(adapter)
+        load(slots, adapter)
+
+    monkeypatch.setattr(AdapterSlots, "_load", counted)
+    engine = VllmEngine(settings)
+    for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("551", "")]):
+        engine.prepare([NAMES[int(part)] for part in announced])
+        before = len(loads)
+        requests = [
+            Request(
+                "first", context(20 + step), (PUBLIC, *(NAMES[int(part)] for part in drawn[:2] if part != drawn[2]))
+            ),
+            Request("second", context(30 + step), (NAMES[int(drawn[2])], ZERO)),
+        ]
+        assert_same(engine.next_token(requests), expected(requests))
+        rows = sum(len(request.adapters) for request in requests) - 1
+        assert len(loads) - before == rows - len(announced)
+    engine.close()
