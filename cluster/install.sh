@@ -70,21 +70,20 @@ echo "$accelerator" >"$made_for"
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-awk -v torch="$scratch/torch" -v others="$scratch/others" \
-    '/^[a-z0-9]/ { file = /^torch==/ ? torch : others } file { print >file }' "$lock"
 pip=("$environment/bin/pip" --disable-pip-version-check --quiet --quiet install)
+uv=("$environment/bin/uv" pip install --quiet --system-certs --python "$environment/bin/python")
 locked=(--no-deps --require-hashes --requirement)
-echo "  $(grep -c '^[a-z0-9].*==' "$scratch/others") locked packages"
-"${pip[@]}" "${locked[@]}" "$scratch/others"
-echo "  $(sed -n 's/ .*//p;q' "$scratch/torch")"
-if ! "${pip[@]}" "${locked[@]}" "$scratch/torch" 2>"$scratch/refused"; then
-    # The package index lacks the CPU build of torch, unless a machine has been given it. uv knows where PyTorch keeps it.
-    [ "$accelerator" = cpu ] && uv=("$environment/bin/uv" pip install --quiet --python "$environment/bin/python") &&
-        "${uv[@]}" --torch-backend cpu "${locked[@]}" "$scratch/torch" || {
-        cat "$scratch/refused" >&2
-        exit 1
-    }
+awk '/^[a-z0-9]/ { wanted = /^uv==/ } wanted' "$lock" >"$scratch/uv"
+"${pip[@]}" "${locked[@]}" "$scratch/uv"
+# The package index lacks the CPU build of torch: a machine's own directory has it, or PyTorch's index, which uv knows.
+if [ -n "${PIP_FIND_LINKS-}" ]; then
+    uv+=(--find-links "$PIP_FIND_LINKS")
+elif [ "$accelerator" = cpu ]; then
+    uv+=(--torch-backend cpu)
 fi
+echo "  $(grep -c '^[a-z0-9].*==' "$lock") locked packages"
+# uv is faster; pip knows what else this machine's configuration says, a mirror for instance.
+"${uv[@]}" "${locked[@]}" "$lock" || "${pip[@]}" "${locked[@]}" "$lock"
 if "$project"; then
     "${pip[@]}" --no-deps --no-build-isolation --editable .
 fi
