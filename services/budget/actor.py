@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,19 +10,20 @@ import ray
 from ray.actor import ActorHandle
 
 from services import tracing
-from services.budget.errors import LedgerError
+from services.budget.errors import Fenced, LedgerError, LedgerMoved
 from services.budget.ledger import Grant, Ledger
-from services.budget.metrics import BudgetMetrics
+from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
 from services.budget.statement import OperatorStatement, Statement, statement
 
 NAME = "budget"
+WATCH_S = 15.0
 
 _log = logging.getLogger(__name__)
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1})
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1, "health": 1})
 class Budget:
     """Grants leases and takes them back. Statements have a thread of their own: they may take a second.
 
@@ -42,6 +44,7 @@ class Budget:
             self._opened()
         except LedgerError as error:
             _log.error("%s", error)  # callers will meet it too, or find the ledger available again
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> PrivacyBudget:
         """The terms kept here, once the ledger is open."""
@@ -71,6 +74,21 @@ class Budget:
         """Whether nothing private is released any more (`Ledger.charge`)."""
         return self._opened().balance().stopped
 
+    @ray.method(concurrency_group="health")  # type: ignore[untyped-decorator]
+    def health(self) -> LedgerHealth:
+        """Whether a token could be charged now: "writable", or why not.
+
+        "fenced": another writer has the ledger, or it was moved; this actor never writes again. "unavailable": the
+        database does not answer, or what it holds is no ledger of this budget.
+        """
+        try:
+            self._opened().check()
+        except (Fenced, LedgerMoved):
+            return "fenced"
+        except LedgerError:
+            return "unavailable"
+        return "writable"
+
     @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
     def statement(self, event: str | None = None) -> Statement:
         """What clients may know; what is left is counted in tokens of `event`, by default the one leased last."""
@@ -80,6 +98,12 @@ class Budget:
     def operator_statement(self, event: str | None = None) -> OperatorStatement:
         """Everything there is to know."""
         return self._stated(event)
+
+    def _watch(self) -> None:
+        """Check the ledger for ever, for the alerts."""
+        while True:
+            self._metrics.checked(self.health())
+            time.sleep(WATCH_S)
 
     def _stated(self, event: str | None) -> OperatorStatement:
         return statement(self._opened().balance(), from_json(event) if event else None)

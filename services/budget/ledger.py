@@ -143,6 +143,15 @@ class Ledger:
                 row = self._append(connection, Settled(lease=lease, used=used))
             self._state.apply(row)
 
+    def check(self) -> None:
+        """Returns if a token could be charged now, the budget aside.
+
+        Raises:
+            LedgerError: what a charge would raise: Fenced, LedgerUnavailable and so on.
+        """
+        with self._lock, self._database.transaction() as connection:
+            self._catch_up(connection)
+
     def balance(self) -> Balance:
         """Where the ledger stands by this writer's knowledge; a copy."""
         with self._lock:

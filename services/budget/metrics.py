@@ -1,8 +1,13 @@
 """What the budget actor measures for Prometheus, through Ray: numbers that clients may know too."""
 
+from typing import Literal, get_args
+
 from ray.util.metrics import Counter, Gauge
 
 from services.budget.ledger import Ledger
+
+LedgerHealth = Literal["writable", "fenced", "unavailable"]
+STATES: tuple[str, ...] = get_args(LedgerHealth)
 
 
 class BudgetMetrics:
@@ -13,6 +18,12 @@ class BudgetMetrics:
         self._promised = Gauge("privmix_budget_epsilon", "The epsilon that is promised.")
         self._spent = Gauge("privmix_budget_epsilon_spent", "The epsilon that the budget has come to, as enforced.")
         self._tokens = Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.")
+        self._state = Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state",))
+
+    def checked(self, health: LedgerHealth) -> None:
+        """The ledger was checked."""
+        for state in STATES:
+            self._state.set(float(state == health), {"state": state})
 
     def granted(self, ledger: Ledger) -> None:
         """Something was charged."""

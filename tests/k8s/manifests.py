@@ -40,8 +40,13 @@ class Manifests:
         return groups
 
     def pods(self) -> list[Manifest]:
-        """The pod templates, the head's first."""
+        """The pod templates of the Ray cluster, the head's first."""
         return [group["template"] for group in (self.cluster["headGroupSpec"], *self.workers)]
+
+    def job_pods(self) -> list[Manifest]:
+        """The pod templates of jobs beside it."""
+        repeated = [one["spec"]["jobTemplate"]["spec"]["template"] for one in self.of("CronJob")]
+        return [*repeated, *(one["spec"]["template"] for one in self.of("Job"))]
 
     def serve_config(self) -> Any:
         return yaml.safe_load(self.one("RayService")["spec"]["serveConfigV2"])
@@ -53,11 +58,11 @@ class Manifests:
         return text
 
 
-def render(overlay: str) -> Manifests:
+def render(overlay: str, folder: Path = K8S / "overlays") -> Manifests:
     """kustomize itself, or the one in kubectl; without them the test is skipped."""
     for program, *arguments in (("kustomize", "build"), ("kubectl", "kustomize")):
         if shutil.which(program):
-            command = [program, *arguments, str(K8S / "overlays" / overlay)]
+            command = [program, *arguments, str(folder / overlay)]
             rendered = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             return Manifests(overlay, tuple(yaml.safe_load_all(rendered)))
     pytest.skip("neither kustomize nor kubectl is installed")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from jsonschema import Draft202012Validator
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.configuration import Configuration
-from tests.k8s.manifests import K8S, Manifest, Manifests
+from services.budget.metrics import STATES
+from tests.k8s.manifests import K8S, Manifest, Manifests, render
 
 KUBERNETES = "1.34"
 KUBERAY = K8S.parents[1] / "shared" / "k8s" / "ray.io_rayservices.yaml"
@@ -60,8 +62,15 @@ def as_pod(template: Manifest) -> Manifest:
 
 
 def containers(manifests: Manifests) -> Iterator[Manifest]:
+    """Those of the Ray cluster."""
     for pod in manifests.pods():
         yield from pod["spec"]["containers"]
+
+
+def every_container(manifests: Manifests) -> Iterator[Manifest]:
+    yield from containers(manifests)
+    for pod in manifests.job_pods():
+        yield from (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
 
 
 def test_kubernetes_accepts_every_object(manifests: Manifests) -> None:
@@ -149,14 +158,16 @@ def test_workers_grow_within_their_bounds(manifests: Manifests, configuration: C
 
 def test_no_container_may_do_more_than_it_must(manifests: Manifests) -> None:
     autoscaler = manifests.cluster.get("autoscalerOptions")
-    for context in [one["securityContext"] for one in (*containers(manifests), *([autoscaler] if autoscaler else []))]:
+    all_containers = (*every_container(manifests), *([autoscaler] if autoscaler else []))
+    for context in [one["securityContext"] for one in all_containers]:
         assert context["runAsNonRoot"]
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    for pod in manifests.pods():
+    for pod in (*manifests.pods(), *manifests.job_pods()):
         assert pod["spec"]["securityContext"]["runAsUser"] > 0
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod["spec"])
         assert not [one for one in pod["spec"]["volumes"] if "hostPath" in one]
 
@@ -176,7 +187,7 @@ def test_what_is_written_goes_to_volumes(manifests: Manifests) -> None:
 
 def test_no_model_runs_beside_a_token_of_the_cluster(manifests: Manifests) -> None:
     assert not manifests.one("ServiceAccount")["automountServiceAccountToken"]
-    for pod in manifests.pods():
+    for pod in (*manifests.pods(), *manifests.job_pods()):
         assert not pod["spec"]["automountServiceAccountToken"]
         tokens = {
             volume["name"]
@@ -189,9 +200,39 @@ def test_no_model_runs_beside_a_token_of_the_cluster(manifests: Manifests) -> No
 
 
 def test_images_are_named_by_version(manifests: Manifests) -> None:
-    for container in containers(manifests):
+    for container in every_container(manifests):
         _, _, tag = container["image"].rpartition(":")
-        assert tag.startswith("0.")
+        assert re.match(r"\d+\.\d+", tag)
+
+
+def test_an_image_can_be_named_by_its_digest(manifests: Manifests, tmp_path: Path) -> None:
+    digest = "sha256:" + "0" * 64
+    beside(tmp_path, f"../overlays/{manifests.overlay}", images=[{"name": "privmix", "digest": digest}])
+    for container in containers(render("kustomized", tmp_path)):
+        assert container["image"] == f"privmix@{digest}"
+
+
+def test_an_edit_is_applied(manifests: Manifests) -> None:
+    """KubeRay ignores a changed pod where the strategy is None."""
+    assert manifests.one("RayService")["spec"]["upgradeStrategy"]["type"] == "NewCluster"
+
+
+def test_the_ingress_takes_https_to_the_clients_port(manifests: Manifests, tmp_path: Path) -> None:
+    beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/ingress"])
+    ingress = render("kustomized", tmp_path).one("Ingress")
+    kubernetes_validate.validate(ingress, KUBERNETES, strict=True)
+    (rule,) = ingress["spec"]["rules"]
+    assert ingress["spec"]["tls"] == [{"hosts": [rule["host"]], "secretName": "privmix-tls"}]
+    (path,) = rule["http"]["paths"]
+    assert path["path"] == "/v1", "health and metrics stay inside"
+    assert path["backend"]["service"] == {"name": "privmix-serve-svc", "port": {"number": HTTP}}
+
+
+def beside(folder: Path, overlay: str, **fields: object) -> None:
+    """Write a kustomization of an operator's own over a copy of ours: kustomize reads nothing outside its root."""
+    shutil.copytree(K8S, folder, dirs_exist_ok=True)
+    (own := folder / "kustomized").mkdir()
+    (own / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "privmix", "resources": [overlay], **fields}))
 
 
 def test_every_container_has_probes_and_resources(manifests: Manifests) -> None:
@@ -226,15 +267,38 @@ def test_clients_reach_the_http_route_alone(manifests: Manifests) -> None:
     assert opened.pop(among_themselves) == set()
     assert opened.pop(clients) == {HTTP}
     assert all(opened.values()), "a rule without ports opens all of them"
-    named = [json.loads(peer)["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in opened]
+    peers = [json.loads(peer) for peer in opened]
+    named = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: peer for peer in peers}
     assert sorted(named) == ["kuberay-operator", "prometheus"]
 
 
+def test_a_pods_own_label_opens_no_port(manifests: Manifests) -> None:
+    """Who may create a pod chooses its labels; a namespace's labels are the administrator's."""
+    for policy in manifests.of("NetworkPolicy"):
+        rules = (*policy["spec"].get("ingress", ()), *policy["spec"].get("egress", ()))
+        for peer in (peer for rule in rules for peer in (*rule.get("from", ()), *rule.get("to", ()))):
+            selected = peer.get("namespaceSelector")
+            assert selected != {}, "every namespace"
+            assert selected is None or selected["matchLabels"]
+
+
 def test_no_other_policy_lets_anyone_in(manifests: Manifests) -> None:
-    others = [one["spec"] for one in manifests.of("NetworkPolicy") if one["metadata"]["name"] != "privmix"]
-    assert all(one["policyTypes"] == ["Egress"] for one in others)
-    for one in others:  # the Kubernetes API, whose address is not known: from the head alone
-        assert one["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
+    for policy in (one["spec"] for one in manifests.of("NetworkPolicy") if one["metadata"]["name"] != "privmix"):
+        assert "ingress" not in policy
+        component = policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        if component == "head":  # the Kubernetes API, whose address is not known
+            assert policy["policyTypes"] == ["Egress"]
+        else:
+            assert component == "backup"
+            assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_a_backup_reaches_the_database_alone(manifests: Manifests) -> None:
+    policy = manifests.one("NetworkPolicy", "privmix-backup")["spec"]
+    (pod,) = manifests.job_pods()
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    reached = {port["port"] for rule in policy.get("egress", ()) for port in rule["ports"]}
+    assert reached == (set() if manifests.overlay == "cpu-dev" else {53, 5432})
 
 
 def test_pods_reach_what_they_are_told_of_alone(manifests: Manifests) -> None:
@@ -280,10 +344,29 @@ def exported() -> set[str]:
     return {f"ray_{name}{endings[kind]}" for kind, name in defined}
 
 
-def test_disruption_budgets_leave_someone_to_answer(manifests: Manifests) -> None:
-    budgets = manifests.of("PodDisruptionBudget")
-    assert budgets or manifests.overlay != "gpu-ha"
-    for budget in budgets:
-        kept, labels = budget["spec"]["minAvailable"], budget["spec"]["selector"]["matchLabels"]
-        (group,) = [one for one in manifests.workers if labels.items() <= one["template"]["metadata"]["labels"].items()]
-        assert 0 < kept < group["minReplicas"]
+def test_disruption_budgets_keep_the_head_and_all_workers_but_one(manifests: Manifests) -> None:
+    groups = {"head": 1, **{one["groupName"]: one["minReplicas"] for one in manifests.workers}}
+    budgets = {
+        one["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: one["spec"]["minAvailable"]
+        for one in manifests.of("PodDisruptionBudget")
+    }
+    expected = {"cpu-dev": {}, "gpu": {"head": 1}, "gpu-ha": {"head": 1, "shard": groups.get("shards", 0) - 1}}
+    assert budgets == expected[manifests.overlay]
+
+
+def test_alerts_ask_for_metrics_that_exist(manifests: Manifests) -> None:
+    defined = {name.removesuffix("_bucket") for name in exported()}
+    rules = [rule for group in manifests.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert set(METRIC.findall(rule["expr"])) <= defined
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+    described = (K8S / "README.md").read_text()
+    assert not [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in described]
+
+
+def test_every_state_of_an_alert_is_one_of_the_ledgers(manifests: Manifests) -> None:
+    rules = [rule for group in manifests.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    asked = {state for rule in rules for state in re.findall(r'state="(\w+)"', rule["expr"])}
+    assert asked
+    assert asked <= set(STATES)

@@ -1,0 +1,13 @@
+#!/bin/sh
+# backup.sh DIRECTORY: dumps the ledger at the URL in $LEDGER.
+set -eu
+directory=$1 kept=${KEPT:-168}
+copy=$directory/ledger-$(date -u +%Y%m%dT%H%M%SZ).dump
+pg_dump --format=custom --no-owner --table='privmix_ledger*' --file="$copy.part" "$LEDGER"
+pg_restore --list "$copy.part" | grep -q 'TABLE DATA .* privmix_ledger ' || {
+    echo "$LEDGER has no ledger" | sed 's#://[^@]*@#://#' >&2
+    exit 1
+}
+mv "$copy.part" "$copy"
+ls -1 "$directory"/ledger-*.dump | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
+echo "$copy"

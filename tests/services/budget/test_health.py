@@ -1,0 +1,52 @@
+"""A writer knows whether it could charge a token now, without charging one."""
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from services.budget.actor import start
+from services.budget.errors import Fenced, LedgerUnavailable
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from tests.postgresql import Server
+from tests.services.budget.conftest import NAMESPACE
+
+
+def test_a_check_writes_nothing(place: str, terms: PrivacyBudget) -> None:
+    ledger = Ledger(place, terms)
+    before = ledger.balance()
+    ledger.check()
+    assert ledger.balance() == before
+
+
+def test_a_writer_that_was_replaced_is_fenced(place: str, terms: PrivacyBudget) -> None:
+    replaced = Ledger(place, terms)
+    Ledger(place, terms).check()
+    with pytest.raises(Fenced):
+        replaced.check()
+
+
+def test_a_database_that_is_down_is_unavailable_until_it_is_back(postgresql: Server, terms: PrivacyBudget) -> None:
+    ledger = Ledger(postgresql.database(), terms)
+    postgresql.stop()
+    try:
+        with pytest.raises(LedgerUnavailable):
+            ledger.check()
+    finally:
+        postgresql.start()
+    ledger.check()
+
+
+def test_the_actor_tells_its_ledgers_state(cluster: None, path: Path, terms: PrivacyBudget) -> None:
+    actor = start(str(path), terms, namespace=NAMESPACE, name="health")
+    try:
+        assert ray.get(actor.health.remote()) == "writable"
+        kept = path.rename(path.with_suffix(".kept"))
+        assert ray.get(actor.health.remote()) == "unavailable"
+        kept.rename(path)
+        assert ray.get(actor.health.remote()) == "writable"
+        Ledger(path, terms)
+        assert ray.get(actor.health.remote()) == "fenced"
+    finally:
+        ray.kill(actor)
