@@ -36,6 +36,11 @@ class Server:
         initdb = self._launch("initdb", "--username", SUPERUSER, "--auth", "trust", "--encoding", "UTF8")
         assert initdb.wait() == 0, self._log.read_text()
 
+    @property
+    def binaries(self) -> Path:
+        """Where PostgreSQL's programs are."""
+        return self._binaries
+
     def start(self) -> None:
         """Returns when it answers."""
         deadline = time.monotonic() + PATIENCE

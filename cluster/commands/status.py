@@ -1,18 +1,21 @@
-"""`privmix status`: which actors of a running service answer, and what they serve."""
+"""`privmix status`: which actors of a running service work, and what they serve."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import ray
 import typer
-from ray.exceptions import RayError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.running import fleet_of
 from cluster.session import connected
 from services.budget import actor as budget
+from services.gateway.status import Status
 
 PROBE_S = 10.0
 
@@ -22,7 +25,7 @@ def status(
     namespace: Annotated[str, typer.Option(help="The service's, as in its configuration.")] = "privmix",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show actors, shards, parts and versions of a running service; exit with 1 where one of them does not answer."""
+    """Show actors, shards, parts and versions of a running service; exit with 1 where one of them does not work."""
     with connected(address):
         record = _record(namespace)
     if as_json:
@@ -35,35 +38,42 @@ def status(
 
 def _record(namespace: str) -> dict[str, Any]:
     serving = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
-    others = {budget.NAME: "ready", **dict.fromkeys(serving["coordinators"], "event")}
-    answering: list[dict[str, Any]] = [
-        {"name": name, "answers": _answers(namespace, name, method), "parts": [], "resident_bytes": None}
-        for name, method in others.items()
-    ]
+    others = asyncio.run(_others(namespace, serving["coordinators"]))
     return {
         "namespace": namespace,
         "parts": serving["parts"],
-        "actors": [*answering, *serving["shards"]],
+        "actors": [*others, *serving["shards"]],
         "versions": {package: version(package) for package in ("privmix", "ray", "torch", "transformers")},
     }
 
 
-def _answers(namespace: str, name: str, method: str) -> bool:
-    try:
-        ray.get(getattr(ray.get_actor(name, namespace), method).remote(), timeout=PROBE_S)
-    except (RayError, ValueError, TimeoutError):
-        return False
-    return True
+async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
+    """The budget actor and every coordinator, and what is wrong with each."""
+    statuses = [Status(namespace, name, budget.NAME, PROBE_S, PROBE_S) for name in coordinators]
+    troubles: dict[str, str] = {}
+    for found in await asyncio.gather(*(status.troubles() for status in statuses)):
+        troubles |= found
+    return [
+        {
+            "name": name,
+            "parts": [],
+            "answers": name not in troubles,
+            "resident_bytes": None,
+            "trouble": troubles.get(name),
+        }
+        for name in (budget.NAME, *coordinators)
+    ]
 
 
 def _show(record: dict[str, Any]) -> None:
     versions = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     title = f"{record['namespace']}: {record['parts']} parts; {versions}"
-    table = Table("actor", "parts", "answers", title=title, title_justify="left")
+    table = Table("actor", "parts", "works", title=title, title_justify="left")
     table.add_column("MiB", justify="right")
     for actor in record["actors"]:
         parts = actor["parts"]
         size = "" if actor["resident_bytes"] is None else f"{actor['resident_bytes'] / 2**20:.0f}"
         shown = f"{parts[0]} to {parts[-1]}" if parts else ""
-        table.add_row(actor["name"], shown, "yes" if actor["answers"] else "[red]no[/]", size)
+        works = "yes" if actor["answers"] else f"[red]no[/]: {escape(actor['trouble'])}"
+        table.add_row(actor["name"], shown, works, size)
     Console().print(table)

@@ -112,6 +112,7 @@ class Coordinator:
             raise Overloaded
         for generation in generations:
             self._live[generation.id] = Live(channel, generation, self._detokenizer)
+        self._metrics.live(len(self._live))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._run())
 
@@ -310,6 +311,7 @@ class Coordinator:
         for id_ in ended:
             del self._live[id_]
         if ended:
+            self._metrics.live(len(self._live))
             self._ensemble.release(ended)
 
     def _close_channel(self, channel: str) -> None:

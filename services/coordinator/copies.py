@@ -16,6 +16,7 @@ from services.coordinator.messages import Unavailable
 from services.engine.engine import Request
 from services.shard import ShardStatus
 
+STATUS_S = 3.0
 AVOIDED_S = 30.0
 """How long a copy that was slow or failed is used last."""
 
@@ -77,9 +78,12 @@ class Copies:
 
     async def _status(self, name: str) -> ShardStatus | Unavailable:
         try:
-            status: ShardStatus = await self._call(name, lambda shard: shard.status.remote())
+            async with asyncio.timeout(STATUS_S):
+                status: ShardStatus = await self._call(name, lambda shard: shard.status.remote())
         except Unavailable as error:
             return error
+        except TimeoutError:
+            return Unavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
         return status
 
     async def _call(self, name: str, method: Callable[[ActorHandle], Awaitable[Any]]) -> Any:

@@ -1,6 +1,6 @@
 """What a coordinator measures for Prometheus, through Ray: counts and times, nothing that a part model said."""
 
-from ray.util.metrics import Counter, Histogram
+from ray.util.metrics import Counter, Gauge, Histogram
 
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
@@ -12,11 +12,16 @@ class CoordinatorMetrics:
     def __init__(self) -> None:
         self._tokens = Counter("privmix_tokens", "Tokens released.", ("answered_by",))
         self._rows = Counter("privmix_rows", "Rows asked of the models, the public model's included.")
+        self._live = Gauge("privmix_live_sequences", "Sequences that wait for a token.")
         self._batch = Histogram("privmix_batch_size", "Sequences that a step advanced.", boundaries=SIZES)
         self._first = Histogram(
             "privmix_time_to_first_token_seconds", "From submission to the first token.", boundaries=SECONDS
         )
         self._token = Histogram("privmix_token_seconds", "From one token to the next.", boundaries=SECONDS)
+
+    def live(self, sequences: int) -> None:
+        """So many sequences wait for a token."""
+        self._live.set(sequences)
 
     def step(self, sequences: int, rows: int) -> None:
         """A step was made."""

@@ -8,7 +8,6 @@ from uuid import uuid4
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
 
 from services import tracing
 from services.budget.statement import Statement
@@ -17,6 +16,7 @@ from services.gateway.access import CLIENT_GONE, AccessLog, authorise, record
 from services.gateway.answers import Answer
 from services.gateway.delivery import streamed, whole
 from services.gateway.errors import ApiError, from_http
+from services.gateway.health import health_routes
 from services.gateway.hub import Hub
 from services.gateway.limits import answer_length, check_counts, check_model, model_not_found, read_body
 from services.gateway.metrics import refusals
@@ -46,7 +46,7 @@ def build_app(
     app.add_exception_handler(ApiError, _refusal)
     app.add_exception_handler(HTTPException, _refusal)
     app.add_exception_handler(ClientDisconnect, _refusal)
-    app.include_router(_health_route(status))
+    app.include_router(health_routes(status))
     app.include_router(_Routes(settings, prompts, hub, status).router())
     return app
 
@@ -64,17 +64,6 @@ def _refusal(_: Request, error: Exception) -> Response:
 def _counted(error: ApiError) -> Response:
     refusals.inc(tags={"reason": error.code})
     return error.response()
-
-
-def _health_route(status: Status) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/health")
-    async def health() -> Response:
-        missing = await status.missing()
-        return JSONResponse({"status": "unavailable" if missing else "ok", "missing": missing}, 503 if missing else 200)
-
-    return router
 
 
 class _Routes:

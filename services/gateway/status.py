@@ -1,13 +1,22 @@
 """What the service says about itself: numbers that do not depend on the private data."""
 
 import asyncio
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from services.budget.metrics import LedgerHealth
 from services.budget.statement import Statement
+from services.coordinator.messages import Unavailable
 from services.gateway.errors import unavailable
+
+FRESH_S = 1.0
+_LEDGER_TROUBLES: dict[LedgerHealth, str] = {
+    "fenced": "another writer has the ledger; this service charges nothing any more",
+    "unavailable": "the ledger's database cannot be read or written",
+}
 
 
 class Status:
@@ -25,6 +34,9 @@ class Status:
         self._budget = budget_actor
         self._timeout_s = timeout_s
         self._statement_timeout_s = statement_timeout_s
+        self._checking = asyncio.Lock()
+        self._fresh_until = 0.0
+        self._troubles: dict[str, str] = {}
 
     async def statement(self) -> Statement:
         """What clients may know of the promise, of what is spent and of what is left.
@@ -42,12 +54,43 @@ class Status:
             raise unavailable(f"the actor {self._budget!r} does not answer") from None
         return statement
 
-    async def missing(self) -> list[str]:
-        """The names of the actors that do not answer."""
-        probes = {self._coordinator: "health", self._budget: "ready"}
-        asked = (self._ask(actor, method, self._timeout_s) for actor, method in probes.items())
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [actor for actor, answer in zip(probes, answers, strict=True) if isinstance(answer, BaseException)]
+    async def troubles(self) -> dict[str, str]:
+        """Why no private token can be made and charged now, by the actor that cannot do its work; empty if one can.
+
+        All who ask within a second get one answer, so that probes cost the actors little.
+        """
+        async with self._checking:
+            if time.monotonic() >= self._fresh_until:
+                coordinator, ledger = await asyncio.gather(self._coordinators_trouble(), self._ledgers_trouble())
+                found = {self._coordinator: coordinator, self._budget: ledger}
+                self._troubles = {actor: trouble for actor, trouble in found.items() if trouble is not None}
+                self._fresh_until = time.monotonic() + FRESH_S
+            return self._troubles
+
+    async def _coordinators_trouble(self) -> str | None:
+        """What the coordinator says of its steps and of the shards."""
+        try:
+            await self._ask(self._coordinator, "health", self._timeout_s)
+        except _SILENCE as error:
+            cause = getattr(error, "cause", error)
+            return str(cause) if isinstance(cause, Unavailable) else self._silence(error)
+        return None
+
+    async def _ledgers_trouble(self) -> str | None:
+        try:
+            health: LedgerHealth = await self._ask(self._budget, "health", self._timeout_s)
+        except _SILENCE as error:
+            return self._silence(error)
+        return _LEDGER_TROUBLES.get(health)
+
+    def _silence(self, error: BaseException) -> str:
+        match error:
+            case TimeoutError():
+                return f"it does not answer within {self._timeout_s:g} s"
+            case ValueError():
+                return "there is no such actor"
+            case _:
+                return f"it cannot be asked ({type(error).__name__})"
 
     async def _ask(self, actor: str, method: str, timeout_s: float, *arguments: object) -> Any:
         if not ray.is_initialized():

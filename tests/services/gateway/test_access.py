@@ -103,7 +103,18 @@ def test_what_is_served(client: TestClient) -> None:
 def test_health_names_what_is_missing(client: TestClient) -> None:
     response = client.get("/health")
     assert response.status_code == 503
-    assert response.json() == {"status": "unavailable", "missing": ["coordinator", "budget"]}
+    found = response.json()
+    assert found["status"] == "unavailable"
+    assert found["missing"] == list(found["troubles"]) == ["coordinator", "budget"]
+
+
+def test_a_gateway_without_the_others_is_alive_and_not_ready(client: TestClient) -> None:
+    """A restart of this process would mend nothing."""
+    assert client.get("/livez").status_code == 200
+    refused = client.get("/readyz")
+    assert refused.status_code == 503
+    assert refused.json() == {"status": "unavailable"}
+    assert int(refused.headers["retry-after"]) > 0
 
 
 def test_a_statement_that_cannot_be_had(client: TestClient) -> None:

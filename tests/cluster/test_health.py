@@ -1,0 +1,101 @@
+"""Each failure that an operator must act on shows in readiness and health, and in no other way than it should."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from tests.running import RunningService, configure, own_ensemble, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NOTICED_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """Two copies of one shard."""
+    folder = tmp_path_factory.mktemp("health")
+    sections: dict[str, Any] = {
+        "engine": {"kind": "transformers"},
+        "shards": {"copies": 2, "num_cpus": 0.1, "parts_per_shard": 4},
+    }
+    with running(configure(folder, own_ensemble(ensemble, folder), **sections)) as started:
+        yield started
+
+
+def ready(service: RunningService) -> bool:
+    assert httpx.get(f"{service.base_url}/livez", timeout=10).status_code == 200, "a restart would mend nothing"
+    return httpx.get(f"{service.base_url}/readyz", timeout=30).status_code == 200
+
+
+def troubles(service: RunningService) -> dict[str, str]:
+    found: dict[str, str] = httpx.get(f"{service.base_url}/health", timeout=30).json()["troubles"]
+    return found
+
+
+def wait_until(service: RunningService, wanted: bool) -> None:
+    deadline = time.monotonic() + NOTICED_S
+    while ready(service) is not wanted:
+        assert time.monotonic() < deadline, troubles(service)
+        time.sleep(0.5)
+
+
+@contextmanager
+def stopped(*processes: psutil.Process) -> Iterator[None]:
+    """Processes that hang: they hold their connections and answer nobody."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+
+def shards(service: RunningService) -> list[psutil.Process]:
+    titled = [one for one in service.tree() if " ".join(one.cmdline()).startswith("ray::Shard")]
+    assert len(titled) == 2
+    return titled
+
+
+def test_one_copy_that_hangs_leaves_the_service_ready(service: RunningService) -> None:
+    with stopped(shards(service)[0]):
+        time.sleep(2)
+        assert ready(service)
+
+
+def test_a_part_group_without_a_copy_that_works_is_not_ready(service: RunningService) -> None:
+    with stopped(*shards(service)):
+        wait_until(service, False)
+        assert "a part group is not served" in troubles(service)["coordinator"]
+    wait_until(service, True)
+
+
+def test_a_coordinator_that_hangs_is_not_ready(service: RunningService) -> None:
+    with stopped(service.actor("Coordinator")):
+        wait_until(service, False)
+        assert "does not answer" in troubles(service)["coordinator"]
+    wait_until(service, True)
+
+
+def test_a_ledger_that_is_gone_is_not_ready_until_it_is_back(service: RunningService) -> None:
+    away = service.ledger.rename(service.ledger.with_suffix(".away"))
+    wait_until(service, False)
+    assert troubles(service) == {"budget": "the ledger's database cannot be read or written"}
+    away.rename(service.ledger)
+    wait_until(service, True)
+
+
+def test_a_writer_that_was_replaced_is_not_ready_again(service: RunningService) -> None:
+    Ledger(service.ledger, read(service.ledger).terms)
+    wait_until(service, False)
+    assert "another writer has the ledger" in troubles(service)["budget"]
