@@ -10,6 +10,7 @@ from cluster.commands.budget import budget
 from cluster.commands.compare import compare
 from cluster.commands.demo import demo_corpus
 from cluster.commands.evaluate import evaluate
+from cluster.commands.heads import heads
 from cluster.commands.ledger import ledger
 from cluster.commands.plan import plan
 from cluster.commands.protocols import protocols
@@ -75,3 +76,4 @@ for command in (
 app.command(context_settings=ACCEPTED)(plan)
 app.add_typer(ledger)
 app.add_typer(audit)
+app.add_typer(heads)

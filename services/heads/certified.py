@@ -1,0 +1,131 @@
+"""The certified variant: the same density on candidates that were drawn without looking at the private rows.
+
+On a finite set the exponential mechanism is sampled exactly, so its guarantee holds: epsilon-differential privacy with
+delta 0 (`services.privacy.selection`). Candidates come from a prior, or from a flow that was fitted to public rows.
+"""
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from services.heads import expm_nf
+from services.heads.data import Table
+from services.heads.expm_nf import ExpMNFSettings
+from services.heads.models import Parametrised, squared_loss
+from services.privacy.selection import Neighbours, SelectionEvent, loss_units, select
+from services.training.errors import InputError
+
+_CANDIDATES_AT_ONCE = 128
+
+
+class CertifiedSettings(BaseModel):
+    """How candidates are drawn.
+
+    Attributes:
+        candidates: how many in each round, K.
+        rounds: how many candidates are chosen, one after another; each costs an equal share of epsilon.
+        sigma: of the prior N(0, sigma^2 I) of the first round, where there are no public rows.
+        shrink: factor of the spread from one round to the next.
+        public_epsilon: of the density that the flow of the first round is fitted to, where there are public rows.
+        flow: how that flow is fitted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    candidates: int = Field(1024, ge=2, le=2**20)
+    rounds: int = Field(4, ge=1)
+    sigma: float = Field(0.5, gt=0)
+    shrink: float = Field(0.5, gt=0, le=1)
+    public_epsilon: float = Field(1.0, gt=0)
+    flow: ExpMNFSettings = ExpMNFSettings()
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """What is released.
+
+    Attributes:
+        theta: [D], the candidate that the last round chose.
+        event: what all rounds cost.
+    """
+
+    theta: Tensor
+    event: SelectionEvent
+
+
+@torch.no_grad()
+def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[np.int64]:
+    """int64 [K]: the sum over users of each user's loss, clipped to [0, 1], in `selection.LOSS_UNITS`.
+
+    A user's loss is the sum of the l2 losses of the user's rows. Computed in float64, in blocks of
+    candidates of the same shape whatever the rows are.
+    """
+    order = np.argsort(table.users, kind="stable")
+    owners = table.users[order]
+    starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
+    x, y = torch.from_numpy(table.x[order]).double(), torch.from_numpy(table.y[order]).double()
+    totals = []
+    for block in torch.split(thetas.double(), _CANDIDATES_AT_ONCE):
+        losses = squared_loss(model.outputs(block, x), y).numpy()
+        per_user = losses if len(starts) == len(owners) else np.add.reduceat(losses, starts, axis=1)
+        totals.append(loss_units(per_user).sum(axis=1))
+    return np.concatenate(totals)
+
+
+def release(
+    model: Parametrised,
+    table: Table,
+    epsilon: float,
+    settings: CertifiedSettings,
+    *,
+    neighbours: Neighbours = "replace",
+    public: Table | None = None,
+    seed: int = 0,
+) -> Released:
+    """Choose a candidate by the private rows, at the cost of the event that comes with it.
+
+    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw theirs around
+    what the round before chose, which is already paid for: by adaptive composition the costs add up.
+
+    Args:
+        seed: of the candidates, which need not be secret; which one is chosen is drawn from the system's generator.
+
+    Raises:
+        InputError: the features were scaled by the private rows, or there are too many candidates for epsilon.
+    """
+    if table.scaling != "public":
+        raise InputError(
+            f"bounds: the features of {table.name} were scaled by the private rows, which no certified guarantee "
+            "covers; give the bounds of every feature (--bounds FILE)"
+        )
+    event = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
+    generator = torch.Generator().manual_seed(seed)
+    thetas = _first_candidates(model, settings, generator, public)
+    spread = thetas.std(dim=0)
+    for done in range(settings.rounds):
+        try:
+            chosen = thetas[select(total_losses(model, thetas, table), event)]
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        spread = settings.shrink * spread
+        if done < settings.rounds - 1:
+            steps = spread * torch.randn(settings.candidates, model.dimension, generator=generator)
+            thetas = chosen + torch.cat([torch.zeros(1, model.dimension), steps[1:]])
+    return Released(chosen, event)
+
+
+def _first_candidates(
+    model: Parametrised, settings: CertifiedSettings, generator: torch.Generator, public: Table | None
+) -> Tensor:
+    """[K, D]"""
+    if public is None:
+        return settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
+    x, y = torch.from_numpy(public.x), torch.from_numpy(public.y)
+    seed = generator.initial_seed()
+    fitted = expm_nf.train(model, x, y, settings.public_epsilon, settings.flow, seed)
+    return expm_nf.release(fitted, settings.candidates, seed).values

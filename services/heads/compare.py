@@ -1,0 +1,329 @@
+"""All methods on the same splits: a first and a refined search, and a final round with several seeds.
+
+Every training is a Ray task whose result is kept in a file, so a comparison that was stopped goes on where it was.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from services.heads import methods
+from services.heads.data import Split, Table, fingerprint, split
+from services.heads.methods import METHODS, Method, MethodName
+from services.heads.score import auc_of, outputs
+from services.training.errors import InputError
+from services.training.files import write_atomically
+from services.training.progress import Display
+
+EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
+QUICK_EPSILONS = (1e-3, 0.1, 1.0, 10.0)
+NAMES: tuple[MethodName, ...] = ("non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified")
+
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained.
+
+    Attributes:
+        epsilons: of the private methods.
+        names: the methods.
+        seeds: of the final round.
+        search: whether settings are searched; else only those chosen in advance are trained.
+    """
+
+    epsilons: Sequence[float] = EPSILONS
+    names: Sequence[MethodName] = NAMES
+    seeds: int = 10
+    search: bool = True
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: a method, an epsilon, settings and a seed."""
+
+    name: MethodName
+    epsilon: float
+    settings: Mapping[str, Any]
+    seed: int
+    final: bool
+
+    @property
+    def key(self) -> str:
+        """The name of its file."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method at one epsilon.
+
+    Attributes:
+        name: of the method.
+        epsilon: of it; 0 where it takes none.
+        chosen: how the setting came about: ``advance`` or ``search``.
+        settings: the setting.
+        auc: the median over seeds of the median over samples, on the test rows.
+        quantiles: of the areas of all samples of all seeds, at 5, 25, 50, 75 and 95 %.
+        seconds: the median time of a training.
+        trials: how many trainings the search took, this one included.
+        search_cost: what the search costs in privacy, in words.
+        curve: of the sample with the median area: false- and true-positive rates, with a band over samples.
+    """
+
+    name: MethodName
+    epsilon: float
+    chosen: str
+    settings: Mapping[str, Any]
+    auc: float
+    quantiles: Sequence[float]
+    seconds: float
+    trials: int
+    search_cost: str
+    curve: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All results on one data set."""
+
+    dataset: str
+    rows: int
+    unit: str
+    cells: Sequence[Cell]
+
+    def find(self, name: MethodName, epsilon: float = 0.0, chosen: str = "advance") -> Cell | None:
+        """The cell of a method at an epsilon."""
+        wanted = (name, epsilon, chosen)
+        return next((cell for cell in self.cells if (cell.name, cell.epsilon, cell.chosen) == wanted), None)
+
+    def record(self) -> dict[str, Any]:
+        """For programs: areas by method and epsilon, those of a search where there was one, and guarantees."""
+        best = "search" if any(cell.chosen == "search" for cell in self.cells) else "advance"
+        areas: dict[MethodName, Any] = {}
+        for cell in self.cells:
+            if cell.chosen != best:
+                continue
+            if cell.epsilon:
+                areas.setdefault(cell.name, {})[f"{cell.epsilon:g}"] = round(cell.auc, 4)
+            else:
+                areas[cell.name] = round(cell.auc, 4)
+        return {
+            "dataset": self.dataset,
+            "rows": self.rows,
+            "unit": self.unit,
+            "settings": best,
+            "auc": areas,
+            "guarantee": {name: METHODS[name].guarantee for name in areas},
+            "kept": kept(self, best),
+            "cells": [asdict(cell) for cell in self.cells],
+        }
+
+
+def kept(comparison: Comparison, chosen: str) -> dict[str, dict[str, float]]:
+    """The share of the non-private area that each private method keeps, by epsilon."""
+    reference = comparison.find("non-private", chosen=chosen)
+    if reference is None:
+        return {}
+    shares: dict[str, dict[str, float]] = {}
+    for cell in comparison.cells:
+        if cell.epsilon and cell.chosen == chosen:
+            shares.setdefault(cell.name, {})[f"{cell.epsilon:g}"] = round(cell.auc / reference.auc, 4)
+    return shares
+
+
+# Runs trials and yields each with its result.
+Run = Callable[[Mapping[str, tuple[Any, ...]]], Iterator[tuple[str, dict[str, Any]]]]
+
+
+def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) -> Comparison:
+    """Train everything of a plan, with results below `output`.
+
+    Raises:
+        InputError: the directory holds results of other rows.
+    """
+    parts = split(table)
+    cache = _Cache(output, table)
+    cells: list[Cell] = []
+    rows = len(parts.train.x)
+    for stage in ("advance", "search") if plan.search else ("advance",):
+        settings = _chosen(plan, stage, parts, cache, run, display)
+        finals = {
+            place: [Trial(place[0], place[1], found.model_dump(), seed, True) for seed in range(plan.seeds)]
+            for place, (found, _) in settings.items()
+        }
+        display.say(f"Final round, settings of the {stage}: {sum(map(len, finals.values()))} trainings")
+        results = cache.results([trial for trials in finals.values() for trial in trials], parts, run)
+        for place, (found, trials) in settings.items():
+            cells.append(_cell(place, stage, found, [results[trial.key] for trial in finals[place]], trials))
+    return Comparison(table.name, rows, table.unit, cells)
+
+
+def run_trial(trial: Trial, parts: Split) -> dict[str, Any]:
+    """The areas of one training: on the validation rows, or in the final round on the test rows with a curve."""
+    method = METHODS[trial.name]
+    make = methods.build(parts.train)
+    settings = type(method.advance).model_validate(trial.settings)
+    started = time.perf_counter()
+    try:
+        thetas = method.train(make, parts.train, trial.epsilon, settings, trial.seed)
+    except ValueError as error:  # the fit diverged, or no noise is enough: the setting is of no use at this epsilon
+        return {"auc": [0.5], "seconds": time.perf_counter() - started, "problem": str(error)}
+    seconds = time.perf_counter() - started
+    table = parts.test if trial.final else parts.validation
+    model = methods.parametrised(parts.train)
+    areas = auc_of(model, thetas, table)
+    found = {"auc": areas.tolist() if trial.final else [float(np.median(areas))], "seconds": seconds}
+    if trial.final:
+        found["curve"] = _curve(outputs(model, thetas[: min(len(thetas), 50)], table), table)
+    return found
+
+
+def _chosen(
+    plan: Plan, stage: str, parts: Split, cache: "_Cache", run: Run, display: Display
+) -> dict[tuple[MethodName, float], tuple[BaseModel, int]]:
+    """For each method and epsilon its setting, and how many trainings it took to choose it."""
+    places = [
+        (name, epsilon) for name in plan.names for epsilon in (plan.epsilons if METHODS[name].private else (0.0,))
+    ]
+    if stage == "advance":
+        return {place: (METHODS[place[0]].advance, 1) for place in places}
+    display.say("First search")
+    tried = {place: list(METHODS[place[0]].grid) for place in places}
+    best = _best(tried, parts, cache, run)
+    display.say("Refined search")
+    for place in places:
+        tried[place] = [best[place], *METHODS[place[0]].refine(best[place])]
+    refined = _best(tried, parts, cache, run)
+    counts = {place: len(METHODS[place[0]].grid) + len(tried[place]) - 1 for place in places}
+    return {place: (refined[place], counts[place]) for place in places}
+
+
+def _best(
+    tried: Mapping[tuple[MethodName, float], Sequence[BaseModel]], parts: Split, cache: "_Cache", run: Run
+) -> dict[tuple[MethodName, float], BaseModel]:
+    trials = {
+        place: [Trial(place[0], place[1], each.model_dump(), 0, False) for each in settings]
+        for place, settings in tried.items()
+    }
+    results = cache.results([trial for each in trials.values() for trial in each], parts, run)
+    return {
+        place: tried[place][int(np.argmax([results[trial.key]["auc"][0] for trial in trials[place]]))]
+        for place in tried
+    }
+
+
+def _cell(
+    place: tuple[MethodName, float],
+    stage: str,
+    settings: BaseModel,
+    results: Sequence[Mapping[str, Any]],
+    trials: int,
+) -> Cell:
+    method: Method = METHODS[place[0]]
+    areas = np.concatenate([result["auc"] for result in results])
+    typical = sorted(results, key=lambda result: median(result["auc"]))[len(results) // 2]
+    return Cell(
+        place[0],
+        place[1],
+        stage,
+        settings.model_dump(),
+        float(median(median(result["auc"]) for result in results)),
+        np.quantile(areas, _QUANTILES).tolist(),
+        float(median(result["seconds"] for result in results)),
+        trials,
+        methods.search_cost(method, place[1], trials if stage == "search" else 1),
+        typical.get("curve", {}),
+    )
+
+
+def _curve(scores: "np.typing.NDArray[np.float64]", table: Table) -> dict[str, list[float]]:
+    """True-positive rates at fixed false-positive rates: the median over samples and the band of 90 % of them."""
+    rates = np.geomspace(1e-3, 1.0, 40)
+    positive = table.y == 1
+    found = []
+    for row in scores:
+        thresholds = np.quantile(row[~positive], 1 - rates)
+        found.append((row[positive][None] >= thresholds[:, None]).mean(axis=1))
+    low, middle, high = np.quantile(np.array(found), [0.05, 0.5, 0.95], axis=0)
+    return {"rates": rates.tolist(), "low": low.tolist(), "median": middle.tolist(), "high": high.tolist()}
+
+
+class _Cache:
+    """Results of trainings, a file each; those of other rows are refused."""
+
+    def __init__(self, output: Path, table: Table) -> None:
+        self._directory = output / "trials"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        mark, own = self._directory / "data", fingerprint(table).encode()
+        if mark.exists() and mark.read_bytes() != own:
+            raise InputError(f"output {output}: holds results of other rows; name another directory")
+        write_atomically(mark, own)
+
+    def results(self, trials: Sequence[Trial], parts: Split, run: Run) -> dict[str, dict[str, Any]]:
+        """The result of every trial by its key; those that are missing are run."""
+        found = {trial.key: self._read(trial) for trial in trials}
+        missing = {trial.key: (trial, parts) for trial in trials if found[trial.key] is None}
+        for key, result in run(missing):
+            write_atomically(self._directory / f"{key}.json", json.dumps(result).encode())
+            found[key] = result
+        return {key: result for key, result in found.items() if result is not None}
+
+    def _read(self, trial: Trial) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads((self._directory / f"{trial.key}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found
+
+
+def in_process(display: Display) -> Run:
+    """Runs trials one after another, here."""
+
+    def run(jobs: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        done = dict.fromkeys(jobs, 0.0)
+        for key, (trial, parts) in jobs.items():
+            yield key, run_trial(trial, parts)
+            done[key] = 1.0
+
+    return run
+
+
+def on_cluster(display: Display) -> Run:
+    """Runs trials as Ray tasks on the connected cluster, a core each."""
+    import ray
+
+    from services.evaluation.tasks import spread
+
+    stored: dict[int, Any] = {}
+
+    def run(jobs: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        batches: dict[str, tuple[Any, ...]] = {}
+        keys = list(jobs)
+        for first in range(0, len(keys), _TRIALS_A_TASK):
+            chosen = keys[first : first + _TRIALS_A_TASK]
+            parts = jobs[chosen[0]][1]
+            if id(parts) not in stored:
+                stored[id(parts)] = ray.put(parts)
+            batches[f"trainings {first}"] = ([(key, jobs[key][0]) for key in chosen], stored[id(parts)])
+        for _, results in spread(_run_batch, batches, display):
+            yield from results
+
+    return run
+
+
+# A task of one short training would take as long to start as to run.
+_TRIALS_A_TASK = 4
+
+
+def _run_batch(trials: Sequence[tuple[str, Trial]], parts: Split) -> list[tuple[str, dict[str, Any]]]:
+    return [(key, run_trial(trial, parts)) for key, trial in trials]

@@ -1,0 +1,246 @@
+"""Tables and time series with a binary target: read, scaled by public bounds, split.
+
+table = rand()
+parts = split(table, seed=0)
+parts.train.x, parts.train.y
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from services.training.errors import InputError
+
+Reals = NDArray[np.float64]
+Scaling = Literal["public", "private"]
+
+SHARES = (0.7, 0.1, 0.2)
+"""Of the rows for training, validation and test, as in the paper."""
+
+
+class DataError(InputError):
+    """The data cannot be used; the message names the file and the field."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows with a binary target.
+
+    Attributes:
+        name: of the data set.
+        x: float32 [n, F], or [n, T, 3 F] of time series (values, masks, hours since the last measurement).
+        y: float32 [n], 0 or 1.
+        users: int64 [n], whose row each is; all different where the unit is a row.
+        scaling: whether the features were scaled by numbers known without the rows, or by the rows' own.
+        unit: what one owner of `users` is.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    users: NDArray[np.int64]
+    scaling: Scaling = "public"
+    unit: Literal["record", "user"] = "record"
+
+    def __post_init__(self) -> None:
+        if not len(self.x) == len(self.y) == len(self.users):
+            raise DataError(f"{self.name}: features, targets and users have different numbers of rows")
+        if len(np.unique(self.y)) != 2 or not set(np.unique(self.y)) <= {0.0, 1.0}:
+            raise DataError(f"{self.name}: the target must be 0 in some rows and 1 in others")
+        if not np.isfinite(self.x).all():
+            raise DataError(f"{self.name}: a feature is missing or not finite; fill or drop those rows first")
+
+    @property
+    def features(self) -> int:
+        """F; of time series the number of variables."""
+        return int(self.x.shape[-1]) // (3 if self.series else 1)
+
+    @property
+    def series(self) -> bool:
+        """Whether rows are time series."""
+        return self.x.ndim == 3
+
+    def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
+        """The table of some rows."""
+        return replace(self, x=self.x[chosen], y=self.y[chosen], users=self.users[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Tables that share no user."""
+
+    train: Table
+    validation: Table
+    test: Table
+
+
+def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Split:
+    """Users, with all of their rows, to training, validation and test at random.
+
+    Raises:
+        DataError: a part has no rows, or only one value of the target.
+    """
+    owners = np.unique(table.users)
+    order = np.random.default_rng(seed).permutation(owners)
+    edges = np.floor(np.cumsum(shares)[:-1] * len(order)).astype(int)
+    return Split(*(table.rows(np.isin(table.users, part)) for part in np.split(order, edges)))
+
+
+def rand() -> Table:
+    """The RAND Health Insurance Experiment in statsmodels: 20,190 rows, whether a person saw a doctor that year.
+
+    The bounds are of the questionnaire and the plans, not taken from the rows. A row is one person in one year; the
+    published table has no identifier of the person, so the unit is a row.
+    """
+    from statsmodels.datasets import randhie
+
+    frame = randhie.load_pandas().data
+    bounds = {
+        "lncoins": (0.0, float(np.log(101))),
+        "idp": (0.0, 1.0),
+        "lpi": (0.0, 8.0),
+        "fmde": (0.0, 9.0),
+        "physlm": (0.0, 1.0),
+        "disea": (0.0, 30.0),
+        "hlthg": (0.0, 1.0),
+        "hlthf": (0.0, 1.0),
+        "hlthp": (0.0, 1.0),
+    }
+    target = frame["mdvis"].to_numpy() > 0
+    return _scaled("rand", frame[list(bounds)], target, bounds, None)
+
+
+def breast_cancer() -> Table:
+    """Wisconsin breast cancer in scikit-learn: 569 rows, malignant or benign; bounds of the measurements' scales."""
+    from sklearn.datasets import load_breast_cancer
+
+    found = load_breast_cancer(as_frame=True)
+    high = {
+        "radius": 40, "texture": 50, "perimeter": 270, "area": 4500, "smoothness": 0.25, "compactness": 1.2,
+        "concavity": 1.4, "concave points": 0.35, "symmetry": 0.7, "fractal dimension": 0.25,
+    }  # fmt: skip
+    errors = {
+        "radius": 3, "texture": 5, "perimeter": 25, "area": 600, "smoothness": 0.04, "compactness": 0.15,
+        "concavity": 0.4, "concave points": 0.06, "symmetry": 0.08, "fractal dimension": 0.03,
+    }  # fmt: skip
+    bounds = {}
+    for column in found.data.columns:
+        name = column.removeprefix("mean ").removeprefix("worst ").removesuffix(" error")
+        bounds[column] = (0.0, float((errors if column.endswith(" error") else high)[name]))
+    return _scaled("breast-cancer", found.data, found.target.to_numpy(), bounds, None)
+
+
+def read_table(
+    source: str, *, target: str, user: str | None = None, bounds: Path | None = None, name: str | None = None
+) -> Table:
+    """A CSV or Parquet file, a directory of Hugging Face `datasets`, or the id of a data set on its hub.
+
+    Args:
+        source: the file, directory or id.
+        target: the column with 0 or 1; it may also hold two strings or booleans, the greater of which counts as 1.
+        user: the column with the row's owner; without it every row is its own.
+        bounds: JSON file with [low, high] of every feature. Without it features are standardised by the rows' own means
+            and deviations, which no guarantee covers.
+        name: of the table; by default the source's.
+
+    Raises:
+        DataError: the source cannot be read, or a column cannot be used; names it.
+    """
+    frame = _read(source)
+    for column in (target, user):
+        if column is not None and column not in frame:
+            raise DataError(f"{source}: has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+    values = frame[target].dropna().unique()
+    if len(values) != 2 or frame[target].isna().any():
+        raise DataError(f"{source}: column {target!r} must have two values and none missing, it has {len(values)}")
+    y = (frame[target] == max(values)).to_numpy()
+    features = frame.drop(columns=[column for column in (target, user) if column is not None])
+    for column in features:
+        if not pd.api.types.is_numeric_dtype(features[column]):
+            raise DataError(f"{source}: column {column!r} is not numeric; encode it or leave it out")
+    limits = None if bounds is None else _bounds(bounds, list(features.columns))
+    return _scaled(name or Path(source).stem, features, y, limits, None if user is None else frame[user])
+
+
+def _read(source: str) -> pd.DataFrame:
+    path = Path(source)
+    try:
+        if path.suffix == ".csv":
+            return pd.read_csv(path)
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        import datasets
+
+        found = datasets.load_from_disk(source) if path.is_dir() else datasets.load_dataset(source, split="train")
+        return found["train"].to_pandas() if isinstance(found, datasets.DatasetDict) else found.to_pandas()
+    # Readers of each format raise what they like.
+    except Exception as error:
+        raise DataError(
+            f"{source}: cannot be read ({type(error).__name__}: {error}); give a .csv or .parquet file, a directory of "
+            "Hugging Face datasets, or the id of one on the hub"
+        ) from error
+
+
+def _bounds(path: Path, columns: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+    try:
+        found = json.loads(path.read_bytes())
+        limits = {column: (float(found[column][0]), float(found[column][1])) for column in columns}
+    except KeyError as error:
+        raise DataError(f"{path}: has no bounds of column {error}") from error
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f'{path}: must be JSON like {{"age": [0, 120]}}: {error}') from error
+    for column, (low, high) in limits.items():
+        if not low < high:
+            raise DataError(f"{path}: the bounds of {column!r} must be [low, high] with low < high")
+    return limits
+
+
+def _scaled(
+    name: str,
+    frame: pd.DataFrame,
+    target: NDArray[np.bool_],
+    bounds: Mapping[str, tuple[float, float]] | None,
+    users: "pd.Series[str] | None",
+) -> Table:
+    """Features to [-1, 1] by their bounds, or standardised by the rows' own means where there are none."""
+    values = frame.to_numpy(dtype=np.float64)
+    if bounds is None:
+        deviation = values.std(axis=0)
+        scaled = (values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    else:
+        low, high = np.array([bounds[column] for column in frame.columns]).T
+        scaled = np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
+    owners = np.arange(len(frame)) if users is None else np.unique(users.astype(str), return_inverse=True)[1]
+    return Table(
+        name,
+        scaled.astype(np.float32),
+        target.astype(np.float32),
+        owners.astype(np.int64),
+        "private" if bounds is None else "public",
+        "record" if users is None else "user",
+    )
+
+
+def fingerprint(table: Table) -> str:
+    """SHA-256 (hexadecimal) of the rows. It depends on private text, so it stays in the operator's directory."""
+    digest = hashlib.sha256()
+    for array in (table.x, table.y, table.users):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _clinic() -> Table:
+    from services.heads.clinic import clinic
+
+    return clinic()
+
+
+DATASETS: Mapping[str, Callable[[], Table]] = {"rand": rand, "breast-cancer": breast_cancer, "clinic": _clinic}
+"""The data sets that come with a library, or are made by the project."""

@@ -1,0 +1,216 @@
+"""The methods that are compared: each with a setting chosen in advance, a grid to search, and what it guarantees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from services.heads import certified, expm_nf, sgd
+from services.heads.certified import CertifiedSettings
+from services.heads.data import Table
+from services.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.heads.flows import FlowSettings
+from services.heads.models import GRUD, LogisticRegression, Parametrised
+from services.heads.sgd import DpSgdSettings, SgdSettings
+from services.privacy.events import Status
+from services.training.errors import InputError
+
+MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified"]
+
+DELTA = 1e-5
+SAMPLES = 1000
+"""Parameter vectors drawn from each fitted flow."""
+
+# A sampler of the paper's grid: a few values of each hyper-parameter, one changed at a time in the refined search.
+_FLOWS = tuple(
+    FlowSettings(kind=kind, layers=layers, sigma=sigma)
+    for kind, layers in (("planar", 2), ("planar", 8), ("sylvester", 2))
+    for sigma in (1e-3, 1e-2, 1e-1)
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train a head.
+
+    Attributes:
+        name: in commands and results.
+        label: in reports.
+        private: whether it takes an epsilon.
+        status: how far its guarantee reaches.
+        guarantee: in words, of what is released.
+        advance: the setting chosen in advance.
+        grid: settings of the first search.
+        refine: from the best setting to those of the refined search.
+        train: from model, table, epsilon, settings and seed to parameter vectors [S, D], each a release of its own.
+    """
+
+    name: MethodName
+    label: str
+    private: bool
+    status: Status
+    guarantee: str
+    advance: BaseModel
+    grid: Sequence[BaseModel]
+    refine: Callable[[Any], Sequence[BaseModel]]
+    train: Callable[[Callable[[], nn.Module], Table, float, Any, int], Tensor]
+
+
+def build(table: Table) -> Callable[[], nn.Module]:
+    """What makes the model of a table: GRU-D for time series, else logistic regression."""
+    features, series = table.features, table.series
+    return lambda: GRUD(features) if series else LogisticRegression(features)
+
+
+def parametrised(table: Table) -> Parametrised:
+    """The model of a table as a function of its parameters."""
+    return Parametrised(build(table)())
+
+
+def _tensors(table: Table) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(table.x), torch.from_numpy(table.y)
+
+
+def _train_sgd(make: Callable[[], nn.Module], table: Table, _: float, settings: SgdSettings, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return Parametrised(sgd.train(make(), *_tensors(table), settings, seed)).vector[None]
+
+
+def _train_dp_sgd(
+    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: DpSgdSettings, seed: int
+) -> Tensor:
+    if table.unit != "record":
+        raise InputError(
+            "method: dp-sgd hides single rows, and this table has users with several; leave --user-field out"
+        )
+    torch.manual_seed(seed)
+    noise = sgd.noise_for(epsilon, DELTA, len(table.x), settings.batch, settings.epochs)
+    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings, seed)).vector[None]
+
+
+def _train_expm_nf(
+    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: ExpMNFSettings, seed: int
+) -> Tensor:
+    fitted = expm_nf.train(Parametrised(make()), *_tensors(table), epsilon, settings, seed)
+    return expm_nf.release(fitted, SAMPLES, seed).values
+
+
+def _train_certified(
+    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: CertifiedSettings, seed: int
+) -> Tensor:
+    return certified.release(Parametrised(make()), table, epsilon, settings, seed=seed).theta[None]
+
+
+def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:
+    return [best.model_copy(update={"learning_rate": factor * best.learning_rate}) for factor in (0.3, 3.0)]
+
+
+def _refine_expm_nf(best: ExpMNFSettings) -> Sequence[ExpMNFSettings]:
+    rate = best.fit.learning_rate
+    fits = [best.fit.model_copy(update={"learning_rate": factor * rate}) for factor in (0.3, 3.0)]
+    return [best.model_copy(update={"fit": each}) for each in fits] + [
+        best.model_copy(update={"regulariser": value}) for value in (0.0, 1.0)
+    ]
+
+
+def _refine_certified(best: CertifiedSettings) -> Sequence[CertifiedSettings]:
+    return [best.model_copy(update={"candidates": 4 * best.candidates})]
+
+
+METHODS: Mapping[MethodName, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "non-private",
+            "Not private, cross-entropy",
+            False,
+            "none",
+            "none",
+            SgdSettings(),
+            [SgdSettings(learning_rate=rate) for rate in (0.001, 0.01, 0.1)],
+            _refine_sgd,
+            _train_sgd,
+        ),
+        Method(
+            "non-private-l2",
+            "Not private, l2",
+            False,
+            "none",
+            "none",
+            SgdSettings(loss="l2"),
+            [SgdSettings(loss="l2", learning_rate=rate) for rate in (0.001, 0.01, 0.1)],
+            _refine_sgd,
+            _train_sgd,
+        ),
+        Method(
+            "dp-sgd",
+            "DP-SGD",
+            True,
+            "certified",
+            f"(epsilon, {DELTA:g})-differential privacy, one row added or removed",
+            DpSgdSettings(),
+            [
+                DpSgdSettings(loss=loss, learning_rate=rate, batch=batch, epochs=epochs)
+                for loss in ("l2", "cross-entropy")
+                for rate, batch, epochs in ((0.5, 1024, 10), (4.0, 1024, 10), (0.5, 4096, 30), (4.0, 4096, 30))
+            ],
+            _refine_sgd,
+            _train_dp_sgd,
+        ),
+        Method(
+            "expm-nf",
+            "ExpM+NF, as published",
+            True,
+            "none",
+            expm_nf.GUARANTEE,
+            ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=FitSettings(steps=300)),
+            [ExpMNFSettings(flow=flow, fit=FitSettings(steps=300)) for flow in _FLOWS],
+            _refine_expm_nf,
+            _train_expm_nf,
+        ),
+        Method(
+            "expm-certified",
+            "ExpM over public candidates",
+            True,
+            "certified",
+            "epsilon-differential privacy, delta 0, one user's rows replaced by any others",
+            CertifiedSettings(),
+            [CertifiedSettings(rounds=rounds, sigma=sigma) for rounds in (1, 2, 4, 6) for sigma in (0.25, 0.5)],
+            _refine_certified,
+            _train_certified,
+        ),
+    )
+}
+
+
+def certified_methods() -> list[MethodName]:
+    """Those whose epsilon is a guarantee."""
+    return [name for name, method in METHODS.items() if method.status == "certified"]
+
+
+def demand_certified(name: MethodName) -> Method:
+    """A method whose guarantee is proven.
+
+    Raises:
+        InputError: nothing is proven of the method.
+    """
+    method = METHODS[name]
+    if method.status != "certified":
+        raise InputError(
+            f"method: {name} guarantees nothing that is proven ({method.guarantee}); choose "
+            f"{' or '.join(certified_methods())}"
+        )
+    return method
+
+
+def search_cost(method: Method, epsilon: float, trials: int) -> str:
+    """What choosing a setting by so many trainings on the private rows costs, in words."""
+    if not method.private or trials <= 1:
+        return "nothing: the setting was chosen in advance"
+    if method.status != "certified":
+        return f"{trials} trainings and their scores on private rows: no bound"
+    delta = f", delta {trials * DELTA:g}" if method.name == "dp-sgd" else ""
+    return f"{trials} trainings: epsilon {trials * epsilon:g}{delta} by composition, and the scores on private rows"

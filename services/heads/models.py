@@ -1,0 +1,104 @@
+"""The models that are trained: outputs in [0, 1], parameters as one vector, many parameter vectors in one batch."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+
+class LogisticRegression(nn.Module):
+    """sigmoid(w^T x + b) of features [n, F]."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n]."""
+        return torch.sigmoid(self.linear(x))[..., 0]
+
+
+class Decay(nn.Module):
+    """exp(-max(0, w d + b)), elementwise: how much of an old value is left (Che et al. 2018, equation 10)."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.1 * torch.rand(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+
+    def forward(self, since: Tensor) -> Tensor:
+        return torch.exp(-torch.relu(since * self.weight + self.bias))
+
+
+class GRUD(nn.Module):
+    """GRU-D (Che et al. 2018): a GRU whose missing inputs and hidden state decay with the time since a measurement.
+
+    Takes [n, T, 3 F]: values with the last one carried forward, masks (1 where measured), and hours since the last
+    measurement. Values are standardised, so that an input decays to the mean 0.
+    """
+
+    def __init__(self, features: int, hidden: int = 16) -> None:
+        super().__init__()
+        self.features, self.hidden = features, hidden
+        self.input_decay = Decay(features)
+        self.hidden_decay = nn.Linear(features, hidden)
+        self.gates = nn.Linear(2 * features + hidden, 2 * hidden)
+        self.candidate = nn.Linear(2 * features + hidden, hidden)
+        self.output = nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n]."""
+        values, masks, since = torch.split(x, self.features, dim=-1)
+        h = torch.zeros(len(x), self.hidden, dtype=x.dtype, device=x.device)
+        for hour in range(x.shape[1]):
+            mask = masks[:, hour]
+            value = mask * values[:, hour] + (1 - mask) * self.input_decay(since[:, hour]) * values[:, hour]
+            h = torch.exp(-torch.relu(self.hidden_decay(since[:, hour]))) * h
+            reset, update = torch.sigmoid(self.gates(torch.cat([value, mask, h], dim=1))).chunk(2, dim=1)
+            new = torch.tanh(self.candidate(torch.cat([value, mask, reset * h], dim=1)))
+            h = (1 - update) * h + update * new
+        return torch.sigmoid(self.output(h))[:, 0]
+
+
+class Parametrised:
+    """A module as a function of its parameters, taken as one vector.
+
+    Attributes:
+        module: its structure; its own parameters are used by `vector` alone.
+        dimension: how many parameters it has.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        self._sizes = [prod(shape) for shape in self._shapes.values()]
+        self.dimension = sum(self._sizes)
+
+    def outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
+        """[S, n]: the outputs in [0, 1] of each parameter vector of thetas [S, D] for inputs x [n, ...]."""
+        if isinstance(self.module, LogisticRegression):  # one product in place of S
+            return torch.sigmoid(thetas[:, :-1] @ x.T + thetas[:, -1:])
+        call: Callable[[Mapping[str, Tensor]], Tensor] = lambda named: functional_call(  # noqa: E731
+            self.module, dict(named), (x,)
+        )
+        return vmap(call)(self.named(thetas))
+
+    def named(self, thetas: Tensor) -> dict[str, Tensor]:
+        """The parameters by their names, [S, *shape] of thetas [S, D]."""
+        pieces = torch.split(thetas, self._sizes, dim=-1)
+        return {
+            name: piece.reshape(*piece.shape[:-1], *shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    @property
+    def vector(self) -> Tensor:
+        """[D]: the module's own parameters."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.module.parameters()])
+
+
+def squared_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[S, n]: (output - target)^2, in [0, 1] where both are."""
+    return (outputs - targets).square()

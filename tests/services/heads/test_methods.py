@@ -1,0 +1,163 @@
+"""Claim: every method learns, and only what is proven can be chosen where a guarantee is asked for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.heads import certified, compare, data, methods
+from services.heads.certified import CertifiedSettings, total_losses
+from services.heads.data import DataError, Table, read_table, split
+from services.heads.methods import METHODS
+from services.heads.models import GRUD, Parametrised
+from services.heads.score import auc_of
+from services.privacy.selection import LOSS_UNITS
+from services.training.errors import InputError
+from services.training.progress import Display
+
+
+def generated(rows: int = 600, users: int | None = None) -> Table:
+    """Rows whose target a linear function of three features decides, nearly."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)
+    y = (x @ [2.0, -1.0, 0.5] + 0.3 * rng.normal(size=rows) > 0).astype(np.float32)
+    owners = np.arange(rows) if users is None else rng.integers(0, users, size=rows)
+    return Table("generated", x, y, owners, "public", "record" if users is None else "user")
+
+
+def test_every_method_learns_what_can_be_learnt() -> None:
+    parts = split(generated(2000))
+    make = methods.build(parts.train)
+    for method in METHODS.values():
+        thetas = method.train(make, parts.train, 2.0, method.advance, 0)
+        areas = auc_of(methods.parametrised(parts.train), thetas, parts.test)
+        assert np.median(areas) > 0.85, method.name
+
+
+def test_nothing_that_asks_for_a_guarantee_gets_the_published_method() -> None:
+    assert METHODS["expm-nf"].guarantee == "none proven"
+    assert methods.certified_methods() == ["dp-sgd", "expm-certified"]
+    with pytest.raises(InputError, match="none proven"):
+        methods.demand_certified("expm-nf")
+
+
+def test_a_user_moves_total_losses_by_one_at_most() -> None:
+    """The sensitivity that the certified variant's cost rests on: users have several rows."""
+    table = generated(300, users=20)
+    model = methods.parametrised(table)
+    thetas = 3 * torch.randn(50, model.dimension, generator=torch.Generator().manual_seed(0))
+    whole = total_losses(model, thetas, table)
+    assert (whole > LOSS_UNITS).any()
+    for user in range(20):
+        without = total_losses(model, thetas, table.rows(table.users != user))
+        assert ((whole - without >= 0) & (whole - without <= LOSS_UNITS)).all()
+        mine = np.flatnonzero(table.users == user)
+        flipped = table.y.copy()
+        flipped[mine] = 1 - flipped[mine]
+        replaced = total_losses(model, thetas, replace(table, y=flipped))
+        assert (abs(whole - replaced) <= LOSS_UNITS).all()
+
+
+def test_features_scaled_by_private_rows_are_never_certified(tmp_path: Path) -> None:
+    table = replace(generated(), scaling="private")
+    with pytest.raises(InputError, match="bounds"):
+        certified.release(methods.parametrised(table), table, 1.0, CertifiedSettings())
+
+
+def test_public_rows_give_better_candidates() -> None:
+    table = generated(2000)
+    public, private = table.rows(np.arange(300)), table.rows(np.arange(300, 2000))
+    model = methods.parametrised(table)
+    settings = CertifiedSettings(candidates=64, rounds=1)
+    found = certified.release(model, private, 0.01, settings, public=public)
+    assert auc_of(model, found.theta[None], private)[0] > 0.85
+    assert found.event.epsilon == 0.01
+
+
+def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:
+    torch.manual_seed(0)
+    module = GRUD(3, hidden=4)
+    model = Parametrised(module)
+    x = torch.rand(7, 5, 9)
+    thetas = torch.stack([model.vector, model.vector + 0.1])
+    found = model.outputs(thetas, x)
+    torch.testing.assert_close(found[0], module(x))
+    assert found.shape == (2, 7)
+    assert (found[0] != found[1]).all()
+
+
+def test_gru_d_reads_a_missing_value_less_the_older_it_is() -> None:
+    torch.manual_seed(0)
+    module = GRUD(1, hidden=3)
+    with torch.no_grad():
+        module.input_decay.weight.fill_(1.0)
+        for layer in (module.gates, module.candidate):
+            layer.weight[:, 1].zero_()  # blind to the mask
+        module.hidden_decay.weight.zero_()
+
+    def output(value: float, since: float) -> float:
+        return float(module(torch.tensor([[[value, 0.0, since]]])))
+
+    fresh, old = (abs(output(1.0, since) - output(0.0, since)) for since in (0.0, 3.0))
+    assert 0 < old < 0.2 * fresh
+
+
+def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
+    from services.heads.clinic import clinic, series
+
+    table = clinic(stays=500)
+    masks = table.x[:, :, 12:24]
+    assert abs((1 - masks.mean()) - 0.89) < 0.01
+    values = np.array([[[1.0], [2.0], [3.0]]])
+    found = series(values, np.array([[[True], [False], [False]]]))
+    np.testing.assert_allclose(found[0] * [1, 1, 24], np.array([[1, 1, 0], [1, 0, 1], [1, 0, 2]]))
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    table = generated(400)
+    plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
+    run = compare.in_process(Display())
+    first = compare.compare(table, plan, tmp_path, run, Display()).record()
+    assert first["guarantee"]["expm-certified"].startswith("epsilon-differential privacy")
+    assert set(first["auc"]["expm-certified"]) == {"1"}
+
+    def refuse(jobs: object) -> object:
+        assert not jobs
+        return iter(())
+
+    assert compare.compare(table, plan, tmp_path, refuse, Display()).record() == first  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="other rows"):
+        compare.compare(generated(401), plan, tmp_path, run, Display())
+
+
+def test_users_stay_together_in_a_split() -> None:
+    parts = split(generated(300, users=30))
+    owners = [set(part.users.tolist()) for part in (parts.train, parts.validation, parts.test)]
+    assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
+    assert len(set.union(*owners)) == 30
+
+
+def test_tables_that_cannot_be_used_are_refused_by_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age,sex,ill\n30,f,1\n40,m,0\n")
+    for target, user, named in (("sick", None, "sick"), ("ill", None, "sex"), ("ill", "name", "name")):
+        with pytest.raises(DataError, match=named):
+            read_table(str(path), target=target, user=user)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(str(tmp_path / "nothing.parquet"), target="ill")
+    path.write_text("age,ill\n30,1\n40,0\n200,0\n")
+    limits = tmp_path / "bounds.json"
+    limits.write_text('{"age": [0, 100]}')
+    table = read_table(str(path), target="ill", bounds=limits)
+    np.testing.assert_allclose(table.x[:, 0], [-0.4, -0.2, 1.0], atol=1e-6)
+    assert table.scaling == "public"
+    assert read_table(str(path), target="ill").scaling == "private"
+
+
+def test_the_data_sets_that_come_with_libraries_are_there() -> None:
+    rand, cancer = data.rand(), data.breast_cancer()
+    assert (len(rand.x), rand.features) == (20_190, 9)
+    assert (len(cancer.x), cancer.features) == (569, 30)
+    assert abs(rand.x).max() <= 1
