@@ -143,7 +143,8 @@ def expm_energy(
         else:
             chosen = next(batches)
             total = squared_loss(model.outputs(thetas, x[chosen]), y[chosen]).sum(dim=1) * (rows / len(chosen))
-        return scale * total + regulariser * torch.linalg.vector_norm(thetas, dim=1)
+        length: Tensor = torch.linalg.vector_norm(thetas, dim=1)
+        return scale * total + regulariser * length
 
     return energy
 
