@@ -36,7 +36,9 @@ class Arithmetic:
         sequences = len(options)
         ends = [sequences * share // self._shares for share in range(self._shares + 1)]
         shares = [slice(first, last) for first, last in pairwise(ends) if first < last]
-        work = (self._run(self._of, protocol, rows.share(share), options[share]) for share in shares)
+        work = (
+            self._run(PendingRelease.of, protocol, rows.share(share), options[share], self._device) for share in shares
+        )
         return tuple(await asyncio.gather(*work))
 
     async def sample(self, pending: Sequence[PendingRelease], granted: int) -> list[int]:
@@ -47,9 +49,6 @@ class Arithmetic:
             granted -= paid
             work.append(self._run(piece.sample, paid))
         return [token for tokens in await asyncio.gather(*work) for token in tokens]
-
-    def _of(self, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> PendingRelease:
-        return PendingRelease.of(protocol, rows.to(self._device), options)
 
     def _run(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

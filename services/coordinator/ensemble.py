@@ -40,37 +40,37 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Log-probabilities for each query, float32.
+    """Log-probabilities for each query: one float32 [V] a row, still in the memory that the shards wrote.
 
     Attributes:
-        public: [queries, V].
-        drawn: [sum of models drawn, V], grouped by query.
+        public: one row a query.
+        drawn: one row for each model drawn, grouped by query.
         models: the models drawn for each query, in the order of its rows; none for a query of the public model.
         private: for each query whether the protocol answers it.
         computed: how many rows the shards computed, padding included.
     """
 
-    public: torch.Tensor
-    drawn: torch.Tensor
+    public: Sequence[np.ndarray]
+    drawn: Sequence[np.ndarray]
     models: tuple[tuple[int, ...], ...]
     private: tuple[bool, ...]
     computed: int
 
     def share(self, queries: slice) -> "Rows":
-        """Returns the rows of consecutive queries, without a copy."""
+        """Returns the rows of consecutive queries."""
         firsts = list(accumulate(map(len, self.models), initial=0))
-        drawn = self.drawn[firsts[queries.start] : firsts[queries.stop]]
         return replace(
             self,
             public=self.public[queries],
-            drawn=drawn,
+            drawn=self.drawn[firsts[queries.start] : firsts[queries.stop]],
             models=self.models[queries],
             private=self.private[queries],
         )
 
-    def to(self, device: str) -> "Rows":
-        """Returns the rows on a device of PyTorch's."""
-        return replace(self, public=self.public.to(device), drawn=self.drawn.to(device))
+    def tensors(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns copies on a device of PyTorch's: of the public rows, [queries, V], and the drawn rows, [rows, V]."""
+        drawn = np.stack(self.drawn) if self.drawn else np.empty((0, *self.public[0].shape), np.float32)
+        return torch.from_numpy(np.stack(self.public)).to(device), torch.from_numpy(drawn).to(device)
 
 
 class Ensemble:
@@ -140,8 +140,8 @@ class Ensemble:
             following = [iter(answer.get(query.sequence, _NO_ROWS)[1:]) for answer in answers]
             drawn += (next(following[self._group_of[model]]) for model in draws.get(query.sequence, ()))
         return Rows(
-            _stack(public),
-            _stack(drawn, public[0].shape),
+            public,
+            drawn,
             tuple(draws.get(query.sequence, ()) for query in queries),
             tuple(query.private for query in queries),
             sum(len(rows) for answer in answers for rows in answer.values()),
@@ -191,7 +191,3 @@ class _Group:
 
 
 _NO_ROWS = np.empty((0, 0), np.float32)
-
-
-def _stack(rows: Sequence[np.ndarray], shape: tuple[int, ...] = ()) -> torch.Tensor:
-    return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, *shape)

@@ -29,9 +29,9 @@ class PendingRelease:
     losses: list[list[float]] | None
 
     @classmethod
-    def of(cls, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> Self:
-        """Shape the rows and let the protocol answer its sequences. Overwrites `rows.drawn`."""
-        answers = shape(rows.public, rows.drawn, rows.models, options, overwrite_parts=True)
+    def of(cls, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions], device: str) -> Self:
+        """Shape the rows and let the protocol answer its sequences, on a device of PyTorch's."""
+        answers = shape(*rows.tensors(device), rows.models, options, overwrite_parts=True)
         private = [index for index, one in enumerate(rows.private) if one]
         if not private:
             return cls(answers.public, (), None, None)
