@@ -82,6 +82,7 @@ class Coordinator(Section):
     num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
     max_live: int = Field(64, gt=0)
     max_waiting: int = Field(256, ge=0)
+    max_rows: int = Field(2048, gt=0, description="next-token distributions that a step holds at most")
     prefill_tokens: int = Field(4096, gt=0, description="tokens of new contexts that a step ingests at most")
     step_timeout_s: float = Field(60.0, gt=0, description="a shard without an answer for this long is replaced")
     recovery_s: float = Field(90.0, ge=0, description="how long streams wait for a shard or the budget to come back")

@@ -47,6 +47,8 @@ class CoordinatorSettings:
         lease_tokens: how many tokens a lease holds at least.
         max_live: how many sequences a step advances at most.
         max_waiting: how many more can wait for their turn.
+        max_rows: how many rows a step holds at most, the first sequence's excepted: each is a float32 a token of the
+            vocabulary.
         prefill_tokens: how many tokens of new contexts a step ingests at most, the first new one excepted.
         step_timeout_s: without an answer for this long, a shard counts as stalled.
         recovery_s: for how long sequences wait for a shard, or the budget, to come back before they fail.
@@ -65,6 +67,7 @@ class CoordinatorSettings:
     lease_tokens: int = 32
     max_live: int = 64
     max_waiting: int = 256
+    max_rows: int = 2048
     prefill_tokens: int = 4096
     step_timeout_s: float = 60.0
     recovery_s: float = 90.0
@@ -190,10 +193,11 @@ class Coordinator:
                 await self._budget.settle()  # the loop finds what is submitted meanwhile
 
     def _next_batch(self) -> list[Live]:
-        """The oldest sequences, of which new ones only as far as their contexts are ingested in a short time."""
+        """The oldest sequences whose rows fit, of which new ones only as far as their contexts are ingested quickly."""
         batch: list[Live] = []
         ingested = 0
-        for live in islice(self._live.values(), self._settings.max_live):
+        fitting = max(1, self._settings.max_rows // self._ensemble.rows_of_a_query)
+        for live in islice(self._live.values(), min(fitting, self._settings.max_live)):
             if not live.cached:
                 if ingested and ingested + len(live.tokens) > self._settings.prefill_tokens:
                     continue

@@ -91,6 +91,11 @@ class Ensemble:
         self._draws = DrawQueue(shard_map.protocol)
         self._timeout_s = timeout_s
 
+    @property
+    def rows_of_a_query(self) -> int:
+        """How many rows the groups compute for one query, at most."""
+        return sum(group.rows for group in self._groups)
+
     async def ask(self, queries: Sequence[Query]) -> Rows:
         """Returns the public row of every query and the rows of the models drawn for it, without the padding.
 
@@ -162,6 +167,7 @@ class _Group:
 
     def __init__(self, group: PartGroup, rows: int | None, copies: Copies) -> None:
         self.copies = copies
+        self.rows = 1 + (len(group.models) if rows is None else min(rows, len(group.models)))
         self._adapters = dict(group.models)
         self._rows = None if rows is None else min(rows, len(group.models))
 
