@@ -1,5 +1,7 @@
 """Ensembles to test with: real PEFT adapters on the real public model, random but strong, made in seconds."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +19,15 @@ STRENGTH = 0.03
 """Standard deviation of the second LoRA factor: adapters then differ by far more than any engine's rounding."""
 
 
-def write_adapters(folder: Path, names: Sequence[str], model: Path) -> dict[str, Path]:
-    """Adapters whose distributions differ from the public model's and from each other."""
+def write_adapters(folder: Path, names: Sequence[str], model: Path, distinct: int | None = None) -> dict[str, Path]:
+    """Adapters whose distributions differ from the public model's and from each other.
+
+    Args:
+        distinct: only so many differ, and the others are links to their files, which takes a hundredth of the time.
+    """
     config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS))
     wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
-    for seed, name in enumerate(names):
+    for seed, name in enumerate(names[:distinct]):
         generator = torch.Generator().manual_seed(seed)
         for key, weights in wrapped.named_parameters():
             if "lora_A" in key:
@@ -29,14 +35,21 @@ def write_adapters(folder: Path, names: Sequence[str], model: Path) -> dict[str,
             if "lora_B" in key:
                 torch.nn.init.normal_(weights, std=STRENGTH, generator=generator)
         wrapped.save_pretrained(folder / name)
+    made = names[:distinct]
+    for index, name in enumerate(names[len(made) :]):
+        shutil.copytree(folder / made[index % len(made)], folder / name, copy_function=os.link)
     return {name: folder / name for name in names}
 
 
-def write_ensemble(folder: Path, parts: int, halves: bool = False) -> Path:
-    """A whole ensemble's directory, its manifest included; its parts are the same with and without `halves`."""
+def write_ensemble(folder: Path, parts: int, halves: bool = False, distinct: int | None = None) -> Path:
+    """A whole ensemble's directory, its manifest included; its parts are the same with and without `halves`.
+
+    Args:
+        distinct: see `write_adapters`.
+    """
     model = resolve()
     shares = Partition(b"", parts, halves).shares
-    write_adapters(folder / "parts", [share.name for share in shares], model)
+    write_adapters(folder / "parts", [share.name for share in shares], model, distinct)
     manifest = Manifest(
         ensemble=f"test-{folder.name}",
         base_model=str(model),

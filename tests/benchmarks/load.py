@@ -59,6 +59,8 @@ CORES = psutil.cpu_count() or 1
 TIMEOUT_S = 600.0
 SAMPLES = 20
 SHORT = 2
+DISTINCT = 8
+"""Adapters that differ; the work of a token does not depend on it."""
 QUICK = (80, 512, 8)
 
 
@@ -180,7 +182,7 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[RunningService]:
     """The service with an ensemble of this size, all of it on one shard."""
-    ensemble = write_ensemble(folder / f"ensemble-{protocol}-{parts}", parts)
+    ensemble = write_ensemble(folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT)
     home = folder / f"{protocol}-{parts}"
     home.mkdir()
     shards = {"threads": threads, "parts_per_shard": parts}

@@ -44,7 +44,7 @@ from services.privacy.protocols import PROTOCOLS
 from services.privacy.shaping import SamplingOptions, shape
 from services.shard import ShardActor
 from services.training.public_model import resolve
-from tests.benchmarks.load import PRIVACY, Prompts, Question
+from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question
 from tests.ensembles import write_adapters
 
 NAMESPACE = "benchmark"
@@ -107,7 +107,7 @@ def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iter
     names = tuple(f"part-{index:03d}" for index in range(parts))
     shard_threads, step_threads = ({"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), 1))
     with tempfile.TemporaryDirectory() as folder:
-        adapters = write_adapters(Path(folder), names, model)
+        adapters = write_adapters(Path(folder), names, model, DISTINCT)
         shard = ShardActor.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0).remote(
             EngineSettings(model=model, context_length=CONTEXT, adapters=adapters)
         )
