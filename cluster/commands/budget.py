@@ -71,7 +71,6 @@ def _totals(stated: LedgerStatement) -> Table:
     table.add_row("spent", _number(stated.epsilon_spent), "whatever the private text is")
     table.add_row("", _number(stated.epsilon_pld), "the same tokens by privacy loss distributions")
     table.add_row("", _number(stated.epsilon_bound), f"at order {stated.order:g}{limited}")
-    table.add_row("", _number(stated.epsilon_user), "for the replacement of one part")
     table.add_row("left", _number(stated.epsilon_left), "")
     if isinstance(stated, OperatorStatement):
         enforced = ", where the budget is enforced" if stated.enforced == "measured" else ""
@@ -98,7 +97,6 @@ def _recomputed(recomputed: Recomputed) -> Table:
     table = Table("accountant", title=title, title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_row(f"Rényi, best order ({recomputed.best_order:g})", _number(recomputed.epsilon_rdp))
-    table.add_row("Rényi, one part replaced, best order", _number(recomputed.epsilon_user_rdp))
     for interval, epsilon in recomputed.epsilon_pld.items():
         table.add_row(f"privacy loss distribution, grid {interval}", _number(epsilon))
     return table

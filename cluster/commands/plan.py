@@ -16,6 +16,7 @@ from rich.table import Table
 from cluster.parameters import bad, options, settings_from
 from services.privacy import accounting, planning
 from services.privacy.events import Divergences, Event
+from services.privacy.part_level import part_level_rdp
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
 from services.privacy.settings import Settings
@@ -51,6 +52,14 @@ class Plan:
         value = getattr(self.protocol, name, None) if name else None
         return {} if value is None else {str(name): value}
 
+    @property
+    def part_level(self) -> float | None:
+        """Epsilon as earlier versions promised it, one part present or absent, for those who migrate."""
+        divergences = part_level_rdp(self.event, accounting.ORDERS)
+        if divergences is None:
+            return None
+        return accounting.epsilon(self.settings.tokens * divergences, self.settings.delta).epsilon
+
     def record(self) -> dict[str, Any]:
         """The answer for programs."""
         cost = self.cost
@@ -62,7 +71,7 @@ class Plan:
             "best_order": cost.best_order if cost else None,
             "adjacency": self.protocol.guarantee.adjacency,
             "rdp_per_token": {"orders": list(self.orders), "values": _finite(self.event.rdp(self.orders))},
-            "user_level": {"epsilon_rdp": _exact(cost.user_epsilon_rdp if cost else None)},
+            "part_level": {"epsilon_rdp": _exact(self.part_level)},
             "guarantee": self.protocol.guarantee.status,
             "statement": self.sentence,
         }
@@ -137,7 +146,9 @@ def _show(answer: Plan) -> None:
     else:
         table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{adjacency}: Rényi, at order {cost.best_order:.4g}")
         table.add_row("", _shown(cost.epsilon_pld), f"{adjacency}: privacy loss distribution")
-        table.add_row("", _shown(cost.user_epsilon_rdp), "user, a part replaced by another: Rényi")
+        if answer.part_level is not None:
+            note = "of one part present or absent, which earlier versions promised; it protects no user"
+            table.add_row("part-level", _shown(answer.part_level), note)
     for name, value in settings.details(answer.protocol).items():
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             table.add_row(f"{name} {key}".strip(), f"{number:.6g}" if isinstance(number, float) else str(number), "")
@@ -149,12 +160,11 @@ def _show(answer: Plan) -> None:
 
 def _losses(answer: Plan) -> Table:
     table = Table(title="Rényi loss of a token", title_justify="left")
-    for name in ("order", "part", "user"):
+    for name in ("order", "loss"):
         table.add_column(name, justify="right")
     orders = answer.orders if len(answer.orders) < len(accounting.ORDERS) else SHOWN_ORDERS
-    of_part, of_user = answer.event.rdp(orders), answer.event.user_rdp(orders)
-    for row, order in enumerate(orders):
-        table.add_row(f"{order:g}", f"{of_part[row]:.6g}", "-" if of_user is None else f"{of_user[row]:.6g}")
+    for order, loss in zip(orders, answer.event.rdp(orders), strict=True):
+        table.add_row(f"{order:g}", f"{loss:.6g}")
     return table
 
 
@@ -171,7 +181,6 @@ def _draw(answer: Plan, path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     curves: dict[str, list[float | None]] = {
-        "user, a part replaced: Rényi": [cost.user_epsilon_rdp for cost in costs],
         f"{adjacency}: Rényi": [cost.epsilon_rdp for cost in costs],
         f"{adjacency}: privacy loss distribution": [cost.epsilon_pld for cost in costs],
     }

@@ -70,14 +70,12 @@ class LedgerStatement(Statement):
     """What there is to know besides, that does not depend on the private text either.
 
     `epsilon_bound` is that of these tokens' data-independent bounds at the promise's order, which the filter compares
-    with the promise where `enforced` is "bound". `epsilon_user` protects the replacement of one part, at that order.
-    `tokens_held` were granted in leases that are not settled: they are charged, and may never be released. `rows` and
+    with the promise where `enforced` is "bound". `tokens_held` were granted in leases that are not settled: they are charged, and may never be released. `rows` and
     `head` identify the chain: whoever keeps them elsewhere can prove later that no row was taken off its end.
     """
 
     ensemble: str
     epsilon_bound: float | None
-    epsilon_user: float | None
     tokens_held: int
     charges: tuple[Charge, ...]
     epoch: int
@@ -111,7 +109,6 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     bound = Filter(terms.model_copy(update={"enforced": "bound"})).epsilon(charged)
     spent = min(bound, _best(charged, terms.delta)) if len(charged) == 1 else bound
     tokens, left = sum(charged.values()), _tokens_left(balance, event)
-    user = accounting.user_epsilon(charged, terms.delta, [terms.order])
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
     return OperatorStatement(
@@ -121,7 +118,6 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
         epsilon_bound=_up(bound),
         epsilon_pld=_up(_pld_where_useful(charged, terms.delta, spent)),
-        epsilon_user=_up(user.epsilon if user else None),
         epsilon_measured=_up(measured),
         epsilon_measured_left=None if limits_bound or measured is None else _rest(terms.epsilon, measured),
         tokens_charged=tokens,
@@ -217,7 +213,6 @@ class Recomputed(BaseModel):
     delta: float
     epsilon_rdp: float | None
     best_order: float
-    epsilon_user_rdp: float | None
     epsilon_pld: Mapping[str, float | None]
 
 
@@ -225,12 +220,10 @@ def recompute(balance: Balance, delta: float) -> Recomputed:
     """Evaluate the events in a ledger again."""
     charged = balance.charged
     best = accounting.epsilon(accounting.rdp(charged), delta)
-    user = accounting.user_epsilon(charged, delta)
     return Recomputed(
         delta=delta,
         epsilon_rdp=_finite(best.epsilon),
         best_order=best.order,
-        epsilon_user_rdp=_finite(user.epsilon if user else None),
         epsilon_pld={f"{interval:g}": _on_grid(charged, delta, interval) for interval in INTERVALS},
     )
 

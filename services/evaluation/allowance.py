@@ -66,7 +66,7 @@ def _terms(settings: Settings, protocol: Protocol) -> PrivacyBudget:
         epsilon=settings.epsilon,
         delta=settings.delta,
         order=protocol.order or _best_order(protocol.event, settings),
-        adjacency="part",
+        adjacency=protocol.guarantee.adjacency,
         enforced=settings.enforced,
     )
 

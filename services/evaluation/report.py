@@ -83,7 +83,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
             each
             for each in table.results
             if each.status == "certified"
-            and each.unit == "part"
+            and each.adjacency == "user"
             and each.protocol != "public"
             and _is_finite(each.perplexity)
         ]
@@ -93,7 +93,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
         kept = _kept(table, best)
         yield (
             f"At epsilon {table.budget.epsilon:g} (delta {table.budget.delta:g}, {table.budget.tokens:,} tokens) the "
-            f"best method certified for parts is {best.label}: perplexity {_number(best.perplexity)} beside "
+            f"best method certified for users is {best.label}: perplexity {_number(best.perplexity)} beside "
             f"{_number(public.perplexity)} of the public model and {_number(whole.perplexity)} of the ensemble "
             "without privacy" + (f". It keeps {_percent(kept)} of the ensemble's gain." if kept is not None else ".")
         )
@@ -180,7 +180,7 @@ def _flat(found: Result) -> dict[str, Any]:
         "parts": found.parts,
         "guarantee": found.status,
         "notion": found.notion,
-        "unit": found.unit,
+        "adjacency": found.adjacency,
     }
     for name in ("perplexity", "possible_perplexity", "change", "hits"):
         estimate: Estimate | None = getattr(found, name)

@@ -18,16 +18,14 @@ class Reached:
     """What the evaluated tokens cost.
 
     Attributes:
-        rdp: epsilon from Rényi divergences, a part present or absent; None where there is no bound.
+        rdp: epsilon from Rényi divergences; None where there is no bound.
         pld: from the privacy loss distribution; None where no dominating pair is known.
-        user_rdp: a part replaced, from Rényi divergences.
         measured: where the budget limits losses measured on the private text: what they came to, the largest of all
             runs. For the operator alone.
     """
 
     rdp: float | None = None
     pld: float | None = None
-    user_rdp: float | None = None
     measured: float | None = None
 
 
@@ -36,8 +34,8 @@ class Result:
     """One method.
 
     Attributes:
-        status, notion, unit, sentence: of its guarantee: how far it reaches, what epsilon measures, what is present or
-            absent, and all of it in words.
+        status, notion, adjacency, sentence: of its guarantee: how far it reaches, what epsilon measures, which two
+            corpora it is about, and all of it in words.
         perplexity: over the runs; infinite where a token that occurred could not have been released.
         possible: the share of tokens that could, and `possible_perplexity` theirs alone.
         change: of perplexity from the public model's on the same tokens: 0.8 is a fifth less.
@@ -53,7 +51,7 @@ class Result:
     parameters: dict[str, Any]
     status: str
     notion: str
-    unit: str
+    adjacency: str
     sentence: str
     perplexity: Estimate | None = None
     possible: float | None = None
@@ -82,7 +80,7 @@ def result(
         parameters=parameters(settings, protocol),
         status=protocol.guarantee.status,
         notion=protocol.guarantee.notion,
-        unit=protocol.guarantee.unit,
+        adjacency=protocol.guarantee.adjacency,
         sentence=_sentence(settings, protocol, cost, spent),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
@@ -108,7 +106,7 @@ def impossible(label: str, settings: Settings, parts: int, problem: str) -> Resu
         parameters={},
         status="none",
         notion="",
-        unit="",
+        adjacency="",
         sentence="",
         problem=problem,
     )
@@ -123,7 +121,7 @@ def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Seque
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
         return Reached(measured=measured)
     cost = planning.cost(protocol.event, tokens, settings.delta, orders)
-    return Reached(cost.epsilon_rdp, cost.epsilon_pld, cost.user_epsilon_rdp, measured)
+    return Reached(cost.epsilon_rdp, cost.epsilon_pld, measured)
 
 
 def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:

@@ -38,21 +38,10 @@ def paid(event: Event, count: int) -> int:
 
 
 def rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences:
-    """Total Rényi divergence at each order, one part added or removed."""
+    """Total Rényi divergence at each order, under the adjacency of the events."""
     total = np.zeros(np.size(orders))
     for event, count in spent.items():
         total += _times(paid(event, count), event.rdp(orders))
-    return total
-
-
-def user_rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences | None:
-    """Total Rényi divergence at each order, one part replaced; None where an event has no such bound."""
-    total = np.zeros(np.size(orders))
-    for event, count in spent.items():
-        each = event.user_rdp(orders)
-        if each is None:
-            return None
-        total += _times(paid(event, count), each)
     return total
 
 
@@ -89,12 +78,6 @@ def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INT
         return 0.0
     composed = pld(spent, interval)
     return None if composed is None else float(composed.get_epsilon_for_delta(delta))
-
-
-def user_epsilon(spent: Spent[SomeEvent], delta: float, orders: Orders = ORDERS) -> Epsilon | None:
-    """Epsilon at ``delta`` for the replacement of one part; None where an event has no such bound."""
-    divergences = user_rdp(spent, orders)
-    return None if divergences is None else epsilon(divergences, delta, orders)
 
 
 def round_up(value: float, digits: int = 3) -> float:

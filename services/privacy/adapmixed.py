@@ -7,7 +7,6 @@ distributions, and cost what they turn out to cost: the largest change that leav
 That loss depends on the private text. With the ``ratio`` mollifier a bound that does not is tracked beside it.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,14 +40,19 @@ _MEASURED = (
     *SEPARATE_PARTS,
     "epsilon and the end of the budget, which depend on the private text, are seen by the operator alone",
 )
-_ANALYSIS = "Flemings et al. 2024b, Algorithm 1, measured on the private text"
+_MEASURED_GUARANTEE = Guarantee(
+    status="data-dependent",
+    source="Flemings et al. 2024b, Algorithm 1, measured on the private text",
+    adjacency="part, as published",
+    assumes=_MEASURED,
+)
 
 
 def screening_rdp(parts: int, sigma: float, mix: float, orders: Orders) -> Divergences:
     """The Rényi loss of one screening: (lambda / (N sigma))^2 a.
 
-    The mean over N parts and that over the other N - 1 differ by lambda / N times the difference of two distributions,
-    whose Euclidean norm is at most sqrt 2; so do two means of which one part is replaced.
+    Two means over N parts, of which one is replaced, differ by lambda / N times the difference of two distributions,
+    whose Euclidean norm is at most sqrt 2.
     """
     return np.asarray(real_orders(orders) * (mix / (parts * sigma)) ** 2)
 
@@ -74,13 +78,8 @@ class ScreenedRatioEvent(Event):
         _check_screening(self.sigma, self.mix)
 
     def rdp(self, orders: Orders) -> Divergences:
-        return self._screening(orders) + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return self._screening(orders) + RatioEvent(self.parts, 1.0, self.radius).user_rdp(orders)
-
-    def _screening(self, orders: Orders) -> Divergences:
-        return screening_rdp(self.parts, self.sigma, self.mix, orders)
+        screening = screening_rdp(self.parts, self.sigma, self.mix, orders)
+        return screening + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -113,7 +112,7 @@ class ScreenedRenyiEvent(Event):
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(status="data-dependent", source=_ANALYSIS, assumes=_MEASURED)
+        return _MEASURED_GUARANTEE
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,8 @@ class AdaPMixed(Protocol):
         projection: how the ratio mollifier reaches its ball (`services.privacy.projection`).
         radius: c of the ratio mollifier, in nats.
         beta: the renyi mollifier keeps D_a<-> to the public model within beta a.
-        order: the Rényi order a of the measured losses, and of the renyi mollifier.
+        order: the Rényi order a of the measured losses, and of the renyi mollifier. A loss is that of leaving a part
+            out, as published.
         screening_order: that of the screening's divergence.
         sigma: standard deviation of the screening's noise.
         mix: lambda, the parts' share in what the screening looks at.
@@ -206,9 +206,7 @@ class AdaPMixed(Protocol):
 
     @property
     def guarantee(self) -> Guarantee:
-        if self.enforce == "bound":
-            return self.event.guarantee
-        return dataclasses.replace(self.event.guarantee, status="data-dependent", source=_ANALYSIS, assumes=_MEASURED)
+        return self.event.guarantee if self.enforce == "bound" else _MEASURED_GUARANTEE
 
     def _passes_screening(self, answers: Answers) -> NDArray[np.bool_]:
         """Which of the S sequences are answered by the parts."""

@@ -23,7 +23,6 @@ from services.privacy.channel import real_orders
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.references import Ensemble
-from services.privacy.replacement import removal_then_addition
 from services.privacy.settings import Settings
 
 Unit = Literal["record", "user"]
@@ -65,7 +64,7 @@ class DpSgdEvent(Event):
             raise ValueError(f"steps must be an integer of at least 1, got {self.steps}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        """Of the whole training, one record or user added or removed.
+        """Of the whole training, one record or user present or absent.
 
         Exact at whole orders (Mironov, Talwar, Zhang 2019, section 3.3). (a - 1) D_a is convex in a and 0 at a = 1, so
         what lies between two of them is at most the chord.
@@ -74,10 +73,6 @@ class DpSgdEvent(Event):
         whole = np.arange(1, max(2, int(np.ceil(a.max(initial=2.0)))) + 1)
         moments = (whole - 1) * _rdp(self.noise_multiplier, self.sampling_rate, len(whole))
         return np.asarray(self.steps * np.interp(a, whole, moments) / (a - 1))
-
-    def user_rdp(self, orders: Orders) -> Divergences | None:
-        """One user replaced by another: the one removed, then the other added; not known where records are hidden."""
-        return removal_then_addition(self.rdp, orders) if self.unit == "user" else None
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         """Of the whole training (Zhu, Dong, Wang 2022: of the Poisson-subsampled Gaussian mechanism, composed)."""
@@ -91,14 +86,13 @@ class DpSgdEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            protects=f"any one {self.unit} of the private corpus, present or absent",
             source="Abadi et al. 2016; privacy loss distribution of the Poisson-subsampled Gaussian mechanism",
             assumes=(
                 f"how many {self.unit}s there are is public, or was not looked at to choose the sampling rate",
                 "the batches, the gradients and the noise of the training stay secret",
                 "noise in floating point is as good as noise on the real numbers",
             ),
-            unit=self.unit,
+            adjacency=self.unit,
             seen="any number of released tokens",
         )
 
@@ -146,7 +140,7 @@ class DpSgdSettings(Settings):
 
     protocol: Literal["dp-sgd"] = "dp-sgd"
     # What follows is how the ensemble was trained: to serve it, its manifest says so.
-    unit: Unit = Field("record", description="whose presence is hidden, record or user; served: as trained")
+    unit: Unit = Field("user", description="whose presence is hidden, record or user; served: as trained")
     noise_multiplier: float = Field(1.0, gt=0, description="of the clipping length; served: as trained")
     sampling_rate: float = Field(0.01, gt=0, le=1, description="of a step's batch; served: as trained")
     steps: int = Field(1000, gt=0, description="of the training; served: as trained")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +23,19 @@ _KINDS: dict[str, type["Event"]] = {}
 Status = Literal["certified", "as published", "operational", "data-dependent", "none"]
 """How far a promise reaches, from the strongest to the weakest."""
 
-ONE_PART = "any one part of the private corpus, present or absent"
+Adjacency = Literal["user", "record", "part, as published"]
+"""Which two corpora an observer must not tell apart.
+
+``user``: one user's text in the corpus or not. A user's text goes to one part, so that part's model is replaced by any
+other; the number of parts and all shapes stay. ``record``: one document in the corpus or not. ``part, as published``:
+one part in the ensemble or not, which published analyses assume and which does not protect a user.
+"""
+
+PROTECTED: Mapping[Adjacency, str] = {
+    "user": "any one user's text, in the private corpus or not",
+    "record": "any one record of the private corpus, present or absent",
+    "part, as published": "any one part of the private corpus, present or absent",
+}
 SEPARATE_PARTS = (
     "each part's model depends on that part alone",
     "a user's part depends on that user alone",
@@ -37,25 +50,23 @@ class Guarantee:
     Attributes:
         status: how far the promise reaches; ``none`` promises nothing, and only its source is said.
         source: where the analysis is published.
-        protects: whose text, and between which two ensembles an observer cannot tell.
+        adjacency: which two corpora an observer cannot tell apart.
         assumes: what must hold for the promise, one clause each.
         notion: what is measured by epsilon and delta.
-        unit: what is added or removed.
         seen: what an observer may see, where that has no limit; None stands for all released tokens.
     """
 
     status: Status
     source: str
-    protects: str = ONE_PART
+    adjacency: Adjacency = "user"
     assumes: tuple[str, ...] = SEPARATE_PARTS
     notion: str = "differential privacy"
-    unit: str = "part"
     seen: str | None = None
 
     @property
-    def adjacency(self) -> str:
-        """Which two ensembles are told apart no better than epsilon and delta allow."""
-        return f"{self.unit}, add or remove"
+    def protects(self) -> str:
+        """Whose text is protected; nobody's without a promise."""
+        return "nobody" if self.status == "none" else PROTECTED[self.adjacency]
 
     def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
         """One sentence for people; ``epsilon`` is already rounded up (`accounting.shown`)."""
@@ -84,32 +95,35 @@ class Event(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if not hasattr(cls, "kind"):  # an abstract class
+            return
         known = _KINDS.setdefault(cls.kind, cls)
         if known.__qualname__ != cls.__qualname__:
             raise TypeError(f"event kind {cls.kind!r} is taken by {known.__qualname__}")
 
     @abstractmethod
     def rdp(self, orders: Orders) -> Divergences:
-        """Rényi divergence bound per token at each real order > 1, one part added or removed.
+        """Rényi divergence bound per token at each real order > 1, in both directions, under `adjacency`.
 
         Data-independent; infinite where no such bound is known.
         """
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution | None:
-        """Privacy loss distribution of one token, both directions, or None where no dominating pair is known.
+        """Privacy loss distribution of one token under `adjacency`, or None where no dominating pair is known.
 
         Losses are rounded up to multiples of ``interval``.
         """
-        return None
-
-    def user_rdp(self, orders: Orders) -> Divergences | None:
-        """Rényi divergence bound per token, one part replaced by another; None where none is known."""
         return None
 
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
         """What the event's numbers promise."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which two corpora the event's numbers are about."""
+        return self.guarantee.adjacency
 
     def to_json(self) -> str:
         """Canonical text of the event: equal events give equal text."""

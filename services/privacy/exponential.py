@@ -1,28 +1,24 @@
 """The exponential mechanism over clipped log-ratios, of which sampling a token is the finite case.
 
-For each token every part is drawn with probability q, and the token is sampled from
+For each token m of the N parts are drawn, without replacement, and the token is sampled from
 
-    p proportional to p0 exp( (1 / (q N)) sum_{i drawn} clip(log(p_i / p0), -c, c) ),
+    p proportional to p0 exp( (1/m) sum_{i drawn} clip(log(p_i / p0), -c, c) )
 
-the public model where no part was drawn (McSherry & Talwar 2007). N and q are those of the deployment, however many
-were drawn. The exponent is clipped to [-c, c] as a whole, too: that moves no two exponents apart, and matters only
-where more than q N parts were drawn.
-
-One part multiplies the distribution by e^x / z, with x in a range of width eta = 2 c / (q N) (Durfee & Rogers 2019).
+(McSherry & Talwar 2007). Replacing one part that was drawn multiplies p by e^x / z, where x has a range of width 4c/m
+(bounded range: Durfee & Rogers 2019); a part is drawn with probability m/N.
 """
 
-import math
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -38,9 +34,9 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
+from services.privacy.hockey_stick import symmetric_pld
 from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.randomness import poisson_subsample
-from services.privacy.replacement import removal_then_addition
+from services.privacy.randomness import fixed_size_subsample
 from services.privacy.sampling import quantise
 from services.privacy.settings import Settings
 
@@ -52,16 +48,78 @@ _CELLS = 256
 _STAGES = 4
 # What float64 may lose of the log of a moment.
 _ROUNDING = 2.0**-49
+# Cells and nodes of the quadrature of a moment, and what it may be off by, relatively.
+_HALVINGS, _NODES = 30, 16
+_QUADRATURE_ERROR = 1e-9
 # The largest share of a radius that rounding may take.
 _LARGEST_LOSS = 0.1
 
 
 @dataclass(frozen=True)
-class ExponentialEvent(Event):
-    """One token. ``parts`` is N of the exponent, which counts the part that is or is not there; ``radius`` is c.
+class _BoundedRangeEvent(Event):
+    """One token of a mechanism of bounded range behind a draw; see README, Theorems 2 and 3.
 
-    Given the other parts drawn, the outputs with and without the part are P = (1 - q + q t) Q, where t has mean 1 under
-    Q and lies in [e^-s, e^(eta - s)] for some s in [0, eta].
+    Given the other parts drawn, the laws before and after the replacement are P = (1 - g) A + g B and
+    Q = (1 - g) A + g B', where g is the chance that the part is drawn, and the log-ratios of any two of A, B and B' lie
+    in intervals of width `range`.
+    """
+
+    @property
+    @abstractmethod
+    def drawn(self) -> float:
+        """g: the chance that the part is drawn."""
+
+    @property
+    @abstractmethod
+    def range(self) -> float:
+        """eta: the width of the range of log(B / B')."""
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """Exact for bounded range where every part is drawn; else that of the dominating pair, if it is smaller."""
+        orders = real_orders(orders)
+        pair = (_pair_log_moment(orders, self.drawn, self.range) + _ROUNDING) / (orders - 1)
+        return np.minimum(bounded_range_rdp(orders, self.range), pair)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        most = np.log1p(self.drawn * np.expm1(self.range))
+        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.drawn, self.range), most, interval)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
+
+
+@dataclass(frozen=True)
+class FixedSizeExponentialEvent(_BoundedRangeEvent):
+    """One token. ``sample`` is m of ``parts``, drawn without replacement; ``radius`` is c, in nats."""
+
+    kind: ClassVar[str] = "exponential-fixed-size"
+    parts: int
+    sample: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not isinstance(self.sample, int) or not 1 <= self.sample <= self.parts:
+            raise ValueError(f"sample must be an integer from 1 to the {self.parts} parts, got {self.sample}")
+        if not 0.0 < self.radius < np.inf:
+            raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
+
+    @property
+    def drawn(self) -> float:
+        return self.sample / self.parts
+
+    @property
+    def range(self) -> float:
+        return 4 * self.radius / self.sample
+
+
+@dataclass(frozen=True)
+class ExponentialEvent(_BoundedRangeEvent):
+    """One token with every part drawn with probability ``q``, as in ledgers of earlier versions.
+
+    The exponent was (1 / (q N)) times the sum over those drawn. The law without the part is within half of `range` of
+    either law with it.
     """
 
     kind: ClassVar[str] = "exponential"
@@ -77,52 +135,12 @@ class ExponentialEvent(Event):
             raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
 
     @property
-    def range(self) -> float:
-        """eta: the width of the range of what one part drawn adds to the exponent."""
-        return 2 * self.radius / (self.q * self.parts)
-
-    def rdp(self, orders: Orders) -> Divergences:
-        """The worst case exactly, not an amplification theorem.
-
-        For a convex f, E_Q f(t) is largest, among the t of mean 1 in an interval, where t takes the two ends of it
-        only. What is left is the largest moment over s.
-        """
-        orders = real_orders(orders)
-        forward, backward = (_largest_log_moment(b, self.q, self.range) for b in (orders, 1 - orders))
-        return np.asarray((np.maximum(0.0, np.maximum(forward, backward)) + _ROUNDING) / (orders - 1))
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return removal_then_addition(self.rdp, orders)
-
-    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """From the largest hockey-stick divergence at each epsilon, over s: with K = e^eta and z >= 0,
-
-        sup E_Q max(0, t - z) = (sqrt K - sqrt z)^2 / (K - 1) for z in [1/K, K].
-
-        They come from different s, so the pair that has them all is worse than any one: where the Rényi bound gives
-        the smaller epsilon, that one holds too.
-        """
-        eta, q = self.range, self.q
-
-        def removed(epsilon: Reals) -> Reals:
-            z = 1 + np.expm1(epsilon) / q
-            root = np.sqrt(np.clip(z, np.exp(-eta), np.exp(eta)))
-            return np.where(z < np.exp(-eta), q * (1 - z), q * (np.exp(eta / 2) - root) ** 2 / np.expm1(eta))
-
-        def added(epsilon: Reals) -> Reals:
-            z = 1 + np.expm1(-epsilon) / q
-            root = np.sqrt(np.clip(z, np.exp(-eta), np.exp(eta)))
-            inside = np.exp(epsilon) * q * (np.exp(eta / 2) * root - 1) ** 2 / np.expm1(eta)
-            return np.where(z > np.exp(eta), -np.expm1(epsilon), inside)
-
-        least, most = np.log1p(q * np.expm1(-eta)), np.log1p(q * np.expm1(eta))
-        return PrivacyLossDistribution(
-            _connected(removed, least, most, interval), _connected(added, -most, -least, interval)
-        )
+    def drawn(self) -> float:
+        return self.q
 
     @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
+    def range(self) -> float:
+        return 4 * self.radius / (self.q * self.parts)
 
 
 @dataclass(frozen=True)
@@ -131,7 +149,7 @@ class Exponential(Protocol):
 
     Attributes:
         parts: N, how many parts the ensemble has.
-        q: the probability with which each is drawn for a token.
+        sample: m, how many of them are drawn for a token.
         radius: c, where log-ratios are clipped, in nats.
 
     Raises:
@@ -141,78 +159,87 @@ class Exponential(Protocol):
     name: ClassVar[str] = "exponential"
     order = None
     parts: int
-    q: float
+    sample: int
     radius: float
 
     def __post_init__(self) -> None:
-        event = self.event
-        low, high = radii(event.parts, event.q)
+        low, high = radii(self.event.sample)
         if not low <= self.radius <= high:
             raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {self.radius:g}")
 
     @property
-    def rows(self) -> int | None:
-        return self.parts if self.q == 1 else None
+    def rows(self) -> int:
+        return self.sample
 
     def draw(self) -> tuple[int, ...]:
-        return poisson_subsample(self.parts, self.q)
+        return fixed_size_subsample(self.parts, self.sample)
 
     def release(self, answers: Answers) -> Release:
-        clipped = self.radius - slack(self.parts, self.q, self.radius)
-        exponents = _summed(answers, clipped).div_(self.q * self.parts).clamp_(-clipped, clipped)
+        """Raises ValueError where a sequence does not have ``sample`` rows: its cost would be another."""
+        if any(len(models) != self.sample for models in answers.models):
+            raise ValueError(f"models must name {self.sample} parts for each sequence")
+        exponents = _summed(answers, self.radius - slack(self.sample, self.radius)).div_(self.sample)
         return Release(quantise(exponents.exp_().mul_(answers.public)))
 
     @cached_property
-    def event(self) -> ExponentialEvent:
-        return ExponentialEvent(self.parts, self.q, self.radius)
+    def event(self) -> FixedSizeExponentialEvent:
+        return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)
 
 
 class ExponentialSettings(Settings):
-    """Poisson-subsampled parts, whose clipped log-ratios to the public model are added up in the exponent."""
+    """A fixed number of parts, whose clipped log-ratios to the public model are averaged in the exponent."""
 
-    asks: ClassVar[str] = "the whole-part model of each part drawn"
+    asks: ClassVar[str] = "the whole-part models of `sample` parts"
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
 
     protocol: Literal["exponential"] = "exponential"
-    q: float = Field(
-        1.0, gt=0, le=1, description="the probability with which a part is drawn for a token; at least 1 / parts"
+    sample: int | None = Field(
+        None, ge=1, description="how many parts are drawn for a token, without replacement; all unless given"
     )
     radius: float | None = Field(None, gt=0, description="c: where log-ratios to the public model are clipped, in nats")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_q(cls, fields: object) -> object:
+        if isinstance(fields, Mapping) and "q" in fields:
+            raise ValueError("q: set `sample` instead, the number of parts that are drawn for every token")
+        return fields
+
     def plan(self, parts: int, order: float | None = None) -> Exponential:
+        sample = parts if self.sample is None else self.sample
         if self.radius is not None:
-            return Exponential(parts, self.q, self.radius)
+            return Exponential(parts, sample, self.radius)
         radius = planning.largest(
-            lambda radius: ExponentialEvent(parts, self.q, radius),
+            lambda radius: FixedSizeExponentialEvent(parts, sample, radius),
             self.tokens,
             self.budget,
             self.delta,
-            radii(parts, self.q),
+            radii(sample),
         )
-        return Exponential(parts, self.q, radius)
+        return Exponential(parts, sample, radius)
 
 
-def slack(parts: int, q: float, radius: float) -> float:
+def slack(sample: int, radius: float) -> float:
     """How much smaller than ``radius`` to clip, so that the integer weights, as rounded, keep to the range of it.
 
     A weight before it is rounded is 2**61 p0 e^x / z >= 2**25 e^(-2c), since x lies in [-c, c] and z is a mean of e^x;
     rounding changes it by a half at most. The range of the log of a quotient of two weights is that of four roundings,
-    2**-24 e^(2c) in all, of which the clip takes q N / 2; doubled for what p0 and z are off by. The second term is
-    float64 rounding of a sum of N log-ratios, four times over.
+    2**-24 e^(2c) in all, of which the clip takes m / 4; four times as much for what p0 and z are off by. The second
+    term is float64 rounding of a sum of m log-ratios, four times over.
     """
-    return q * parts * 2.0**-24 * float(np.exp(2 * radius)) + parts**2 * radius * 2.0**-50
+    return sample * 2.0**-24 * float(np.exp(2 * radius)) + sample**2 * radius * 2.0**-50
 
 
 @lru_cache(maxsize=64)
-def radii(parts: int, q: float) -> tuple[float, float]:
+def radii(sample: int) -> tuple[float, float]:
     """The smallest and the largest radius that can be kept to while little of it is lost to rounding (`slack`)."""
 
     def left(radius: float) -> float:
-        return _LARGEST_LOSS * radius - slack(parts, q, radius)
+        return _LARGEST_LOSS * radius - slack(sample, radius)
 
     if left(0.5) <= 0:
-        raise ValueError(f"parts: {q * parts:g} parts drawn for a token are too many for integer weights")
+        raise ValueError(f"sample: {sample} parts for a token are too many for integer weights")
     return brentq(left, 1e-9, 0.5, xtol=1e-12), brentq(left, 0.5, 32.0)
 
 
@@ -228,19 +255,65 @@ def _summed(answers: Answers, radius: float) -> Tensor:
     return sums
 
 
-def _largest_log_moment(powers: Reals, q: float, eta: float) -> Reals:
-    """log of the largest E_Q[(1 - q + q t)^b] for each power b <= 0 or b >= 1, never understated.
+def bounded_range_rdp(orders: Orders, eta: float) -> Divergences:
+    """The largest Rényi divergence, in both directions, of two laws whose log-ratio has a range of width eta."""
+    orders = real_orders(orders)
+    forward, backward = (_largest_log_moment(b, eta) for b in (orders, 1 - orders))
+    return np.asarray((np.maximum(0.0, np.maximum(forward, backward)) + _ROUNDING) / (orders - 1))
 
-    Branch and bound. The t of every s in a cell lie between the least and the largest of the cell, so the two-valued t
-    with these values bounds them all; cells below what an edge reaches cannot hold the largest.
+
+def hockey_stick(epsilon: Reals, drawn: float, eta: float) -> Reals:
+    """Upper bound on the hockey-stick divergence at each epsilon >= 0, of a part drawn with probability g = ``drawn``.
+
+    With K = e^eta and z = 1 + (e^epsilon - 1) / g, advanced joint convexity (Balle, Barthe, Gaboardi 2018) leaves g
+    times the largest divergence of bounded range, sup E max(0, t - z) = (sqrt K - sqrt z)^2 / (K - 1) for z in [1, K].
+    """
+    z = 1 + np.expm1(epsilon) / drawn
+    root = np.sqrt(np.minimum(z, np.exp(eta)))
+    return np.asarray(drawn * (np.exp(eta / 2) - root) ** 2 / np.expm1(eta))
+
+
+def _pair_log_moment(orders: Reals, drawn: float, eta: float) -> Reals:
+    """log E_Q[(P/Q)^a] of the pair whose hockey-stick divergences are `hockey_stick` in both directions.
+
+    E_Q f(P/Q) = f(1) + the integral of f''(x) times the divergence at x = e^epsilon; by symmetry that of x < 1 is
+    x^-1 times that at 1/x, which leaves a (a-1) times the integral over x > 1 of (x^(a-2) + x^(-a-1)) delta(log x).
+    """
+    nodes, weights = _quadrature()
+    v = eta * nodes  # log z
+    log_x = np.log1p(drawn * np.expm1(v))
+    log_delta = np.log(drawn / np.expm1(eta)) + 2 * np.log(np.exp(eta / 2) - np.exp(v / 2))
+    log_measure = np.log(eta * weights * drawn) + v  # dx = g dz = g z dv
+    a = orders[:, None]
+    log_f = np.logaddexp((a - 2) * log_x, (-a - 1) * log_x)
+    log_excess = np.log(orders * (orders - 1)) + np.logaddexp.reduce(log_f + log_delta + log_measure, axis=1)
+    return np.asarray(np.logaddexp(0.0, log_excess + _QUADRATURE_ERROR))
+
+
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[Reals, Reals]:
+    """Gauss-Legendre nodes and weights on [0, 1], in cells that halve towards both ends, where powers peak."""
+    halves = 0.5 ** np.arange(1, _HALVINGS)
+    edges = np.concatenate([[0.0], halves[::-1], 1 - halves[1:], [1.0]])
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    widths = np.diff(edges)[:, None]
+    return (edges[:-1, None] + widths * (nodes + 1) / 2).ravel(), (widths * weights / 2).ravel()
+
+
+def _largest_log_moment(powers: Reals, eta: float) -> Reals:
+    """log of the largest E_Q[t^b], t of mean 1 and range e^eta, for each power b <= 0 or b >= 1; never understated.
+
+    E_Q f(t) of a convex f is largest where t takes the two ends of [e^-s, e^(eta - s)] only, which leaves s. Branch and
+    bound: the t of every s in a cell lie between the least and the largest of the cell, so the two-valued t with these
+    values bounds them all; cells below what an edge reaches cannot hold the largest.
     """
     rows, b = np.arange(len(powers)), powers[:, None]
     first, last = np.zeros(len(powers)), np.full(len(powers), eta)
     bound = last
     for _ in range(_STAGES):
         edges = first[:, None] + (last - first)[:, None] * np.linspace(0, 1, _CELLS + 1)
-        reached = _log_moment(b, q, edges, eta - edges).max(axis=1)
-        bounds = _log_moment(b, q, edges[:, 1:], eta - edges[:, :-1])
+        reached = _log_moment(b, edges, eta - edges).max(axis=1)
+        bounds = _log_moment(b, edges[:, 1:], eta - edges[:, :-1])
         open_cells = bounds >= reached[:, None]
         bound = bounds.max(axis=1)
         first = edges[rows, open_cells.argmax(axis=1)]
@@ -248,17 +321,10 @@ def _largest_log_moment(powers: Reals, q: float, eta: float) -> Reals:
     return bound
 
 
-def _log_moment(b: Reals, q: float, below: Reals, above: Reals) -> Reals:
-    """log E[(1 - q + q t)^b] for t of mean 1 with the values e^-below and e^above."""
+def _log_moment(b: Reals, below: Reals, above: Reals) -> Reals:
+    """log E[t^b] for t of mean 1 with the values e^-below and e^above."""
     with np.errstate(divide="ignore"):  # a value that has no mass
         log_high, log_low = np.log(np.expm1(below)), below + np.log(np.expm1(above))
-    high, low = b * np.log1p(q * np.expm1(above)), b * np.log1p(q * np.expm1(-below))
-    return np.asarray(np.logaddexp(log_high + high, log_low + low) - np.log(np.expm1(below + above)))
-
-
-def _connected(delta: Callable[[Reals], Reals], least: float, most: float, interval: float) -> object:
-    """Pessimistic privacy loss distribution of losses in [least, most] with hockey-stick divergences ``delta``."""
-    points = np.arange(math.floor(least / interval), math.ceil(most / interval) + 1)
-    losses = np.asarray(points * interval, dtype=np.float64)
-    deltas = np.minimum.accumulate(np.clip(delta(losses), 0.0, 1.0))
-    return create_pmf_pessimistic_connect_dots(interval, points, deltas)
+    return np.asarray(
+        np.logaddexp(log_high + b * above, log_low - b * below) - np.log(np.expm1(below + above)),
+    )

@@ -45,7 +45,11 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True)
 class GNMaxEvent(Event):
-    """One token, whatever the votes: a vote more or less moves one count by 1 (Canonne, Kamath, Steinke 2020)."""
+    """One token, whatever the votes: one part's vote moves from one count to another, each by 1.
+
+    The dominating pair is that of two independent discrete Gaussians, one shifted up and one down (Canonne, Kamath,
+    Steinke 2020).
+    """
 
     kind: ClassVar[str] = "gnmax"
     measured: ClassVar[bool] = True
@@ -58,15 +62,12 @@ class GNMaxEvent(Event):
             raise ValueError(f"sigma must be a finite number above 0, got {self.sigma}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        return np.asarray(real_orders(orders) / (2 * self.sigma**2))
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return np.asarray(real_orders(orders) / self.sigma**2)  # a vote that moves changes two counts
+        return np.asarray(real_orders(orders) / self.sigma**2)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         return privacy_loss_distribution.from_discrete_gaussian_mechanism(
             self.sigma, sensitivity=1, value_discretization_interval=interval
-        )
+        ).self_compose(2)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -158,25 +159,25 @@ def votes(answers: Answers, candidates: Candidates) -> Integers:
 
 
 def loss(counts: Integers, sigma: float, order: float) -> Reals:
-    """Data-dependent Rényi divergence [S] at ``order`` of votes [S, k], one vote more or less, in both directions.
+    """Data-dependent Rényi divergence [S] at ``order`` of votes [S, k], one vote changed, in both directions.
 
-    Theorem 6 with Proposition 7, for eps(mu) = mu / (2 sigma^2), one vote added or removed; the mu1 and mu2 are
-    those that minimise its two terms. It bounds D(M(votes) || M(neighbour)) by the chance that the plurality does not
-    win. Here that chance is the largest of the votes and of all their neighbours, where every margin is less by 1 at
-    most; then the theorem holds at the neighbour, too, which gives the other direction. Where its condition fails, and
-    where it gives more, the data-independent bound.
+    Theorem 6 with Proposition 7, for eps(mu) = mu / sigma^2; the mu1 and mu2 are those that minimise its two terms. It
+    bounds D(M(votes) || M(neighbour)) by the chance that the plurality does not win. Here that chance is the largest of
+    the votes and of all their neighbours, where every margin is less by 2 at most; then the theorem holds at the
+    neighbour, too, which gives the other direction. Where its condition fails, and where it gives more, the
+    data-independent bound.
     """
-    independent = order / (2 * sigma**2)
+    independent = order / sigma**2
     margins = np.partition(counts, -1, axis=1)[:, -1:] - counts
     winner = counts.argmax(axis=1)[:, None]
-    misses = _exceeds(margins - 1, sigma)
+    misses = _exceeds(margins - 2, sigma)
     np.put_along_axis(misses, winner, 0.0, axis=1)
     q = np.clip(misses.sum(axis=1), _SMALLEST, 1.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_inverse = -np.log(q)
-        mu2 = sigma * np.sqrt(2 * log_inverse)
+        mu2 = sigma * np.sqrt(log_inverse)
         mu1 = np.maximum(order, 1 + mu2)
-        eps1, eps2 = mu1 / (2 * sigma**2), mu2 / (2 * sigma**2)
+        eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
         holds = -log_inverse <= (mu2 - 1) * eps2 - mu2 * (np.log(mu1 / (mu1 - 1)) + np.log(mu2 / (mu2 - 1)))
         log_a = np.log1p(-q) - np.log(-np.expm1((mu2 - 1) / mu2 * (eps2 - log_inverse)))
         log_b = eps1 + log_inverse / (mu1 - 1)

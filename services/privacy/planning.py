@@ -14,10 +14,9 @@ class Cost:
     """What ``tokens`` released tokens of one event cost at ``delta``.
 
     Attributes:
-        epsilon_rdp: from Rényi divergences, part-level, at ``best_order``. A budget is enforced at one order: this
-            is the one to fix when a ledger is created.
-        epsilon_pld: from the privacy loss distribution, part-level; None where no dominating pair is known.
-        user_epsilon_rdp: one part replaced, from Rényi divergences; None where no bound is known.
+        epsilon_rdp: from Rényi divergences, at ``best_order``. A budget is enforced at one order: this is the one to
+            fix when a ledger is created.
+        epsilon_pld: from the privacy loss distribution; None where no dominating pair is known.
     """
 
     event: Event
@@ -26,7 +25,6 @@ class Cost:
     epsilon_rdp: float
     best_order: float
     epsilon_pld: float | None
-    user_epsilon_rdp: float | None
 
 
 def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.ORDERS) -> Cost:
@@ -36,16 +34,14 @@ def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.OR
         ValueError: ``tokens`` is negative or ``delta`` outside (0, 1).
     """
     spent = {event: tokens}
-    part = accounting.epsilon(accounting.rdp(spent, orders), delta, orders)
-    user = accounting.user_epsilon(spent, delta, orders)
+    best = accounting.epsilon(accounting.rdp(spent, orders), delta, orders)
     return Cost(
         event=event,
         tokens=tokens,
         delta=delta,
-        epsilon_rdp=part.epsilon,
-        best_order=part.order,
+        epsilon_rdp=best.epsilon,
+        best_order=best.order,
         epsilon_pld=accounting.pld_epsilon(spent, delta),
-        user_epsilon_rdp=None if user is None else user.epsilon,
     )
 
 
@@ -57,7 +53,7 @@ def largest(
     Args:
         event: the event of one token at a value of the parameter, whose cost grows with it.
         tokens: how many tokens the budget must last for.
-        epsilon: the budget, converted from Rényi divergences, part-level.
+        epsilon: the budget, converted from Rényi divergences.
         delta: the budget's delta.
         bounds: the smallest and the largest value worth considering.
 

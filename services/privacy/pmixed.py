@@ -3,8 +3,12 @@
 For each token every part is drawn with probability q; the distribution of each part drawn is moved towards the public
 model's by a mollifier; the token is sampled from their mean, or from the public model where no part was drawn.
 
-Two mollifiers. ``ratio`` bounds the likelihood ratio to the public model; its cost is known exactly and certified.
-``renyi`` is Algorithm 1 as published.
+Two mollifiers. ``ratio`` bounds the likelihood ratio to the public model; its cost is exact and certified. ``renyi`` is
+Algorithm 1 as published.
+
+With ``ratio`` the mean over a Poisson draw has, by symmetry, the law ``w p0 + (1-w) (1/N) sum_i r_i``, where
+``w = (1-q)^N``. So one part, chosen uniformly, is asked for a token, or none with probability w: the same law for one
+row of work.
 """
 
 import secrets
@@ -14,14 +18,14 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
+import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.optimize import brentq
 from torch import Tensor
 
 from services.privacy import planning, projection, published, renyi
-from services.privacy.channel import ratio_channel, real_orders, replacement_rdp
+from services.privacy.channel import Corners, real_orders, worst_channel
 from services.privacy.events import (
     PLD_INTERVAL,
     SEPARATE_PARTS,
@@ -31,6 +35,7 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
+from services.privacy.hockey_stick import symmetric_pld
 from services.privacy.mixture import integer_weights, slack
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.randomness import poisson_subsample
@@ -38,7 +43,6 @@ from services.privacy.settings import ROOM, Settings
 
 Mollifier = Literal["ratio", "renyi"]
 Projection = Literal["clip", "mix"]
-Asked = Literal["drawn", "one"]
 
 # The largest share of a radius that rounding may take.
 _LARGEST_LOSS = 0.1
@@ -46,10 +50,10 @@ _LARGEST_LOSS = 0.1
 
 @dataclass(frozen=True)
 class RatioEvent(Event):
-    """One token under the ratio mollifier. ``parts`` counts the part that is or is not there; ``radius`` in nats.
+    """One token under the ratio mollifier; ``radius`` in nats.
 
-    N is a parameter of the mechanism, not a number that is read off the ensemble: where the part is not there it is
-    never drawn, and all else, rounding included, is as if it were.
+    ``q`` is the chance with which each part is drawn; the chance that none is, and the public model answers, is
+    ``(1 - q) ** parts``. Draws are secret.
     """
 
     kind: ClassVar[str] = "pmixed-ratio"
@@ -63,22 +67,15 @@ class RatioEvent(Event):
             raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        return ratio_channel(self.parts, self.q, self.radius).rdp(orders)
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return replacement_rdp(self.parts, self.q, self.radius, orders)
+        return worst_channel(self.parts, self.q, self.radius).rdp(orders)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        channel = ratio_channel(self.parts, self.q, self.radius)
-        without = dict(enumerate(channel.log_q.tolist()))
-        present = dict(enumerate((channel.log_q + channel.log_ratio).tolist()))
-        return privacy_loss_distribution.from_two_probability_mass_functions(
-            without, present, value_discretization_interval=interval, symmetric=False
-        )
+        corners = Corners.of(self.parts, self.q, self.radius)
+        return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee(status="certified", source="worst case of a subsampled mixture of bounded likelihood ratio")
+        return Guarantee(status="certified", source="worst case of a mixture of bounded likelihood ratio")
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,7 @@ class PublishedEvent(Event):
         return Guarantee(
             status="as published",
             source="Flemings et al. 2024, Theorems 5.1, C.3 and C.4",
+            adjacency="part, as published",
             assumes=(*SEPARATE_PARTS, "the published proof holds, to which counter-examples are known"),
         )
 
@@ -125,9 +123,6 @@ class PMixed(Protocol):
         projection: how the ratio mollifier reaches its ball (`services.privacy.projection`).
         order: integer Rényi order of the renyi mollifier.
         loss: what a token of the renyi mollifier may cost at that order; beta follows, per number of parts drawn.
-        asked: ``drawn`` asks every part drawn. ``one`` asks one of them, chosen uniformly: a token sampled from a
-            uniformly chosen member of a mean has the law of the mean, so what is released, and what it costs, are the
-            same, for a fraction of the models' work. Not with ``renyi``, whose beta depends on how many were drawn.
 
     Raises:
         ValueError: a field is out of range, or does not belong to the mollifier.
@@ -141,32 +136,43 @@ class PMixed(Protocol):
     projection: Projection = "clip"
     order: int | None = None
     loss: float | None = None
-    asked: Asked = "drawn"
 
     def __post_init__(self) -> None:
         _check_choice("mollifier", self.mollifier, get_args(Mollifier))
         _check_choice("projection", self.projection, get_args(Projection))
-        _check_choice("asked", self.asked, get_args(Asked))
-        if self.mollifier == "renyi" and self.asked == "one":
-            raise ValueError("asked must be 'drawn' with the renyi mollifier: its beta depends on how many are drawn")
         event = self.event
         if isinstance(event, RatioEvent):
-            low, high = radii(event.parts)
+            low, high = radii(1)
             if not low <= event.radius <= high:
-                raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {event.radius:g}")
+                raise ValueError(f"radius must be from {low:.3g} to {high:.3g}, got {event.radius:g}")
 
     @property
     def rows(self) -> int | None:
-        if self.asked == "one":
+        if self.mollifier == "ratio":
             return 1
         return self.parts if self.q == 1 else None
 
     def draw(self) -> tuple[int, ...]:
         drawn = poisson_subsample(self.parts, self.q)
-        return (secrets.choice(drawn),) if self.asked == "one" and drawn else drawn
+        return (secrets.choice(drawn),) if drawn and self.mollifier == "ratio" else drawn
 
     def release(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, self._mollify))
+
+    def law(self, answers: Answers) -> Tensor | None:
+        """Of the ratio mollifier, which draws one part or none; see `Protocol.law`."""
+        if self.mollifier != "ratio":
+            return None
+        mean = integer_weights(answers, self._mollify).double()
+        mean /= mean.sum(dim=1, keepdim=True)
+        public = answers.public.double()
+        public /= public.sum(dim=1, keepdim=True)
+        return torch.lerp(mean, public, self._unasked)
+
+    @property
+    def _unasked(self) -> float:
+        """The chance that no part is drawn."""
+        return float((1 - self.q) ** self.parts)
 
     @cached_property
     def event(self) -> RatioEvent | PublishedEvent:
@@ -180,17 +186,17 @@ class PMixed(Protocol):
 
     def _mollify(self, ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
         match self.event:
-            case RatioEvent(parts, _, radius):
+            case RatioEvent(radius=radius):
                 project = projection.clip if self.projection == "clip" else projection.mix
-                return project(ratios, public, radius - slack(parts, radius), out)
+                return project(ratios, public, radius - slack(1, radius), out)
             case PublishedEvent(_, q, order, loss):
                 return renyi.mollify(ratios, public, order, published.largest_beta(order, q, drawn, loss) * order, out)
 
 
 class PMixedSettings(Settings):
-    """Poisson-subsampled parts, each moved close to the public model, averaged and sampled."""
+    """One part for a token, or the public model, moved close to the public model and sampled."""
 
-    asks: ClassVar[str] = "the whole-part model of each part drawn (`asked: one`: of one of them)"
+    asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
 
@@ -199,21 +205,32 @@ class PMixedSettings(Settings):
     projection: Projection = Field(
         "clip", description="ratio: the closest member of the ball in KL, or a mixture with p0"
     )
-    q: float = Field(1.0, gt=0, le=1, description="the probability with which a part is drawn for a token")
+    q: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="the probability with which a part is drawn; the public model answers where none is, (1-q)^N",
+    )
     radius: float | None = Field(None, gt=0, description="ratio: c, of the ball around p0, in nats")
-    asked: Asked = Field("drawn", description="ask every part drawn, or one of them: the same law for less work")
     order: int = Field(3, ge=2, description="renyi: the integer Rényi order of its ball and its accounting")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_asked(cls, fields: object) -> object:
+        if isinstance(fields, Mapping) and "asked" in fields:
+            raise ValueError("asked: remove this key; one part is always asked, because the law of a token is the same")
+        return fields
 
     def plan(self, parts: int, order: float | None = None) -> PMixed:
         if self.mollifier == "renyi":
             if self.radius is not None:
                 raise ValueError("radius: the renyi mollifier has a beta for each number of parts drawn instead")
             loss = published.total_loss(self.order, self.budget, self.delta) * ROOM / self.tokens
-            return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss, asked=self.asked)
+            return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss)
         radius = self.radius or planning.largest(
-            lambda radius: RatioEvent(parts, self.q, radius), self.tokens, self.budget, self.delta, radii(parts)
+            lambda radius: RatioEvent(parts, self.q, radius), self.tokens, self.budget, self.delta, radii(1)
         )
-        return PMixed(parts, self.q, radius, projection=self.projection, asked=self.asked)
+        return PMixed(parts, self.q, radius, projection=self.projection)
 
     def details(self, protocol: Protocol) -> Mapping[str, Any]:
         match protocol.event:
@@ -226,7 +243,7 @@ class PMixedSettings(Settings):
 
 @lru_cache(maxsize=64)
 def radii(parts: int) -> tuple[float, float]:
-    """The smallest and the largest radius that can be kept to while little of it is lost to rounding (`slack`)."""
+    """The smallest and the largest radius that a mean of ``parts`` rows can keep to with little lost to `slack`."""
 
     def left(radius: float) -> float:
         return _LARGEST_LOSS * radius - slack(parts, radius)

@@ -94,6 +94,14 @@ class Protocol(ABC):
     def release(self, answers: Answers) -> Release:
         """From the models' answers to what is sampled from. Draws its own noise where the protocol has any."""
 
+    def law(self, answers: Answers) -> Tensor | None:
+        """The law of one token given the history, float64 [S, V], from the answers of all models.
+
+        The mean over the secret draw, for evaluation; nothing is sampled from it. None where it has no closed form:
+        then `draw` and `release` give a sample of it.
+        """
+        return None
+
     @property
     @abstractmethod
     def event(self) -> Event:

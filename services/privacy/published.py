@@ -9,10 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
+from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import logsumexp
-
-from services.privacy.channel import log_binomial
+from scipy.special import logsumexp, xlog1py, xlogy
 
 
 def query_loss(order: float, drawn: int, beta: float) -> float:
@@ -57,3 +56,14 @@ def largest_beta(order: int, q: float, drawn: int, loss: float) -> float:
     while excess(above) < 0:
         above *= 2
     return float(brentq(excess, 0.0, above, xtol=1e-15))
+
+
+def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
+    """log P[Binomial(trials, q) = m] for m = 0 ... trials.
+
+    The coefficients are summed as logs of their quotients: differences of log-gamma lose digits for many trials.
+    """
+    m = np.arange(trials + 1, dtype=np.float64)
+    quotients = np.log((trials + 1 - m[1:]) / m[1:])
+    coefficients = np.concatenate([[0.0], np.cumsum(quotients)])
+    return np.asarray(coefficients + xlogy(m, q) + xlog1py(trials - m, -q))

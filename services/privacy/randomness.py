@@ -32,6 +32,15 @@ def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
     return tuple(np.flatnonzero(words < np.uint64(threshold)).tolist())
 
 
+def fixed_size_subsample(parts: int, sample: int) -> tuple[int, ...]:
+    """Indices of ``sample`` of the parts, ascending; every set of this size is equally likely.
+
+    Raises:
+        ValueError: ``sample`` is negative or above ``parts``.
+    """
+    return tuple(sorted(secrets.SystemRandom().sample(range(parts), sample)))
+
+
 def uniform_below(bound: int) -> int:
     """A uniform integer in [0, bound), exactly."""
     return secrets.randbelow(bound)

@@ -27,9 +27,6 @@ class PublicEvent(Event):
     def rdp(self, orders: Orders) -> Divergences:
         return np.zeros(real_orders(orders).shape)
 
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return self.rdp(orders)
-
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         return privacy_loss_distribution.identity(interval)
 
@@ -46,9 +43,6 @@ class EnsembleEvent(Event):
 
     def rdp(self, orders: Orders) -> Divergences:
         return np.full(real_orders(orders).shape, np.inf)
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        return self.rdp(orders)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -181,4 +175,4 @@ def _public(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
 
 
 def _none(source: str) -> Guarantee:
-    return Guarantee(status="none", protects="nobody", source=source, assumes=())
+    return Guarantee(status="none", source=source, assumes=())

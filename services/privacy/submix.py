@@ -53,6 +53,7 @@ class SubMixEvent(Event):
         return Guarantee(
             status="operational",
             source="Ginart et al. 2022, measured on the private text",
+            adjacency="part, as published",
             assumes=(
                 "each half-part's model depends on that half alone",
                 "a user's part depends on that user alone",

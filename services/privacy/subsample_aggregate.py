@@ -2,7 +2,8 @@
 
 The parts are disjoint subsamples of the corpus. Their distributions over the candidates, which the public model alone
 chooses, are added up under Laplace noise; the token is sampled in proportion to what is left above 0, or from the
-public model where nothing is. The sum changes by 1 in L1 where a part is added or removed.
+public model where nothing is. Where a part is replaced, the increases of the sum add up to at most 1, as do its
+decreases.
 """
 
 from dataclasses import dataclass
@@ -58,14 +59,14 @@ class SubsampleAggregateEvent(Event):
             raise ValueError(f"scale must be a finite number above 0, got {self.scale}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        """The discrete Laplace distribution's divergence for a shift d of one coordinate, exactly.
+        """Twice the discrete Laplace distribution's divergence for a shift d of one coordinate, exactly.
 
         With t the scale in units, r = e^(-1/t) and s = r^(2a - 1), the geometric sums give
 
         (a - 1) D = log( ((1 - r s) e^((a-1) d/t) + (r - s) e^(-a d/t)) / ((1 + r) (1 - s)) ).
 
-        Both weights are positive and add up to 1, so D is convex in d and 0 at 0: a shift of L1 length at most 1 costs
-        most in one coordinate.
+        Both weights are positive and add up to 1, so D is convex in d and 0 at 0: increases that add up to at most 1
+        cost most in one coordinate, as do decreases.
         """
         a = real_orders(orders)
         step, shift = 1 / (self.scale * UNIT), 1 / self.scale
@@ -75,16 +76,12 @@ class SubsampleAggregateEvent(Event):
             excess = towards * np.expm1((a - 1) * shift) + (1 - towards) * np.expm1(-a * shift)
         small = (a - 1) * shift < 1
         large = np.logaddexp(np.log(towards) + (a - 1) * shift, np.log1p(-towards) - a * shift)
-        return np.asarray(np.where(small, np.log1p(np.where(small, excess, 0.0)), large) / (a - 1))
-
-    def user_rdp(self, orders: Orders) -> Divergences:
-        """Twice as much: what grows adds up to 1 at most, as does what shrinks; each costs most in one coordinate."""
-        return 2 * self.rdp(orders)
+        return np.asarray(2 * np.where(small, np.log1p(np.where(small, excess, 0.0)), large) / (a - 1))
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """Of pure differential privacy, of which Laplace noise gives a little more than it must."""
+        """Of pure differential privacy for the increases and for the decreases, a little more than Laplace noise."""
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
-        return privacy_loss_distribution.from_privacy_parameters(pure, interval)
+        return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 
     @property
     def guarantee(self) -> Guarantee:
