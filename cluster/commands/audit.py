@@ -21,21 +21,11 @@ from services.audit.pairs import NoPairError
 from services.audit.report import Report, Section, finding_rows
 from services.audit.sections import Subject
 from services.evaluation import methods
-from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols import PROTOCOLS, audited
 
 audit = typer.Typer(
     name="audit", help="Attack what is released, and compare with what is claimed.", no_args_is_help=True
 )
-
-CERTIFIED: Sequence[tuple[str, Mapping[str, object]]] = (
-    ("pmixed", {}),
-    ("pmixed", {"projection": "mix"}),
-    ("exponential", {}),
-    ("gnmax", {}),
-    ("subsample-aggregate", {}),
-    ("adapmixed", {}),
-)
-"""What is audited where no protocol is named."""
 
 _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
 _PUBLISHED_EPSILONS, _PUBLISHED_TOKENS = (8.0,), (64, 1024)
@@ -81,8 +71,8 @@ def likelihood(
     delta: Delta = _DELTA,
     releases: Releases = _RELEASES,
     confidence: Confidence = _CONFIDENCE,
-    url_with: Annotated[str | None, typer.Option(help="A running service with the part.")] = None,
-    url_without: Annotated[str | None, typer.Option(help="A running service without it.")] = None,
+    url_with: Annotated[str | None, typer.Option(help="A running service.")] = None,
+    url_without: Annotated[str | None, typer.Option(help="The same with one part's model replaced.")] = None,
     prompt: Annotated[str, typer.Option(help="What both services are asked.")] = "Caller: This is",
     temperature: Annotated[float, typer.Option(help="Of both services' answers.")] = 1.0,
     output: Output = None,
@@ -313,7 +303,7 @@ def _subjects(
     delta: float,
 ) -> list[Subject]:
     """The protocols to attack, each planned for every budget."""
-    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else CERTIFIED
+    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
     if given and protocol is None:
         raise bad("protocol", "name the one whose parameters are given")
     return [

@@ -1,4 +1,4 @@
-"""The likelihood-ratio test over HTTP: two running services, with and without a part, and the tokens they answer.
+"""The likelihood-ratio test over HTTP: two running services, of which one part differs, and the tokens they answer.
 
 What the likelihoods are is learnt from the first half of the answers, and epsilon is bounded on the second.
 """
@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from services.audit.finding import CERTAIN, Finding
-from services.audit.likelihood import ADJACENCIES, claims_of, held_out_epsilons
+from services.audit.likelihood import claims_of, held_out_epsilons
 from services.audit.worlds import Reals
 from services.privacy.events import Event, from_json
 
@@ -50,13 +50,13 @@ def audit(present: Asked, absent: Asked, confidence: float) -> Finding:
         attack="likelihood-ratio test over HTTP",
         subject=str(present.event.kind),
         status=present.event.guarantee.status,
-        claims=claims_of(present.event, 1, present.delta, "part"),
+        claims=claims_of(present.event, 1, present.delta),
         delta=present.delta,
         lower=lower,
         confidence=confidence,
         certain=certain,
         details={
-            "adjacency": ADJACENCIES["part"],
+            "adjacency": present.event.adjacency,
             "tokens": 1,
             "trials": min(len(present.answers), len(absent.answers)),
             "event": present.event.to_json(),

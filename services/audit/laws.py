@@ -11,9 +11,10 @@ from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
 from scipy.stats import binom
 
-from services.audit.worlds import Pair, Reals, World, weights
+from services.audit.worlds import Key, Pair, Reals, World, weights
 from services.privacy.adapmixed import AdaPMixed, ScreenedRatioEvent
 from services.privacy.candidates import Candidates
+from services.privacy.exponential import Exponential
 from services.privacy.gnmax import GNMax, votes
 from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Answers, Protocol
@@ -34,8 +35,8 @@ _LARGEST = 500.0
 def token_law(protocol: Protocol, world: World) -> Reals:
     """float64 [V]: the chance of each token.
 
-    The parts drawn are enumerated by how many of each kind there are; what is released to them is the integer weights
-    of the protocol itself. Where a release has noise, its law is computed: GNMax's by sums over discrete Gaussians,
+    Draws are enumerated by how many parts of each kind they have; what is released to them is the integer weights of
+    the protocol itself. Where a release has noise, its law is computed: GNMax's by sums over discrete Gaussians,
     subsample-and-aggregate's, for two tokens, by quadrature. AdaPMixED's screening is taken to pass.
 
     Raises:
@@ -48,21 +49,44 @@ def token_law(protocol: Protocol, world: World) -> Reals:
             return _noisy_shares(protocol, _all_asked(world))
         case AdaPMixed():
             return token_law(_without_screening(protocol), world)
-    kinds = [kind for kind in world.parts if kind is not None]
-    present = [kinds.count(kind) for kind in range(len(world.rows))]
-    counts = list(product(*(range(number + 1) for number in present)))
-    q = getattr(protocol, "q", 1.0)
-    chances = np.array([math.prod(map(float, binom.pmf(drawn, present, q))) for drawn in counts])
-    likely = [index for index, chance in enumerate(chances) if chance > _LEAST_CHANCE]
-    keys = [tuple(np.repeat(np.arange(len(present)), counts[index]).tolist()) for index in likely]
+    keys, chances = draws(protocol, world)
     released = weights(protocol, world, keys).numpy().astype(object)
     laws = (released / released.sum(axis=1, keepdims=True)).astype(np.float64)
-    return np.asarray(chances[likely] @ laws / chances[likely].sum(), dtype=np.float64)
+    return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
+
+
+def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
+    """The kinds of the parts that a token may ask, and the chance of each such draw, from the protocol's description.
+
+    Independent of `Protocol.draw`, which is audited against it (`services.audit.draws`).
+    """
+    kinds = [kind for kind in world.parts if kind is not None]
+    present = [kinds.count(kind) for kind in range(len(world.rows))]
+    if isinstance(protocol, PMixed) and protocol.mollifier == "ratio":
+        none = (1 - protocol.q) ** protocol.parts
+        shares = (1 - none) * np.array(present) / protocol.parts
+        keys: list[Key] = [(), *((kind,) for kind in range(len(present)))]
+        return _likely(keys, np.array([none, *shares]))
+    counts = list(product(*(range(number + 1) for number in present)))
+    keys = [tuple(np.repeat(np.arange(len(present)), count).tolist()) for count in counts]
+    match protocol:
+        case Exponential(parts, sample):
+            ways = [math.prod(map(math.comb, present, count)) if sum(count) == sample else 0 for count in counts]
+            return _likely(keys, np.array(ways, dtype=np.float64) / math.comb(parts, sample))
+        case PMixed(q=q):
+            return _likely(keys, np.array([math.prod(map(float, binom.pmf(drawn, present, q))) for drawn in counts]))
+        case _:
+            return _likely(keys, np.array([float(list(count) == present) for count in counts]))
+
+
+def _likely(keys: list[Key], chances: Reals) -> tuple[list[Key], Reals]:
+    kept = chances > _LEAST_CHANCE
+    return [key for key, likely in zip(keys, kept, strict=True) if likely], chances[kept]
 
 
 def pair_laws(protocol: Protocol, pair: Pair) -> tuple[Reals, Reals]:
-    """The laws of a token with and without the part."""
-    return token_law(protocol, pair.present), token_law(protocol, pair.absent)
+    """The laws of a token before and after the replacement."""
+    return token_law(protocol, pair.before), token_law(protocol, pair.after)
 
 
 def log_ratio(p: Reals, q: Reals) -> Reals:

@@ -7,7 +7,7 @@ other.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +15,12 @@ from services.audit import laws, pairs, worlds
 from services.audit.finding import CERTAIN, Finding
 from services.audit.roc import Roc, best_test, epsilon_of
 from services.audit.worlds import Pair, Reals
-from services.privacy import accounting, planning
+from services.privacy import planning
 from services.privacy.adapmixed import AdaPMixed
 from services.privacy.events import Event
 from services.privacy.gnmax import GNMax
 from services.privacy.protocol import Protocol
 from services.privacy.subsample_aggregate import SubsampleAggregate
-
-Adjacency = Literal["part", "user"]
-"""A part present or absent; or a user's text, and with it a part's model, replaced."""
-ADJACENCIES: Mapping[Adjacency, str] = {"part": "present or absent", "user": "replaced"}
 
 # Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0
@@ -47,7 +43,6 @@ def audit(
     *,
     tokens: int,
     delta: float,
-    adjacency: Adjacency = "part",
     claimed: Event | None = None,
     pair: Pair | None = None,
     releases: int = 200_000,
@@ -60,7 +55,6 @@ def audit(
         protocol: what releases the tokens.
         tokens: how many are seen in a trial.
         delta: of the claim.
-        adjacency: what is there in one world and not in the other.
         claimed: what is claimed for a token; the protocol's own event unless given.
         pair: the two worlds; the worst ones that are known, unless given.
         releases: how many tokens are released in each world, over all trials; fewer where each is much work.
@@ -71,13 +65,13 @@ def audit(
         NoPairError: no worst case is known for this protocol.
     """
     event = claimed or protocol.event
-    claims = claims_of(event, tokens, delta, adjacency)
-    pair = pair or _worst(protocol, event, tokens, delta, adjacency)
-    present, absent = laws.pair_laws(protocol, pair)
+    claims = claims_of(event, tokens, delta)
+    pair = pair or _worst(protocol, event, tokens, delta)
+    before, after = laws.pair_laws(protocol, pair)
     trials = max(2, releases // _EFFORT.get(type(protocol), 1) // tokens)
-    ratio = laws.log_ratio(present, absent)
-    with_it, without = (_scores(protocol, world, ratio, trials, tokens) for world in (pair.present, pair.absent))
-    lower, certain = held_out_epsilons(with_it, without, delta, (confidence, CERTAIN))
+    ratio = laws.log_ratio(before, after)
+    first, second = (_scores(protocol, world, ratio, trials, tokens) for world in (pair.before, pair.after))
+    lower, certain = held_out_epsilons(first, second, delta, (confidence, CERTAIN))
     finding = Finding(
         attack="likelihood-ratio test",
         subject=subject or protocol.name,
@@ -87,30 +81,27 @@ def audit(
         lower=lower,
         confidence=confidence,
         certain=certain,
-        exact=laws.tokens_epsilon(present, absent, tokens, delta),
+        exact=laws.tokens_epsilon(before, after, tokens, delta),
         details={
-            "adjacency": ADJACENCIES[adjacency],
+            "adjacency": event.adjacency,
             "tokens": tokens,
             "trials": trials,
             "parts": protocol.parts,
             "event": event.to_json(),
         },
     )
-    return Audited(finding, Roc.of(with_it, without))
+    return Audited(finding, Roc.of(first, second))
 
 
-def claims_of(event: Event, tokens: int, delta: float, adjacency: Adjacency) -> Mapping[str, float]:
+def claims_of(event: Event, tokens: int, delta: float) -> Mapping[str, float]:
     """What is claimed for some tokens, by each accountant that has a bound."""
-    if adjacency == "user":
-        user = accounting.user_epsilon({event: tokens}, delta)
-        return {} if user is None else {"Rényi": user.epsilon}
     cost = planning.cost(event, tokens, delta)
     return {"Rényi": cost.epsilon_rdp} | ({} if cost.epsilon_pld is None else {"PLD": cost.epsilon_pld})
 
 
-def exact(protocol: Protocol, *, tokens: int, delta: float, adjacency: Adjacency = "part") -> float:
+def exact(protocol: Protocol, *, tokens: int, delta: float) -> float:
     """Epsilon of the worst pair that is known, from its exact law."""
-    pair = _worst(protocol, protocol.event, tokens, delta, adjacency)
+    pair = _worst(protocol, protocol.event, tokens, delta)
     return laws.tokens_epsilon(*laws.pair_laws(protocol, pair), tokens, delta)
 
 
@@ -123,9 +114,8 @@ def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: 
     return [epsilon_of(test, measured, measured_without, delta, confidence) for confidence in confidences]
 
 
-def _worst(protocol: Protocol, event: Event, tokens: int, delta: float, adjacency: Adjacency) -> Pair:
-    order = min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order)
-    return (pairs.worst_pair if adjacency == "part" else pairs.worst_replacement)(protocol, order)
+def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
+    return pairs.worst_pair(protocol, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order))
 
 
 def _scores(protocol: Protocol, world: worlds.World, ratio: Reals, trials: int, tokens: int) -> Reals:

@@ -6,6 +6,7 @@ privacy says of all guesses together bounds epsilon from below (`bounds.one_run_
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,10 +17,9 @@ from services.audit.bounds import one_run_epsilon
 from services.audit.chances import release
 from services.audit.finding import CERTAIN, Finding
 from services.audit.ground import Ground
-from services.audit.likelihood import Adjacency
 from services.audit.models import Said
-from services.audit.pairs import NoPairError, worst_pair
-from services.audit.worlds import Reals, World
+from services.audit.pairs import worst_pair
+from services.audit.worlds import Pair, Reals, World
 from services.privacy.protocol import Protocol
 from services.privacy.sampling import sample
 
@@ -30,25 +30,19 @@ _ORDER = 2.0
 def of_parts(
     protocol: Protocol, *, queries: int, delta: float, confidence: float, guesses: int, subject: str | None = None
 ) -> Finding:
-    """Every part is planted: it speaks for one token where all others speak for another, in so many queries of its own.
+    """Every part is planted, in the worst case, in ``queries`` queries of its own; its coin chooses one of two models.
 
     Raises:
         NoPairError: no worst case is known for this protocol.
     """
     pair = worst_pair(protocol, _ORDER)
-    last = pair.present.parts[-1]
-    if last is None or last in pair.present.parts[:-1]:
-        raise NoPairError(f"{protocol.name} has no worst case in which one part stands alone")
     coins = [secrets.choice((True, False)) for _ in range(protocol.parts)]
     ratio = laws.log_ratio(*laws.pair_laws(protocol, pair))
     scores = np.array(
-        [
-            ratio[worlds.tokens(protocol, _attacked(pair.present, part, last, coins), queries)].sum()
-            for part in range(protocol.parts)
-        ]
+        [ratio[worlds.tokens(protocol, _attacked(pair, part, coin), queries)].sum() for part, coin in enumerate(coins)]
     )
     tokens = queries * protocol.parts
-    return _finding(protocol, coins, scores, tokens, delta, confidence, guesses, "part", subject or protocol.name)
+    return _finding(protocol, coins, scores, tokens, delta, confidence, guesses, subject or protocol.name)
 
 
 def of_users(
@@ -71,7 +65,7 @@ def of_users(
     tokens = queries * sum(len(canary.secret) for canary in ground.said)
     coins = [canary.included for canary in ground.said]
     subject = subject or protocol.name
-    return _finding(protocol, coins, np.array(scores), tokens, delta, confidence, guesses, "user", subject)
+    return _finding(protocol, coins, np.array(scores), tokens, delta, confidence, guesses, subject)
 
 
 def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
@@ -82,10 +76,11 @@ def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
     return int((~included[:half]).sum() + included[len(included) - (guesses - half) :].sum())
 
 
-def _attacked(world: World, part: int, own: int, coins: Sequence[bool]) -> World:
-    """One part says what the part in question says in the worst case, the others what the others do."""
-    kinds: list[int | None] = [(own if index == part else 0) if there else None for index, there in enumerate(coins)]
-    return World(world.public, world.rows, tuple(kinds))
+def _attacked(pair: Pair, part: int, coin: bool) -> World:
+    """In the queries of one part it is the one in question, and the others are those of the worst case."""
+    world = pair.before if coin else pair.after
+    *others, own = world.parts
+    return replace(world, parts=(*others[:part], own, *others[part:]))
 
 
 def _surprise(protocol: Protocol, said: Said, models: Sequence[int], secret: str, queries: int) -> float:
@@ -108,7 +103,6 @@ def _finding(
     delta: float,
     confidence: float,
     guesses: int,
-    adjacency: Adjacency,
     subject: str,
 ) -> Finding:
     correct = correct_guesses(coins, scores, guesses)
@@ -117,13 +111,13 @@ def _finding(
         attack=ATTACK,
         subject=subject,
         status=protocol.guarantee.status,
-        claims=likelihood.claims_of(protocol.event, tokens, delta, adjacency),
+        claims=likelihood.claims_of(protocol.event, tokens, delta),
         delta=delta,
         lower=lower,
         confidence=confidence,
         certain=certain,
         details={
-            "adjacency": likelihood.ADJACENCIES[adjacency],
+            "adjacency": protocol.event.adjacency,
             "tokens": tokens,
             "planted": len(coins),
             "guesses": guesses,

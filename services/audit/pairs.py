@@ -1,19 +1,19 @@
 """For each protocol the pair of ensembles that should be told apart best, built from what it claims alone.
 
-The auditor builds them for the parameters of the claim, not for those that the mechanism really works with, and lets
-the models go further than they are allowed to, so that a mechanism that does not hold them back is found out.
+One part's model is replaced by another. The auditor builds both for the parameters of the claim, not for those that the
+mechanism really works with, and lets the models go further than they are allowed to, so that a mechanism that does not
+hold them back is found out.
 """
 
 from collections.abc import Iterable
-from itertools import product
 
 import numpy as np
-from scipy.optimize import linprog
 
 from services.audit.laws import pair_laws, renyi_divergence
-from services.audit.worlds import Pair, Reals, World, with_and_without
+from services.audit.worlds import Pair, Reals, replaced
 from services.privacy.adapmixed import ScreenedRatioEvent
-from services.privacy.exponential import Exponential, ExponentialEvent
+from services.privacy.channel import Corners
+from services.privacy.exponential import Exponential, FixedSizeExponentialEvent
 from services.privacy.gnmax import GNMax, GNMaxEvent
 from services.privacy.pmixed import RatioEvent
 from services.privacy.protocol import Protocol
@@ -31,7 +31,7 @@ class NoPairError(ValueError):
 
 
 def worst_pair(protocol: Protocol, order: float) -> Pair:
-    """The last part present or absent.
+    """The worst replacement of the last part.
 
     Args:
         protocol: whose claim is attacked.
@@ -41,10 +41,12 @@ def worst_pair(protocol: Protocol, order: float) -> Pair:
         NoPairError: none is known.
     """
     match protocol.event:
-        case RatioEvent(parts, _, radius) | ScreenedRatioEvent(parts, radius):
-            return corners(parts, radius)
-        case ExponentialEvent(parts, q, radius):
-            return _largest(Exponential(parts, q, radius), _exponents(parts, radius), order)
+        case RatioEvent(parts, q, radius):
+            return corners(parts, q, radius)
+        case ScreenedRatioEvent(parts, radius):
+            return corners(parts, 1.0, radius)
+        case FixedSizeExponentialEvent(parts, sample, radius):
+            return _largest(Exponential(parts, sample, radius), _exponents(parts, radius), order)
         case GNMaxEvent(parts, sigma):
             votes = GNMax(parts, sigma, getattr(protocol, "candidates", _MOST_CANDIDATES))
             return _largest(votes, _votes(parts, votes.candidates), order)
@@ -54,33 +56,20 @@ def worst_pair(protocol: Protocol, order: float) -> Pair:
             raise NoPairError(f"no worst case is known for {event.kind}")
 
 
-def worst_replacement(protocol: Protocol, order: float) -> Pair:
-    """The last part replaced by another.
+def corners(parts: int, q: float, radius: float) -> Pair:
+    """A token for each corner on which `channel.worst_channel` has mass.
 
-    Raises:
-        NoPairError: none is known.
+    The part says the first before and the second after; the others say the third, which tells nothing, and, where a
+    ball of this size leaves them no room there, the fourth, which the part says after.
     """
-    match protocol.event:
-        case RatioEvent(parts, q, radius):
-            return _replaced_corners(parts, q, radius, order)
-        case ScreenedRatioEvent(parts, radius):
-            return _replaced_corners(parts, 1.0, radius, order)
-        case ExponentialEvent() | GNMaxEvent() | SubsampleAggregateEvent():
-            # Removal and addition of the opposite: the part speaks for the other token instead.
-            pair = worst_pair(protocol, order)
-            return Pair(pair.present, _opposed(pair.present))
-        case event:
-            raise NoPairError(f"no worst case is known for {event.kind}")
-
-
-def corners(parts: int, radius: float) -> Pair:
-    """The corners (H, L), (L, H) and (L, L) of the others' and the part's own likelihood ratio (`ratio_channel`).
-
-    One token for each: the others all say the first, the part in question says the second, far beyond the ball.
-    """
-    high = np.exp(radius)
-    public = np.array([1.0, 1.0, high - 1]) / (high + 1)
-    return with_and_without(np.log(public), one_hot(3, 0, 1), (0,) * (parts - 1) + (1,))
+    mass = Corners.of(parts, q, radius).mass
+    shared = max(0.0, 3 * mass - 1)
+    masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
+    said = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
+    public, said = masses[masses > 0], said[:, masses > 0]
+    rows = np.where(said, np.log(public), _NEVER)
+    rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
+    return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
 
 
 def one_hot(vocabulary: int, *tokens: int) -> Reals:
@@ -89,62 +78,33 @@ def one_hot(vocabulary: int, *tokens: int) -> Reals:
 
 
 def _exponents(parts: int, radius: float) -> Iterable[Pair]:
-    """Two tokens; the part lifts the first by c and lowers the second by c, some of the others do, too.
+    """Two tokens; the part says the first before and the second after, the others some of each.
 
-    A part can only do so where p0 gives the first at most e^-c.
+    A part can lift a token by c only where p0 gives it at most e^-c.
     """
-    for log_first in np.linspace(-radius - 6, -radius - 1e-3, _STEPS):
+    rows = one_hot(2, 0, 1)
+    least = min(radius, np.log(2)) + 1e-3
+    for log_first in (*np.linspace(-radius - 6, -least, _STEPS), np.log(0.5)):
         public = np.array([log_first, np.log1p(-np.exp(log_first))])
-        rows = np.stack([one_hot(2, 0)[0], public])
         for lifted in sorted({0, (parts - 1) // 2, parts - 1}):
-            yield with_and_without(public, rows, (0,) * lifted + (1,) * (parts - 1 - lifted) + (0,))
+            others = (0,) * lifted + (1,) * (parts - 1 - lifted)
+            yield replaced(public, rows, others, 0, 1)
+            yield replaced(public[::-1].copy(), rows, others, 0, 1)
 
 
 def _votes(parts: int, candidates: int) -> Iterable[Pair]:
-    """Some vote for the first token, as the part does, and the rest for the second, among few tokens or many."""
+    """Some vote for the first token, as the part does before, the rest for the second, as it does after."""
     for vocabulary in sorted({2, 3, min(8, candidates), min(_MOST_CANDIDATES, candidates)} - {1}):
         public = np.log(np.linspace(1.0, 0.9, vocabulary) / np.linspace(1.0, 0.9, vocabulary).sum())
         for agree in range(parts):
-            yield with_and_without(public, one_hot(vocabulary, 0, 1), (0,) * agree + (1,) * (parts - 1 - agree) + (0,))
+            yield replaced(public, one_hot(vocabulary, 0, 1), (0,) * agree + (1,) * (parts - 1 - agree), 0, 1)
 
 
 def _sums(parts: int) -> Iterable[Pair]:
-    """Two tokens; some of the others say the first, as the part does, and the rest the second."""
+    """Two tokens; some of the others say the first, as the part does before, and the rest the second."""
     for agree in range(parts):
-        parts_of = (0,) * agree + (1,) * (parts - 1 - agree) + (0,)
-        yield with_and_without(np.log([0.49, 0.51]), one_hot(2, 0, 1), parts_of)
+        yield replaced(np.log([0.49, 0.51]), one_hot(2, 0, 1), (0,) * agree + (1,) * (parts - 1 - agree), 0, 1)
 
 
 def _largest(protocol: Protocol, pairs: Iterable[Pair], order: float) -> Pair:
     return max(pairs, key=lambda pair: renyi_divergence(*pair_laws(protocol, pair), order))
-
-
-def _opposed(world: World) -> World:
-    """The last part's likelihood ratios turned round: what it made likely it makes unlikely, as far as it can."""
-    vocabulary = len(world.public)
-    own = world.rows[world.parts[-1]]
-    rest = np.where(np.arange(vocabulary) == own.argmax(), _NEVER, world.public)
-    rest = rest - np.logaddexp.reduce(rest)
-    return World(world.public, np.vstack([world.rows, rest]), (*world.parts[:-1], len(world.rows)))
-
-
-def _replaced_corners(parts: int, q: float, radius: float, order: float) -> Pair:
-    """A token for each corner of the cube of (others, new, old) that the worst distribution at ``order`` has mass on.
-
-    It is the linear program of `channel.replacement_rdp` for as many others drawn as usual. Ratios that lie on the
-    ball are exaggerated: what the mollifier makes of them is the ball again.
-    """
-    bounds = (np.exp(-radius), np.exp(radius))
-    cube = np.array(list(product(bounds if parts > 1 else (1.0,), bounds, bounds)))
-    share = q / (round(q * (parts - 1)) + 1)
-    log_p, log_q = (np.log(cube[:, 0] + share * (cube[:, side] - cube[:, 0])) for side in (1, 2))
-    integrand = order * log_p + (1 - order) * log_q
-    means = np.vstack([np.ones(len(cube)), cube.T[0 if parts > 1 else 1 :]])
-    solved = linprog(-np.exp(integrand - integrand.max()), A_eq=means, b_eq=np.ones(len(means)))
-    kept = solved.x > 1e-9
-    public, ratios = solved.x[kept] / solved.x[kept].sum(), cube[kept].T
-    rows = np.log(public) + 2 * np.log(ratios)
-    rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
-    others = (0,) * (parts - 1)
-    new, old = (World(np.log(public), rows, (*others, kind)) for kind in (1, 2))
-    return Pair(new, old)

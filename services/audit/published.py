@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from services.audit import laws, likelihood
 from services.audit.finding import Finding
-from services.audit.worlds import Pair, Reals, with_and_without
+from services.audit.worlds import Pair, Reals, removed
 from services.privacy import published
 from services.privacy.pmixed import PMixed, PMixedSettings, PublishedEvent
 
@@ -73,7 +73,7 @@ def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int, ord
                 "token_divergence": worst.divergence,
             },
         ),
-        _finding(certified, likelihood.claims_of(certified.event, tokens, delta, "part"), delta, ours, shared),
+        _finding(certified, likelihood.claims_of(certified.event, tokens, delta), delta, ours, shared),
     )
 
 
@@ -115,10 +115,10 @@ def _counterexample(protocol: PMixed, event: PublishedEvent, rare: float, tokens
     """The part in question makes the rare token as likely, the others make it as rare, as the ball allows."""
     ball = _INSIDE * event.order * smallest_beta(protocol)
     likely, unlikely = (_on_the_ball(rare, ball, event.order, sign) for sign in (1, -1))
-    pair = with_and_without(_two(rare), np.stack([_two(unlikely), _two(likely)]), (0,) * (protocol.parts - 1) + (1,))
-    present, absent = laws.pair_laws(protocol, pair)
-    divergence = laws.renyi_divergence(present, absent, event.order)
-    return Counterexample(pair, rare, divergence, laws.tokens_epsilon(present, absent, tokens, delta))
+    pair = removed(_two(rare), np.stack([_two(unlikely), _two(likely)]), (0,) * (protocol.parts - 1) + (1,))
+    before, after = laws.pair_laws(protocol, pair)
+    divergence = laws.renyi_divergence(before, after, event.order)
+    return Counterexample(pair, rare, divergence, laws.tokens_epsilon(before, after, tokens, delta))
 
 
 def _on_the_ball(rare: float, ball: float, order: float, sign: int) -> float:

@@ -107,7 +107,7 @@ def _finding_row(finding: Finding) -> dict[str, str]:
     exact = {} if finding.exact is None else {"exact": number(finding.exact)}
     return {
         "mechanism": finding.subject,
-        "part": str(details.get("adjacency", "")),
+        "adjacency": str(details.get("adjacency", "")),
         "tokens": str(details.get("tokens", "")),
         **{name: number(epsilon) for name, epsilon in finding.claims.items()},
         **guessed,
@@ -151,9 +151,7 @@ def bars(findings: Sequence[Finding]) -> Figure:
     """What is claimed and what is shown, side by side."""
     figure = Figure(figsize=(8, 0.5 + 0.45 * len(findings)), layout="constrained")
     axes = figure.subplots()
-    labels = [
-        f"{each.subject}, tokens: {each.details['tokens']}, part {each.details['adjacency']}" for each in findings
-    ]
+    labels = [f"{each.subject}, tokens: {each.details['tokens']}" for each in findings]
     places = range(len(findings))
     capped = [min(each.claim, 60.0) for each in findings]
     axes.barh(places, capped, color="lightgray", label="claimed")

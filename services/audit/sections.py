@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -50,32 +50,26 @@ class Subject:
 def likelihood_section(
     subjects: Sequence[Subject], delta: float, releases: int, confidence: float, say: Say
 ) -> Section:
-    """Both adjacencies of every subject.
+    """Every subject under the likelihood-ratio test.
 
     Raises:
         NoPairError: no worst case is known of a subject.
     """
     audited = []
     for subject in subjects:
-        for adjacency in get_args(likelihood.Adjacency):
-            say(f"{subject.name}, {subject.tokens} tokens, {likelihood.ADJACENCIES[adjacency]}")
-            audited.append(
-                likelihood.audit(
-                    subject.protocol,
-                    tokens=subject.tokens,
-                    delta=delta,
-                    adjacency=adjacency,
-                    releases=releases,
-                    confidence=confidence,
-                    subject=subject.name,
-                )
+        say(f"{subject.name}, {subject.tokens} tokens")
+        audited.append(
+            likelihood.audit(
+                subject.protocol,
+                tokens=subject.tokens,
+                delta=delta,
+                releases=releases,
+                confidence=confidence,
+                subject=subject.name,
             )
+        )
     findings = [each.finding for each in audited]
-    curves = {
-        f"{each.finding.subject}, tokens: {each.finding.details['tokens']}": each.roc
-        for each in audited
-        if each.finding.details["adjacency"] == likelihood.ADJACENCIES["part"]
-    }
+    curves = {f"{each.finding.subject}, tokens: {each.finding.details['tokens']}": each.roc for each in audited}
     bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in sorted({each.epsilon for each in subjects})}
     return Section(
         title="Likelihood-ratio test",
@@ -88,7 +82,7 @@ def likelihood_section(
         findings=findings,
         figures={
             "Claims, and what is shown of them": bars(findings),
-            "One part present or absent": roc_figure(curves, bounds),
+            "One part's model replaced": roc_figure(curves, bounds),
         },
     )
 

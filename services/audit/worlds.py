@@ -1,6 +1,5 @@
 """Two ensembles that an observer must not tell apart, and the tokens that the service's own code releases from them."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +10,7 @@ from torch import Tensor
 
 from services.privacy.adapmixed import AdaPMixed
 from services.privacy.gnmax import GNMax
-from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.randomness import poisson_subsample
 from services.privacy.sampling import sample
 from services.privacy.shaping import shape
 from services.privacy.subsample_aggregate import SubsampleAggregate
@@ -34,7 +31,7 @@ class World:
     Attributes:
         public: float64 [V], log-probabilities of the public model.
         rows: float64 [K, V], those of the kinds of part there are.
-        parts: the kind of each part; None where a part is absent: it is never asked, and all else is as if it were.
+        parts: the kind of each part; None where a part is absent, which published analyses compare with.
     """
 
     public: Reals
@@ -55,20 +52,22 @@ class World:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same ensemble with a part and without it, or with one part replaced."""
+    """An ensemble before and after the last part's model is replaced by another."""
 
-    present: World
-    absent: World
-
-    @property
-    def swapped(self) -> "Pair":
-        return Pair(self.absent, self.present)
+    before: World
+    after: World
 
 
-def with_and_without(public: Reals, rows: Reals, parts: tuple[int, ...]) -> Pair:
-    """The last part is the one in question."""
-    present = World(public, rows, parts)
-    return Pair(present, replace(present, parts=(*parts[:-1], None)))
+def replaced(public: Reals, rows: Reals, others: tuple[int, ...], before: int, after: int) -> Pair:
+    """The kinds of the other parts, and that of the last before and after its replacement."""
+    world = World(public, rows, (*others, before))
+    return Pair(world, replace(world, parts=(*others, after)))
+
+
+def removed(public: Reals, rows: Reals, parts: tuple[int, ...]) -> Pair:
+    """The last part is there before, and absent after: what published analyses compare."""
+    world = World(public, rows, parts)
+    return Pair(world, replace(world, parts=(*parts[:-1], None)))
 
 
 def weights(protocol: Protocol, world: World, keys: Sequence[Key]) -> Tensor:
@@ -81,18 +80,10 @@ def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
 
     A release without noise of its own is the same whenever the same kinds are asked, and is computed once.
     """
-    keys = [_drawn(protocol, world) for _ in range(count)]
+    keys = [world.asked(protocol.draw()) for _ in range(count)]
     if isinstance(protocol, NOISY):
         blocks = [keys[start : start + _AT_ONCE] for start in range(0, count, _AT_ONCE)]
         return np.array([token for block in blocks for token in sample(weights(protocol, world, block))])
     distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     released = weights(protocol, world, list(distinct))
     return np.array(sample(released[[distinct[key] for key in keys]]))
-
-
-def _drawn(protocol: Protocol, world: World) -> Key:
-    """The kinds of the parts asked for one token; of an absent part it is as if it were never drawn."""
-    if isinstance(protocol, PMixed) and protocol.asked == "one":
-        present = world.asked(poisson_subsample(protocol.parts, protocol.q))
-        return (secrets.choice(present),) if present else ()
-    return world.asked(protocol.draw())

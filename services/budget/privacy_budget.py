@@ -1,5 +1,7 @@
 """The promise that a ledger keeps."""
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.budget.errors import LedgerMismatch
@@ -7,6 +9,14 @@ from services.privacy.settings import Enforced
 
 # dp_accounting converts Rényi divergences to an epsilon above this order only.
 LOWEST_ORDER = 1.01
+
+# What ledgers of earlier versions say, and what their events are now read as. A part present or absent is no promise to
+# a user: the same events have another cost, and an epsilon above the budget exhausts the ledger.
+_READ_AS: Mapping[str, tuple[str, ...]] = {
+    "part, add or remove": ("user", "part, as published"),
+    "user, add or remove": ("user",),
+    "record, add or remove": ("record",),
+}
 
 
 class PrivacyBudget(BaseModel):
@@ -29,6 +39,11 @@ class PrivacyBudget(BaseModel):
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
 
+    @property
+    def adjacencies(self) -> tuple[str, ...]:
+        """What the ledger's numbers may be about, the usual one first: several where an earlier version made it."""
+        return _READ_AS.get(self.adjacency, (self.adjacency,))
+
     def demand(self, configured: "PrivacyBudget") -> None:
         """Checks that a configuration makes the promise that a ledger keeps.
 
@@ -39,6 +54,7 @@ class PrivacyBudget(BaseModel):
             f"{name} is {ours!r} there and {asked!r} here"
             for name in type(self).model_fields
             if (ours := getattr(self, name)) != (asked := getattr(configured, name))
+            and not (name == "adjacency" and asked in self.adjacencies)
         ]
         if differences:
             raise LedgerMismatch(

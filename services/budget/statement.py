@@ -70,8 +70,9 @@ class LedgerStatement(Statement):
     """What there is to know besides, that does not depend on the private text either.
 
     `epsilon_bound` is that of these tokens' data-independent bounds at the promise's order, which the filter compares
-    with the promise where `enforced` is "bound". `tokens_held` were granted in leases that are not settled: they are charged, and may never be released. `rows` and
-    `head` identify the chain: whoever keeps them elsewhere can prove later that no row was taken off its end.
+    with the promise where `enforced` is "bound". `tokens_held` were granted in leases that are not settled: they are
+    charged, and may never be released. `rows` and `head` identify the chain: whoever keeps them elsewhere can prove
+    later that no row was taken off its end.
     """
 
     ensemble: str
@@ -112,8 +113,9 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
     return OperatorStatement(
-        **terms.model_dump(),
-        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left),
+        **(terms.model_dump() | {"adjacency": _adjacency(terms, charged)}),
+        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left)
+        + _overdrawn(terms, bound),
         epsilon_spent=_up(spent),
         epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
         epsilon_bound=_up(bound),
@@ -138,9 +140,25 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
 def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
     """What the terms promise, in one sentence; `tokens` of them at most, where their number is fixed in advance."""
     if terms.enforced == "measured" and guarantee.status == "certified":  # of the bound, which is not what is limited
-        guarantee = replace(guarantee, status="data-dependent")
+        guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
     epsilon = "unbounded" if terms.epsilon is None else f"{terms.epsilon:g}"
     return guarantee.sentence(epsilon, terms.delta, tokens)
+
+
+def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
+    """Which two corpora the numbers are about; the events say it where an earlier version made the ledger."""
+    own = {event.adjacency for event in charged}
+    return next((each for each in reversed(terms.adjacencies) if each in own), terms.adjacencies[0])
+
+
+def _overdrawn(terms: PrivacyBudget, bound: float) -> str:
+    """In words that the tokens charged cost more than the budget, as those of an earlier version's ledger may."""
+    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
+        return ""
+    return (
+        f" The tokens charged so far cost {accounting.shown(bound)}, more than the budget of {terms.epsilon:g}: an "
+        "earlier version charged them for a part present or absent, which protects no user. The budget is exhausted."
+    )
 
 
 def _best(charged: Mapping[Event, int], delta: float) -> float:

@@ -171,12 +171,13 @@ def of_size(budget: Budget, parts: int) -> Sequence[Method]:
 
 
 def drawing(budget: Budget, parts: int, q: float) -> Sequence[Method]:
+    """The share ``q`` of the parts for a token: drawn with this probability, or, in a fixed number, nearest to it."""
     limits = budget.limits()
     return (
         pmixed_published(budget, parts, q),
         Method("PMixed, clip", PMixedSettings(q=q, **limits)),
         Method("PMixed, mix", PMixedSettings(q=q, projection="mix", **limits)),
-        Method("Exponential mechanism", ExponentialSettings(q=q, **limits)),
+        Method("Exponential mechanism", ExponentialSettings(sample=max(1, round(q * parts)), **limits)),
     )
 
 

@@ -67,8 +67,7 @@ class Trial:
         weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
         losses = None
         if draws:
-            release = self._protocol.release(drawn)
-            weights, losses = release.weights, release.losses
+            weights, losses = self._released(answers, drawn)
         answered = self._allowance.after(None if losses is None else losses.tolist(), asked)
         self._asked += sum(map(len, draws))
         private = _chances(weights[:answered], tokens[:answered])
@@ -90,6 +89,14 @@ class Trial:
             asked=self._asked / len(logs),
             epsilon=epsilon if math.isfinite(epsilon) else None,
         )
+
+    def _released(self, answers: Answers, drawn: Answers) -> tuple[Tensor, Reals | None]:
+        """Weights of the tokens, and losses: by the law where it is known, else by what was drawn."""
+        law = self._protocol.law(_first(answers, len(drawn.models)))
+        if law is not None:
+            return law, None
+        release = self._protocol.release(drawn)
+        return release.weights, release.losses
 
     def _public_chances(self, answers: Answers, tokens: Tensor, first: int) -> Reals:
         """Those of the tokens from `first` on, where the budget has ended."""
@@ -143,11 +150,16 @@ def _batches(positions: NDArray[np.int64], models: int, vocabulary: int) -> Iter
 def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
     """The answers of the models drawn for each of the first positions, out of those of all models."""
     if all(drawn == models for drawn, models in zip(draws, answers.models, strict=False)):
-        rows = sum(map(len, draws))
-        return Answers(answers.public[: len(draws)], answers.ratios[:rows], tuple(draws))
+        return _first(answers, len(draws))
     starts = [first for first, _ in answers.spans()]
     rows_drawn = [start + model for start, drawn in zip(starts, draws, strict=False) for model in drawn]
     return Answers(answers.public[: len(draws)], answers.ratios[rows_drawn], tuple(draws))
+
+
+def _first(answers: Answers, count: int) -> Answers:
+    """The answers of all models for the first ``count`` sequences."""
+    rows = sum(map(len, answers.models[:count]))
+    return Answers(answers.public[:count], answers.ratios[:rows], answers.models[:count])
 
 
 def _one(answers: Answers, sequence: int) -> Answers:
@@ -158,6 +170,6 @@ def _one(answers: Answers, sequence: int) -> Answers:
 
 
 def _chances(weights: Tensor, tokens: Tensor) -> Reals:
-    """float64 [S]: with which probability each token is sampled, from the integers that it is sampled by."""
+    """float64 [S]: with which probability each token is sampled, from weights [S, V]."""
     own = weights.gather(1, tokens[:, None])[:, 0].double()
     return np.asarray((own / weights.sum(dim=1).double()).numpy())

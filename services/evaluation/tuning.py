@@ -26,7 +26,6 @@ from services.evaluation.split import split
 from services.evaluation.text import held_out_text
 from services.evaluation.workbench import Workbench
 from services.privacy.adapmixed import AdaPMixedSettings
-from services.privacy.exponential import Exponential
 from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Protocol
 from services.privacy.references import Public
@@ -161,27 +160,15 @@ def _methods(budget: Budget, parts: int) -> Iterator[Method]:
     yield Method("Subsample and aggregate", SubsampleAggregateSettings(**limits))
 
 
-def served(protocol: Protocol) -> Protocol:
-    """The protocol as it is best served: PMixed asks one of the parts drawn, where that has the same law.
-
-    It is evaluated with all that were drawn: the mean's probability is known with less noise than that of a member.
-    """
-    return (
-        replace(protocol, asked="one") if isinstance(protocol, PMixed) and protocol.mollifier == "ratio" else protocol
-    )
-
-
 def rows(protocol: Protocol) -> float:
-    """Of a model that a token takes on average: the public model's, and one for each part model that is asked."""
+    """Of models that a token takes, on average: the public model's, and one for each part model that is asked."""
+    if protocol.rows is not None:
+        return 1.0 + protocol.rows
     match protocol:
-        case Public():
-            return 1.0
-        case PMixed(parts, q, asked="one"):
-            return 2 - float((1 - q) ** parts)
-        case PMixed(parts, q) | Exponential(parts, q):
+        case PMixed(parts, q):
             return 1 + q * parts
         case _:
-            return 1.0 + protocol.parts * (2 if protocol.halves else 1)
+            raise ValueError(f"how many parts {protocol.name} asks is not known")
 
 
 def front(choices: Sequence[Choice]) -> set[int]:
@@ -272,13 +259,12 @@ class _Search:
     def _choice(self, label: str, planned: Planned, public: Planned) -> Choice:
         outcomes, theirs = (self._bench.outcomes.first(each, len(self._runs)) for each in (planned, public))
         found = result(label, planned.case.settings, planned.protocol, outcomes, theirs)
-        protocol = served(planned.protocol)
-        asked = {"asked": protocol.asked} if isinstance(protocol, PMixed) else {}
+        protocol = planned.protocol
         return Choice(
             label=label,
             parts=protocol.parts,
             protocol=found.protocol,
-            parameters=found.parameters | asked,
+            parameters=found.parameters,
             status=found.status,
             rows=rows(protocol),
             perplexity=found.perplexity or _NEVER,

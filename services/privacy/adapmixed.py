@@ -8,9 +8,10 @@ That loss depends on the private text. With the ``ratio`` mollifier a bound that
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -258,6 +259,7 @@ class AdaPMixedSettings(Settings):
     asks: ClassVar[str] = "every whole-part model"
     choose: ClassVar[str] = "parts that mostly agree, and an unknown number of tokens"
     derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"},)
 
     protocol: Literal["adapmixed"] = "adapmixed"
     mollifier: Mollifier = Field("ratio", description="ratio also has a certified bound; renyi is as published")

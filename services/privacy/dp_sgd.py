@@ -136,6 +136,7 @@ class DpSgdSettings(Settings):
     """One model trained with DP-SGD: pays for its training, and then for no token."""
 
     asks: ClassVar[str] = "the one model of `privmix train --dp-sgd`"
+    one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "more tokens than a budget for tokens would last for, or a reference"
 
     protocol: Literal["dp-sgd"] = "dp-sgd"

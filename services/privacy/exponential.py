@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -192,6 +192,7 @@ class ExponentialSettings(Settings):
     asks: ClassVar[str] = "the whole-part models of `sample` parts"
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"sample": 2},)
 
     protocol: Literal["exponential"] = "exponential"
     sample: int | None = Field(
@@ -282,7 +283,7 @@ def _pair_log_moment(orders: Reals, drawn: float, eta: float) -> Reals:
     nodes, weights = _quadrature()
     v = eta * nodes  # log z
     log_x = np.log1p(drawn * np.expm1(v))
-    log_delta = np.log(drawn / np.expm1(eta)) + 2 * np.log(np.exp(eta / 2) - np.exp(v / 2))
+    log_delta = np.log(drawn / np.expm1(eta)) + 2 * (v / 2 + np.log(np.expm1(eta * (1 - nodes) / 2)))
     log_measure = np.log(eta * weights * drawn) + v  # dx = g dz = g z dv
     a = orders[:, None]
     log_f = np.logaddexp((a - 2) * log_x, (-a - 1) * log_x)

@@ -25,7 +25,7 @@ def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: flo
             Kamath, Kumar, Manurangsi 2022).
     """
     most = max(1, math.ceil(largest / interval))
-    above = np.minimum.accumulate(np.clip(delta(np.arange(most + 1) * interval), 0.0, 1.0))
+    above = np.minimum.accumulate(np.clip(delta(np.arange(most + 1, dtype=np.float64) * interval), 0.0, 1.0))
     below = np.arange(-most, 0) * interval
     deltas = np.concatenate([-np.expm1(below) + np.exp(below) * above[:0:-1], above])
     return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(interval, -most, most, deltas))

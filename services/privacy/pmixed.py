@@ -199,6 +199,7 @@ class PMixedSettings(Settings):
     asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"}, {"q": 0.25})
 
     protocol: Literal["pmixed"] = "pmixed"
     mollifier: Mollifier = Field("ratio", description="ratio is certified; renyi is Algorithm 1, as published")

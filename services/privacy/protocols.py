@@ -1,6 +1,7 @@
 """Every protocol by its name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from services.privacy.adapmixed import AdaPMixedSettings
 from services.privacy.dp_sgd import DpSgdSettings
@@ -28,6 +29,21 @@ PROTOCOLS: Mapping[str, type[Settings]] = {
         EnsembleSettings,
     )
 }
+
+
+def audited(parts: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every protocol, and each of its variants, that certifies what a token of ``parts`` parts costs.
+
+    Without those that read no part, and those whose cost is that of a training, which no token shows.
+    """
+    for name, settings in PROTOCOLS.items():
+        for parameters in ({}, *settings.variants):
+            chosen = settings.model_validate(parameters)
+            if settings.one_model:
+                continue
+            protocol = chosen.plan(parts)
+            if protocol.guarantee.status == "certified" and protocol.rows != 0:
+                yield name, parameters
 
 
 def name_of(choice: object) -> object:

@@ -157,6 +157,7 @@ class FinetunedSettings(Settings):
     """One model fine-tuned on the whole corpus, without privacy."""
 
     asks: ClassVar[str] = "the one model of an ensemble of one part"
+    one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "the reference for what partition and privacy cost; never where the text is private"
 
     protocol: Literal["finetuned"] = "finetuned"

@@ -24,6 +24,8 @@ class Settings(BaseModel, ABC):
         asks: what is asked of the models for a token.
         choose: when to choose this protocol.
         derived: the parameter that follows from the budget unless it is given; None where none does.
+        one_model: whether the protocol serves the one model of an ensemble of one part.
+        variants: parameters besides the defaults under which the protocol is another mechanism; audits try each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -31,6 +33,8 @@ class Settings(BaseModel, ABC):
     asks: ClassVar[str]
     choose: ClassVar[str]
     derived: ClassVar[str | None] = None
+    one_model: ClassVar[bool] = False
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     protocol: str
     epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")

@@ -196,7 +196,7 @@ PROTOCOLS: Mapping[str, tuple[Protocol, Slow | None]] = {
     ),
     "adapmixed ratio clip": (AdaPMixed(PARTS, radius=RADIUS, order=ADAPMIXED_ORDER), adapmixed_by_scipy),
     "submix": (SubMix(PARTS, SUBMIX_ORDER, SUBMIX_BETA), submix_by_scipy),
-    "exponential": (Exponential(PARTS, 1.0, RADIUS), None),
+    "exponential": (Exponential(PARTS, PARTS, RADIUS), None),
     "gnmax": (GNMax(PARTS, sigma=20.0), None),
     "subsample-aggregate": (SubsampleAggregate(PARTS, scale=20.0), None),
 }

@@ -31,11 +31,11 @@ def test_sound_protocols_pass() -> None:
     result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", "mix", "--json")
     assert result.exit_code == 0, result.output
     section = record(result)["sections"][0]
-    part, user = section["findings"]
-    assert (part["details"]["adjacency"], user["details"]["adjacency"]) == ("present or absent", "replaced")
-    assert part["subject"] == "pmixed, projection mix"
-    assert 0.5 < part["tightness"] <= 1
-    assert part["certain"] <= part["exact"] <= part["claims"]["PLD"] < part["claims"]["Rényi"]
+    (found,) = section["findings"]
+    assert found["details"]["adjacency"] == "user"
+    assert found["subject"] == "pmixed, projection mix"
+    assert 0.5 < found["tightness"] <= 1
+    assert found["certain"] <= found["exact"] <= found["claims"]["PLD"] < found["claims"]["Rényi"]
     assert record(result)["broken"] == []
 
 

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
 from services.privacy import planning
-from services.privacy.channel import ratio_channel
 from services.privacy.pmixed import PMixed, RatioEvent
 from services.privacy.shaping import SamplingOptions, shape
 from services.training.manifest import Manifest
@@ -65,8 +64,8 @@ def expected(chances: Sequence[float]) -> Counter[str]:
 
 
 def claim(radius: float) -> float:
-    """The largest log-likelihood ratio of one token, with and without the only part."""
-    return float(max(abs(ratio_channel(1, 1.0, radius).log_ratio)))
+    """The largest log-likelihood ratio of one token between the only part, or any that replaces it, and none."""
+    return radius
 
 
 def sample(service: RunningService, prompt: str) -> tuple[Counter[str], Counter[str]]:

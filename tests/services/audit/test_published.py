@@ -27,7 +27,7 @@ def test_every_part_of_the_pair_is_left_as_it_is_by_the_published_mollifier() ->
     """It lies in the ball for every number of parts drawn: lambda is 1."""
     protocol = as_published(2, 1.0, 1024)
     pair: Pair = published.against(protocol, 1024, 1e-5).pair
-    answers = pair.present.answers([(0, 1)])
+    answers = pair.before.answers([(0, 1)])
     kept = mollify(answers.ratios, answers.public[0], 3, 3 * published.smallest_beta(protocol))
     torch.testing.assert_close(kept, answers.ratios * answers.public[0], rtol=1e-4, atol=0)
 

@@ -36,8 +36,8 @@ def test_every_token_of_every_release_stays_in_the_ball(
 ) -> None:
     parts = rows.shape[1] - 1
     protocol = PMixed(parts, 1.0, radius, projection=projection)
-    models = tuple(range(parts))
-    answers = shape(rows[:, 0], rows[:, 1:].flatten(0, 1), [models] * len(rows), options)
+    models = [(part,) for _ in rows for part in range(parts)]
+    answers = shape(rows[:, 0].repeat_interleave(parts, dim=0), rows[:, 1:].flatten(0, 1), models, options)
     released, public = protocol.release(answers).weights, quantise(answers.public)
     assert ((released > 0) == (public > 0)).all()
     low, high = Fraction(exp(-radius)), Fraction(exp(radius))

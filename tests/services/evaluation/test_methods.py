@@ -10,6 +10,7 @@ from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
 from services.privacy import planning
 from services.privacy.dp_sgd import DpSgdEvent
+from services.privacy.exponential import ExponentialSettings
 from services.privacy.pmixed import PMixedSettings
 from services.privacy.submix import SubMixSettings
 from services.training.errors import InputError
@@ -58,7 +59,14 @@ def test_a_sweep_varies_one_quantity() -> None:
     assert set(found) == {"epsilon", "tokens", "q", "order", "radius"}
 
     def varied(sweep: Sweep, field: str) -> bool:
-        return all(getattr(point.method.settings, field) == point.value for point in sweep.points)
+        """The exponential mechanism draws a fixed number: the share of the parts that is nearest."""
+        chosen = [(point.method.settings, point.value) for point in sweep.points]
+        return all(
+            (each.sample or 0) / PARTS == value
+            if field == "q" and isinstance(each, ExponentialSettings)
+            else getattr(each, field) == value
+            for each, value in chosen
+        )
 
     for quantity in ("epsilon", "tokens", "q", "radius"):
         assert varied(found[quantity], quantity)
@@ -75,7 +83,7 @@ def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None
     method = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
     protocol = method.settings.plan(1)
     assert protocol.event == event
-    assert (protocol.guarantee.status, protocol.guarantee.unit) == ("certified", "user")
+    assert (protocol.guarantee.status, protocol.guarantee.adjacency) == ("certified", "user")
     assert method.settings.delta == 1e-6
     # However small the table's budget: its tokens cost nothing.
     written = write_rows(tmp_path, positions=40, models=1)

@@ -115,11 +115,11 @@ def test_a_plurality_of_candidates_cannot_say_every_token(written: Written) -> N
 
 
 def test_what_is_drawn_is_random_and_what_is_not_is_the_same(written: Written) -> None:
-    drawn = PMixedSettings(q=0.5, epsilon=20, tokens=POSITIONS)
+    drawn = ExponentialSettings(sample=PARTS // 2, epsilon=20, tokens=POSITIONS)
     first, second = (outcomes(written, drawn, PMixedSettings(epsilon=20, tokens=POSITIONS)) for _ in range(2))
     assert first[0].loss != second[0].loss
-    assert first[1] == second[1]
-    assert 0.2 * PARTS < first[0].asked < 0.8 * PARTS
+    assert first[1] == second[1], "the law over the draws is known"
+    assert first[0].asked == PARTS // 2
 
 
 def test_exponential_gains_with_epsilon(written: Written) -> None:

@@ -32,12 +32,24 @@ def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tup
 
 
 def token_distribution(protocol: PMixed | Exponential, public: Rows, parts: Rows) -> Rows:
-    """The law of one released token [V]: the released distributions of all subsets, weighted by how likely each is."""
-    models = subsets(len(parts))
-    sizes = np.array(list(map(len, models)))
+    """The law of one released token [V]: what is released to each draw, weighted by how likely the draw is.
+
+    PMixED draws every set of parts with Poisson's chances, and then one of the set.
+    """
+    if isinstance(protocol, Exponential):
+        models = list(combinations(range(len(parts)), protocol.sample))
+        return np.asarray(normalised(released(protocol, public, parts, models)).mean(axis=0))
+    sets = subsets(len(parts))
+    sizes = np.array(list(map(len, sets)))
     chances = protocol.q**sizes * (1 - protocol.q) ** (len(parts) - sizes)
-    weights = released(protocol, public, parts, models)
-    return chances @ (weights / weights.sum(axis=1, keepdims=True)).astype(np.float64)
+    singles = normalised(released(protocol, public, parts, [(), *((part,) for part in range(len(parts)))]))
+    means = [singles[0] if not drawn else singles[[1 + part for part in drawn]].mean(axis=0) for drawn in sets]
+    return np.asarray(chances @ np.array(means))
+
+
+def normalised(weights: Rows) -> Rows:
+    """From integer weights [n, V] to distributions, float64."""
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float64)
 
 
 def renyi_divergence(p: Rows, q: Rows, order: float) -> float:

@@ -81,7 +81,7 @@ def test_the_ratio_mollifier_costs_what_the_algorithm_says(
     for seed, scale in product(range(2), (0.02, 2, 20)):
         query = answers(*rows(parts, 80, seed, scale))
         release = protocol.release(query)
-        assert torch.equal(release.weights, every.release(query).weights)
+        torch.testing.assert_close(release.weights / 2.0**61, every.release(query).weights / 2.0**61, rtol=1e-4, atol=0)
         members = project(query.ratios, query.public[0], radius - slack(parts, radius)).double().numpy()
         p0 = query.public[0].double().numpy()
         expected = literal_loss([m / m.sum() for m in members], p0 / p0.sum(), order) + screening_cost(protocol)
@@ -213,9 +213,10 @@ def test_what_a_token_costs() -> None:
     assert ratio.event == ScreenedRatioEvent(8, 0.4, 1e-2, 1e-4)
     alone, screening = RatioEvent(8, 1.0, 0.4), np.array(ORDERS) * (1e-4 / (8 * 1e-2)) ** 2
     np.testing.assert_allclose(ratio.event.rdp(ORDERS), alone.rdp(ORDERS) + screening, rtol=1e-12)
-    np.testing.assert_allclose(ratio.event.user_rdp(ORDERS), alone.user_rdp(ORDERS) + screening, rtol=1e-12)
     assert ratio.guarantee.status == "certified"
-    assert AdaPMixed(8, radius=0.4, enforce="measured").guarantee.status == "data-dependent"
+    assert ratio.guarantee.adjacency == "user"
+    measured = AdaPMixed(8, radius=0.4, enforce="measured").guarantee
+    assert (measured.status, measured.adjacency) == ("data-dependent", "part, as published")
     renyi = AdaPMixed(8, "renyi", beta=0.2, enforce="measured")
     assert renyi.event == ScreenedRenyiEvent(8, 18.0, 0.2, 1e-2, 1e-4)
     assert np.isinf(renyi.event.rdp(ORDERS)).all()

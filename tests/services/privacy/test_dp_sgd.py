@@ -50,15 +50,6 @@ def test_the_divergence_is_exact_at_whole_orders_and_a_bound_between_them() -> N
     assert (bound <= EVENT.rdp(np.ceil(between))).all()
 
 
-def test_replacing_a_user_is_removing_and_adding_one() -> None:
-    ones = np.array([2.0, 5.0])
-    expected = (ones - 0.5) / (ones - 1) * EVENT.rdp(2 * ones) + EVENT.rdp(2 * ones - 1)
-    found = EVENT.user_rdp(ones)
-    assert found is not None
-    np.testing.assert_allclose(found, expected)
-    assert DpSgdEvent("record", 1.1, 0.05, 100).user_rdp(ones) is None
-
-
 def test_any_number_of_tokens_costs_what_the_training_did() -> None:
     once, often = (planning.cost(EVENT, tokens, DELTA) for tokens in (1, 10**9))
     assert (once.epsilon_rdp, once.epsilon_pld) == (often.epsilon_rdp, often.epsilon_pld)
@@ -76,9 +67,9 @@ def test_two_trainings_add_up() -> None:
 
 def test_the_sentence_promises_any_number_of_tokens() -> None:
     sentence = DpSgd(1, EVENT).guarantee.sentence("8", DELTA, 1024)
-    assert "sees any number of released tokens, (8, 1e-05)-differential privacy for any one user" in sentence
+    assert "sees any number of released tokens, (8, 1e-05)-differential privacy for any one user's text" in sentence
     assert "certified" in sentence
-    assert EVENT.guarantee.adjacency == "user, add or remove"
+    assert EVENT.adjacency == "user"
 
 
 @pytest.mark.parametrize(

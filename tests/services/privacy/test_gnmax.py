@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,9 @@ def law(counts: Integers, sigma: float) -> Rows:
 
 
 def neighbours(counts: Integers) -> list[Integers]:
-    steps = [sign * np.eye(len(counts), dtype=np.int64)[j] for sign in (1, -1) for j in range(len(counts))]
+    """The votes where one part votes for another token."""
+    one = np.eye(len(counts), dtype=np.int64)
+    steps = [one[i] - one[j] for i, j in permutations(range(len(counts)), 2)]
     return [counts + step for step in steps if (counts + step).min() >= 0]
 
 
@@ -77,14 +79,14 @@ def test_half_the_noise_is_caught() -> None:
     assert max(lost) > 1.5 * allowed
 
 
-def test_a_vote_that_moves_costs_no_more_than_the_event() -> None:
-    allowed = GNMaxEvent(3, 1.0).user_rdp(ORDERS)
-    step = np.array([1, -1, 0])
+def test_some_votes_cost_nearly_what_the_event_says() -> None:
+    """Two tokens far ahead of the others: their difference is all that shows, half of what the counts would tell."""
+    allowed = dict(zip(ORDERS, GNMaxEvent(3, 1.0).rdp(ORDERS), strict=True))
     shares = [
-        renyi_divergence(law(counts + step, 1.0), law(counts, 1.0), a) / rdp
-        for counts in ALL_VOTES
-        if counts[1] > 0
-        for a, rdp in zip(ORDERS, allowed, strict=True)
+        renyi_divergence(law(c, 1.0), law(n, 1.0), a) / allowed[a]
+        for c in ALL_VOTES
+        for n in neighbours(c)
+        for a in ORDERS
     ]
     assert 0.5 < max(shares) <= 1
 
@@ -94,22 +96,22 @@ def test_no_votes_pass_the_privacy_loss_distribution() -> None:
     for epsilon in (0.0, 0.3, 1.0):
         allowed = composed.get_delta_for_epsilon(epsilon)
         lost = [hockey_stick(law(c, 1.0), law(n, 1.0), epsilon) for c in ALL_VOTES for n in neighbours(c)]
-        assert max(lost) <= allowed
+        assert max(lost) <= allowed * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("sigma", [3.0, 20.0])
 def test_the_loss_agrees_with_the_theorem_as_published(sigma: float) -> None:
-    """Theorem 6 transcribed, at the same mu1 and mu2, for margins less by 1."""
+    """Theorem 6 transcribed, at the same mu1 and mu2, for margins less by 2."""
     order, count = 4.0, 100
     z = np.arange(-250, 251)
     noise = np.exp(-(z**2) / (2 * sigma**2))
     difference = np.convolve(noise, noise) / noise.sum() ** 2
     for first in (55, 70, 85, 100):
-        q = sum(float(difference[500 + margin :].sum()) for margin in (2 * first - count - 1, first - 1))
-        mu2 = sigma * math.sqrt(2 * math.log(1 / q))
+        q = sum(float(difference[500 + margin :].sum()) for margin in (2 * first - count - 2, first - 2))
+        mu2 = sigma * math.sqrt(math.log(1 / q))
         mu1 = max(order, mu2 + 1)
-        eps1, eps2 = mu1 / (2 * sigma**2), mu2 / (2 * sigma**2)
-        expected = order / (2 * sigma**2)
+        eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
+        expected = order / sigma**2
         limit = math.exp((mu2 - 1) * eps2) / (mu1 / (mu1 - 1) * mu2 / max(mu2 - 1, 1e-9)) ** mu2
         if mu2 > 1 and q <= limit:
             a = (1 - q) / (1 - (q * math.exp(eps2)) ** ((mu2 - 1) / mu2))

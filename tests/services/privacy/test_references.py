@@ -50,7 +50,7 @@ def test_the_mean_of_the_part_models_is_released(protocol: Protocol) -> None:
 
 def test_the_public_model_costs_nothing() -> None:
     cost = planning.cost(PublicSettings().plan(8).event, 10**6, 1e-5)
-    assert (cost.epsilon_rdp, cost.epsilon_pld, cost.user_epsilon_rdp) == (0, 0, 0)
+    assert (cost.epsilon_rdp, cost.epsilon_pld) == (0, 0)
     sentence = PublicEvent().guarantee.sentence("0.000", 1e-5, 10)
     assert "certified (nothing private is read)" in sentence
 
@@ -58,7 +58,7 @@ def test_the_public_model_costs_nothing() -> None:
 @pytest.mark.parametrize("event", [EnsembleEvent(), FinetunedEvent()])
 def test_the_others_cost_without_limit(event: Event) -> None:
     cost = planning.cost(event, 1, 1e-5)
-    assert (cost.epsilon_rdp, cost.epsilon_pld, cost.user_epsilon_rdp) == (math.inf, None, math.inf)
+    assert (cost.epsilon_rdp, cost.epsilon_pld) == (math.inf, None)
     assert planning.cost(event, 0, 1e-5).epsilon_rdp == 0
     sentence = event.guarantee.sentence("unbounded", 1e-5, 10)
     assert sentence.startswith("No privacy guarantee: ")

@@ -191,7 +191,7 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
     promised = promise(configured(output, protocol="dp-sgd"), manifest)
     assert promised.protocol.event == event
     assert (promised.terms.epsilon, promised.terms.delta) == (2, 1e-5)
-    assert promised.terms.adjacency == "user, add or remove"
+    assert promised.terms.adjacency == "user"
     assert "any number of released tokens, (2, 1e-05)-differential privacy for any one user" in promised.sentence
     for protocol in ("pmixed", "finetuned", "ensemble"):
         with pytest.raises(ConfigurationError, match="take `protocol: dp-sgd`"):
