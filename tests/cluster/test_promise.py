@@ -28,7 +28,7 @@ def configured(folder: Path, ensemble: Path, **privacy: Any) -> Configuration:
     [
         {"q": 0.5, "tokens": 1000},
         {"q": 1.0, "tokens": 3000, "projection": "mix", "epsilon": 2.0},
-        {"q": 0.25, "tokens": 500, "asked": "one"},
+        {"protocol": "exponential", "sample": 2, "tokens": 500},
         {"q": 0.1, "tokens": 1024, "mollifier": "renyi"},
     ],
 )

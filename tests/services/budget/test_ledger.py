@@ -38,14 +38,14 @@ def test_what_was_not_used_comes_back(ledger: Ledger, place: str) -> None:
 
 
 def test_the_last_tokens_are_granted_and_then_none(ledger: Ledger) -> None:
-    assert ledger.lease(COARSE, 260).count == 260
-    last = ledger.lease(COARSE, 260)
+    assert ledger.lease(COARSE, 201).count == 201
+    last = ledger.lease(COARSE, 201)
     assert last.count == 7
     rows = ledger.balance().rows
     assert ledger.lease(COARSE, 1).count == 0
     assert ledger.balance().rows == rows, "a refusal leaves no row"
     ledger.settle(last.lease, 5)
-    assert ledger.lease(COARSE, 260).count == 2
+    assert ledger.lease(COARSE, 201).count == 2
 
 
 def test_a_lease_that_is_asked_for_again_is_granted_once(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
