@@ -130,7 +130,7 @@ def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
 def test_the_engines_do_the_same_whichever_parts_are_drawn(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    protocol = PMixed(PARTS, 0.5, 0.4, asked="one")
+    protocol = PMixed(PARTS, 0.5, 0.4)
     prompts = {f"sequence-{index}": prompt for index, prompt in enumerate(PROMPTS)}
 
     async def operations(draw: tuple[int, ...]) -> list[list[Operation]]:
