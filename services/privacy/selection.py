@@ -25,7 +25,6 @@ from torch import Tensor
 
 from services.privacy.channel import real_orders
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
-from services.privacy.replacement import removal_then_addition
 from services.privacy.sampling import TOTAL, sample
 
 Reals = NDArray[np.float64]
@@ -48,7 +47,6 @@ _ROUNDING = 2.0**-49
 # The largest share of epsilon that rounding may take.
 _LARGEST_LOSS = 0.5
 _WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
-_PROTECTS: Mapping[Neighbours, str] = {"replace": "replaced by any other", "add-remove": "present or absent"}
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,6 @@ class SelectionEvent(Event):
         each = np.minimum((np.maximum(moment, 0.0) + _ROUNDING) / (a - 1), eta)
         return np.asarray(self.rounds * each)
 
-    def user_rdp(self, orders: Orders) -> Divergences | None:
-        """One user replaced by another; not known where single rows are hidden."""
-        if self.unit != "user":
-            return None
-        return self.rdp(orders) if self.neighbours == "replace" else removal_then_addition(self.rdp, orders)
-
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         """From the largest hockey-stick divergence at each privacy loss z in [-epsilon, epsilon], of one round:
 
@@ -132,14 +124,11 @@ class SelectionEvent(Event):
         return Guarantee(
             status="certified",
             source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019",
-            protects=f"all rows of any one {self.unit}, {_PROTECTS[self.neighbours]}"
-            if self.unit == "user"
-            else f"any one row, {_PROTECTS[self.neighbours]}",
+            adjacency=self.unit,
             assumes=(
                 "the candidates, the scaling of the features and every setting were chosen without the private rows",
                 f"the loss of one {self.unit} does not depend, in floating point, on the other rows beside it",
             ),
-            unit=self.unit,
             seen="any number of predictions, or the model itself",
         )
 
