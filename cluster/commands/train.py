@@ -11,11 +11,19 @@ from cluster.console import display
 from services.training import dp_sgd
 from services.training import train as ensemble
 from services.training.corpus import Corpus
-from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import Trained, carry_out
 
-_DEFAULTS = TrainingOptions()
 _PRIVATE = DpSgdOptions()
+
+
+def _default(name: str) -> str:
+    """What an option is without being given, and with --dp-sgd."""
+    usual, private = (
+        ",".join(value) if isinstance(value := getattr(options, name), tuple) else str(value)
+        for options in (TrainingOptions(), DP_SGD_TRAINING)
+    )
+    return f"Default: {usual}." if usual == private else f"Default: {usual}; with --dp-sgd {private}."
 
 
 def train(
@@ -39,18 +47,31 @@ def train(
     salt_file: Annotated[
         Path | None, typer.Option(help="Secret of the partition, made on first use. Default: in the output directory.")
     ] = None,
-    rank: Annotated[int, typer.Option(help="LoRA rank.")] = _DEFAULTS.rank,
-    alpha: Annotated[int, typer.Option(help="LoRA alpha.")] = _DEFAULTS.alpha,
-    dropout: Annotated[float, typer.Option(help="LoRA dropout.")] = _DEFAULTS.dropout,
-    targets: Annotated[str, typer.Option(help="Modules to adapt, separated by commas.")] = ",".join(_DEFAULTS.targets),
-    learning_rate: Annotated[float, typer.Option(help="At the first step; falls linearly to 0.")] = (
-        _DEFAULTS.learning_rate
-    ),
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = _DEFAULTS.weight_decay,
-    epochs: Annotated[int, typer.Option(help="Times the text is gone through.")] = _DEFAULTS.epochs,
-    batch: Annotated[int, typer.Option(help="Blocks a step.")] = _DEFAULTS.batch,
-    block: Annotated[int, typer.Option(help="Tokens a block.")] = _DEFAULTS.block,
-    precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose keys and values adapters attend to: the public model's (public), which serving several parts "
+            f"needs, or their own (own): plain LoRA. {_default('attention')}"
+        ),
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help=f"LoRA rank. {_default('rank')}")] = None,
+    alpha: Annotated[int | None, typer.Option(help=f"LoRA alpha. {_default('alpha')}")] = None,
+    dropout: Annotated[float | None, typer.Option(help=f"LoRA dropout. {_default('dropout')}")] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Modules to adapt, separated by commas. {_default('targets')} "
+            f"With --attention own: {','.join(PLAIN_TARGETS)}."
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help=f"At the first step; falls linearly to 0. {_default('learning_rate')}")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help=f"Of AdamW. {_default('weight_decay')}")] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Times the text is gone through. {_default('epochs')}")] = None,
+    batch: Annotated[int | None, typer.Option(help=f"Blocks a step. {_default('batch')}")] = None,
+    block: Annotated[int | None, typer.Option(help=f"Tokens a block. {_default('block')}")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"auto, bfloat16 or float32. {_default('precision')}")] = None,
     cpus: Annotated[float, typer.Option(help="Processor cores for each adapter; more trains fewer at a time.")] = 1,
     gpus: Annotated[
         float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one where there are any.")
@@ -81,18 +102,21 @@ def train(
     """
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)
-    options = TrainingOptions.checked(
-        rank=rank,
-        alpha=alpha,
-        dropout=dropout,
-        targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        epochs=epochs,
-        batch=batch,
-        block=block,
-        precision=precision,
-    )
+    given = {
+        "attention": attention,
+        "rank": rank,
+        "alpha": alpha,
+        "dropout": dropout,
+        "targets": None if targets is None else tuple(name.strip() for name in targets.split(",") if name.strip()),
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "epochs": epochs,
+        "batch": batch,
+        "block": block,
+        "precision": precision,
+    }
+    defaults = DP_SGD_TRAINING.model_dump() if privately else {}
+    options = TrainingOptions.checked(**defaults | {name: value for name, value in given.items() if value is not None})
     one = (
         dp_sgd.plan(
             documents,

@@ -126,11 +126,11 @@ def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> 
     """What the models of a trained ground say on ``count`` candidates for each canary, on the likeliest tokens."""
     ensemble, single = (Ensemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
     adapters = (
-        *map(ensemble.path, ensemble.manifest.parts),
-        *map(single.path, single.manifest.parts),
-        *map(ensemble.path, ensemble.halves),
+        *map(ensemble.files, ensemble.manifest.parts),
+        *map(single.files, single.manifest.parts),
+        *map(ensemble.files, ensemble.halves),
     )
-    models = Models(resolve(), {f"model-{index}": path for index, path in enumerate(adapters)})
+    models = Models(resolve(), {f"model-{index}": files for index, files in enumerate(adapters)})
     said = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
     parts, salt = ensemble.parts, read_salt(directory / SALT)
     return Ground(parts, said, {canary: part_of(canary.user, salt, parts) for canary in canaries})

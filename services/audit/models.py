@@ -1,18 +1,17 @@
 """What the public model and every adapter say at chosen places of texts, on the tokens an attacker lets through."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from services.engine.engine import PUBLIC
-from services.engine.switching import using
+from services.engine.adapted_model import AdaptedModel
+from services.engine.engine import PUBLIC, AdapterFiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +32,10 @@ class Said:
 class Models:
     """A base model and its adapters, in this process."""
 
-    def __init__(self, base: Path, adapters: Mapping[str, Path]) -> None:
+    def __init__(self, base: Path, adapters: Mapping[str, AdapterFiles]) -> None:
         transformers_logging.disable_progress_bar()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base)
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        for name, path in adapters.items():
-            if isinstance(model, PeftModel):
-                model.load_adapter(path, adapter_name=name)
-            else:
-                model = PeftModel.from_pretrained(model, path, adapter_name=name)
-        self._model = model.eval()
+        self._model = AdaptedModel(base, torch.float32, adapters)
         self._names = (PUBLIC, *adapters)
 
     def tokens(self, text: str) -> list[int]:
@@ -69,7 +62,7 @@ class Models:
         if len({len(ids) for ids in after}) != 1:
             raise ValueError("texts must have the same number of tokens")
         wanted = torch.tensor(after)
-        rows = (self._rows(name, before, wanted) for name in self._names)
+        rows = self._rows(before, wanted)
         public = next(rows)
         kept = public.topk(top_k, dim=1).indices
         missing = ~(kept == wanted.view(-1, 1)).any(dim=1)
@@ -79,15 +72,11 @@ class Models:
         none = torch.empty(0, *kept.shape)
         return Said(public.gather(1, kept), torch.stack(asked) if asked else none, place)
 
-    @torch.inference_mode()
-    def _rows(self, name: str, before: list[int], wanted: Tensor) -> Tensor:
-        """float32 [texts * n, V]; the prompt is read once."""
-        with using(self._model, name):
-            first = self._model(input_ids=torch.tensor([before]), use_cache=True, logits_to_keep=1)
-            logits = first.logits.expand(len(wanted), -1, -1)
-            if wanted.shape[1] > 1:
-                cache = first.past_key_values
-                cache.batch_repeat_interleave(len(wanted))
-                rest = self._model(input_ids=wanted[:, :-1], past_key_values=cache, use_cache=True).logits
-                logits = torch.cat([logits, rest], dim=1)
-        return torch.log_softmax(logits.float(), dim=-1).flatten(0, 1)
+    def _rows(self, before: list[int], wanted: Tensor) -> Iterator[Tensor]:
+        """float32 [texts * n, V] of each model in its turn."""
+        texts, count = wanted.shape
+        contexts = torch.cat([torch.tensor(before).expand(texts, -1), wanted[:, :-1]], dim=1).to(self._model.device)
+        cache = self._model.record(contexts)
+        for name in self._names:
+            logits = self._model.logits(name, contexts, count, cache)
+            yield torch.log_softmax(logits.float(), dim=-1).flatten(0, 1).cpu()

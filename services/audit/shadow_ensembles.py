@@ -112,9 +112,9 @@ def ask(directory: Path, size: Size, top_k: int) -> Shadows:
     shadows = _shadows(directory, size)
     ensembles = [Ensemble.load(shadow) for shadow in shadows]
     adapters = [
-        ensemble.path(adapter) for ensemble in ensembles for adapter in (*ensemble.manifest.parts, *ensemble.halves)
+        ensemble.files(adapter) for ensemble in ensembles for adapter in (*ensemble.manifest.parts, *ensemble.halves)
     ]
-    models = Models(resolve(), {f"model-{index}": path for index, path in enumerate(adapters)})
+    models = Models(resolve(), {f"model-{index}": files for index, files in enumerate(adapters)})
     texts: dict[str, Document] = {}
     for document in Corpus(directory / demo.TRAIN):
         texts.setdefault(document.user, document)

@@ -65,6 +65,14 @@ class EngineSettings:
                 raise ValueError(f"adapters: the name {name!r} is the engine's own; rename that adapter")
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """A PEFT adapter directory, and whose keys and values the adapter attends to (`Manifest.attention`)."""
+
+    path: Path
+    attention: Literal["public", "own"]
+
+
 class Engine(ABC):
     """Next-token distributions of a base model plus LoRA adapters. Not thread-safe: one caller at a time."""
 

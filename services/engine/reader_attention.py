@@ -16,7 +16,7 @@ public model has read that position's token, too:
     model(input_ids=tokens[:, -1:], past_key_values=cache.reader(1)).logits[:, -1]
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,32 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
             raise ReaderError(f"positions: a reader is asked about {positions}, the public model has read {length}")
         return Cache(layers=[_ReadOnlyLayer(layer.keys, layer.values, positions) for layer in self.layers])
 
+    def split(self) -> list["PublicCache"]:
+        """A cache for each sequence, with memory of its own."""
+        return [
+            self._of((layer.keys[row, None].clone(), layer.values[row, None].clone()) for layer in self.layers)
+            for row in range(len(self.layers[0].keys))
+        ]
+
+    @classmethod
+    def stack(cls, caches: Sequence["PublicCache"]) -> "PublicCache":
+        """One cache for sequences of the same length, in their order."""
+        layers = zip(*(cache.layers for cache in caches), strict=True)
+        return cls._of(
+            (torch.cat([layer.keys for layer in rows]), torch.cat([layer.values for layer in rows])) for rows in layers
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    @classmethod
+    def _of(cls, layers: Iterable[tuple[Tensor, Tensor]]) -> "PublicCache":
+        cache = cls()
+        for index, (keys, values) in enumerate(layers):
+            cache.update(keys, values, index)
+        return cache
+
 
 def record(model: Any, tokens: Tensor, cache: PublicCache | None = None) -> PublicCache:
     """Run the public model over `tokens`, with adapters disabled and without gradients, for its keys and values alone.
@@ -78,17 +104,26 @@ def record(model: Any, tokens: Tensor, cache: PublicCache | None = None) -> Publ
     return cache
 
 
-def check_targets(model: Any, targets: Iterable[str]) -> None:
-    """Check that an adapter on these modules of the model can be a reader.
+def check_reader(model: Any, targets: Iterable[str]) -> None:
+    """Check that an adapter on the modules of these names can be a reader of the model.
 
     Raises:
-        ReaderError: names the modules that the model does not have, or those that a reader never uses.
+        ReaderError: names what the model does not have, or the modules that a reader never uses.
     """
-    targets = set(targets)
-    if unused := sorted(targets & set(_OWN_CACHE)):
+    if unused := sorted(set(targets) & set(_OWN_CACHE)):
         raise ReaderError(f"a reader has no keys and values of its own: leave out {', '.join(unused)}")
+    check_modules(model, targets)
+    record(model, torch.zeros(1, 2, dtype=torch.long, device=model.device))
+
+
+def check_modules(model: Any, targets: Iterable[str]) -> None:
+    """Check that the model has modules of all these names.
+
+    Raises:
+        ReaderError: names those that it does not have.
+    """
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    if missing := sorted(targets - present):
+    if missing := sorted(set(targets) - present):
         raise ReaderError(f"the model has no modules named {', '.join(missing)}")
 
 

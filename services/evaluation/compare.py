@@ -12,7 +12,7 @@ from services.evaluation.results import Evaluation
 from services.evaluation.split import split
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
-from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import carry_out
 from services.training.progress import Display
 from services.training.tasks import connected
@@ -22,6 +22,8 @@ PARTS = (16, 8, 4)
 TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=2e-3)
 """One pass over the text, in small steps: what two processor cores do in half an hour."""
 
+# The model without privacy needs to share nothing.
+_PLAIN = {"attention": "own", "targets": PLAIN_TARGETS}
 DP_SGD_EPOCHS = 2
 """Over one block of each user, which is all that is read of them: the noise asks for many steps."""
 
@@ -69,7 +71,9 @@ def compare(
                 directory,
                 private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
                 model=model,
-                options=training.model_copy(update={"epochs": DP_SGD_EPOCHS}),
+                options=DP_SGD_TRAINING.model_copy(
+                    update=training.model_dump(include={"block", "learning_rate"}) | {"epochs": DP_SGD_EPOCHS}
+                ),
             )
             for budget, directory in zip(options.budgets, private, strict=True)
         ]
@@ -81,7 +85,7 @@ def compare(
                 parts=count,
                 halves=count == parts[0],
                 model=model,
-                options=training,
+                options=training if count > 1 else training.model_copy(update=_PLAIN),
             )
             for count in sorted({1, *parts})
         ]

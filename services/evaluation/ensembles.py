@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from services.engine.engine import AdapterFiles
 from services.training import public_model
 from services.training.errors import InputError
 from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
@@ -31,9 +32,9 @@ class Ensemble:
         """In the order of a protocol's models: 2i and 2i + 1 are those of part i; none where none were trained."""
         return tuple(half for part in self.manifest.parts for half in part.halves or ())
 
-    def path(self, adapter: Adapter) -> Path:
-        """Where the adapter's files are."""
-        return self.manifest.adapter_path(self.directory, adapter)
+    def files(self, adapter: Adapter) -> AdapterFiles:
+        """Where the adapter's files are, and how it attends."""
+        return AdapterFiles(self.manifest.adapter_path(self.directory, adapter), self.manifest.attention)
 
 
 def has_halves(directory: Path) -> bool:

@@ -208,7 +208,7 @@ class _Comparison:
             self._planned[case] = str(error)
             return
         adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-        self._planned[case] = Planned(case, protocol, self._bench.files(adapters))
+        self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters))
 
     def _of(self, case: Case) -> Ensemble:
         return next(each for each in self._ensembles.all if each.directory == case.ensemble)

@@ -12,7 +12,8 @@ text are never found, and an evaluation that was stopped goes on with the next f
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.evaluation.scoring import Precision
+from services.training.options import Attention
 
 # A change in how rows are computed or kept must not find those of the old way.
-_FORMAT = 1
+_FORMAT = 2
 PUBLIC_TYPE, PART_TYPE = np.float32, np.float16
 
 
@@ -37,12 +39,14 @@ class Origin:
     Attributes:
         base: revision of the base model.
         adapter: SHA-256 of the adapter; None for the base model itself.
+        attention: whose keys and values the adapter attends to; None for the base model itself.
         text: digest of the text.
         precision: in which the models are evaluated.
     """
 
     base: str
     adapter: str | None
+    attention: Attention | None
     text: str
     precision: Precision
 
@@ -52,13 +56,20 @@ class Origin:
         return f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
 
 
-def write(path: Path, shape: tuple[int, int], dtype: type, rows: Iterable[tuple[int, Tensor]]) -> None:
-    """Fill a new file of `shape` [positions, V] with rows [n, V], each from the position that stands with it."""
+@contextmanager
+def writing(path: Path, shape: tuple[int, int], dtype: type) -> Iterator[Callable[[int, Tensor], None]]:
+    """A new file of `shape` [positions, V], which appears when the block ends.
+
+    The function that the block gets takes the position of the first of some rows [n, V], and those.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         file: np.memmap[Any, Any] = open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)  # type: ignore[no-untyped-call]
-        for first, some in rows:
-            file[first : first + len(some)] = some.cpu().numpy()
+
+        def put(first: int, rows: Tensor) -> None:
+            file[first : first + len(rows)] = rows.cpu().numpy()
+
+        yield put
         file.flush()
         temporary.rename(path)
     finally:

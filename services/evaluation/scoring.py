@@ -8,13 +8,13 @@ for them one by one would take as many passes as there are tokens.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
+from services.engine.adapted_model import AdaptedModel
+from services.engine.engine import PUBLIC, AdapterFiles
 from services.evaluation.text import Block
 from services.training.adapter import gains_from_bfloat16
 
@@ -24,46 +24,57 @@ Precision = Literal["auto", "bfloat16", "float32"]
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 # Of a block. On a CPU a few, whose memory is used again and again: new pages cost more than the arithmetic on them.
 _ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
-_NAME = "scored"
 
 
 class Scorer:
-    """A base model that is scored with one adapter after another, or with none."""
+    """A base model that is scored with some adapters after others, or with none."""
 
     def __init__(self, model: Path, precision: Precision = "auto") -> None:
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        narrow = precision == "bfloat16" or (precision == "auto" and gains_from_bfloat16(self._device))
-        dtype = torch.bfloat16 if narrow else torch.float32
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self._device).eval()
-        self.vocabulary: int = self._model.config.get_text_config().vocab_size
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        narrow = precision == "bfloat16" or (precision == "auto" and gains_from_bfloat16(device))
+        self._model = AdaptedModel(model, torch.bfloat16 if narrow else torch.float32)
+        base = self._model.base
+        self.vocabulary: int = base.config.get_text_config().vocab_size
         if narrow:
-            self._model.set_output_embeddings(_WideHead(self._model.get_output_embeddings()))
+            base.set_output_embeddings(_WideHead(base.get_output_embeddings()))
 
-    @torch.inference_mode()
-    def log_probabilities(self, blocks: Sequence[Block], adapter: Path | None) -> Iterator[tuple[int, int, Tensor]]:
-        """Log-probabilities at the targets of all blocks, under the adapter or the base model, in any order.
+    def log_probabilities(
+        self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
+    ) -> Iterator[tuple[int, int, int, Tensor]]:
+        """Log-probabilities at the targets of all blocks, under each adapter or, without any, the base model.
+
+        The public model goes over each block once for all readers together.
 
         Yields:
-            the index of a block, that of a target in it, and float32 [n, V] at this target and those after it.
+            in any order: the index of an adapter (0 for the base model), of a block, and of a target in it, with
+            float32 [n, V] at this target and those after it.
         """
-        model = self._model
-        if adapter is not None:
-            model = PeftModel.from_pretrained(self._model, adapter, adapter_name=_NAME)
+        model, device = self._model, self._model.device.type
+        names = [str(index) for index in range(len(adapters))]
         try:
-            for batch in _batches(blocks, _TOKENS_AT_ONCE[self._device.type]):
+            for name, adapter in zip(names, adapters, strict=True):
+                model.load(name, adapter)
+            for batch in _batches(blocks, _TOKENS_AT_ONCE[device]):
                 # Nothing looks ahead, so what fills up the shorter ones needs no mask.
                 inputs = nn.utils.rnn.pad_sequence(
                     [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
-                )
-                logits = model(input_ids=inputs.to(self._device), use_cache=False).logits
-                for index, rows in zip(batch, logits, strict=True):
-                    before, first = torch.tensor(blocks[index].targets, device=rows.device) - 1, 0
-                    for some in torch.split(before, _ROWS_AT_ONCE[self._device.type]):
-                        yield index, first, rows[some].log_softmax(-1, dtype=torch.float32)
-                        first += len(some)
+                ).to(device)
+                cache = model.record(inputs)
+                for which, name in enumerate(names or [PUBLIC]):
+                    logits = model.logits(name, inputs, inputs.shape[1], cache)
+                    for index, rows in zip(batch, logits, strict=True):
+                        before, first = torch.tensor(blocks[index].targets, device=rows.device) - 1, 0
+                        for some in torch.split(before, _ROWS_AT_ONCE[device]):
+                            yield which, index, first, _log_softmax(rows[some])
+                            first += len(some)
+                    del logits
         finally:
-            if adapter is not None:
-                model.unload()
+            model.unload()
+
+
+@torch.inference_mode()
+def _log_softmax(rows: Tensor) -> Tensor:
+    return rows.log_softmax(-1, dtype=torch.float32)
 
 
 class _WideHead(nn.Module):

@@ -1,9 +1,10 @@
-"""The work of an evaluation as Ray tasks: rows, one task a model, and trials, one task for some methods of a run.
+"""The work of an evaluation as Ray tasks: rows, one task for some models, and trials, one for some methods of a run.
 
 Tasks read and write files in the evaluation's directory; on a cluster of several machines all must see it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Reader, read, write
+from services.engine.engine import AdapterFiles
+from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Reader, read, writing
 from services.evaluation.scoring import Precision, Scorer
 from services.evaluation.text import Text
 from services.evaluation.trial import Outcome, run_trials
@@ -55,22 +57,25 @@ def spread(
             ray.cancel(reference, force=True)
 
 
-def score(
-    base: Path, adapter: Path | None, text: Text, precision: Precision, target: Path, public: Path | None
-) -> None:
-    """Write the rows of one model: those of an adapter as differences from the rows in `public`."""
+def score_public(base: Path, text: Text, precision: Precision, target: Path) -> None:
+    """Write the rows of the public model."""
     scorer = _scorer(base, precision)
-    found = scorer.log_probabilities(text.blocks, adapter)
-    blocks = ((text.offsets[index] + first, rows) for index, first, rows in found)
+    with writing(target, (text.positions, scorer.vocabulary), PUBLIC_TYPE) as put:
+        for _, index, first, rows in scorer.log_probabilities(text.blocks):
+            put(text.offsets[index] + first, rows)
+
+
+def score(
+    base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: Text, precision: Precision, public: Path
+) -> None:
+    """Write the rows of some adapters, each to its file, as differences from the rows in `public`."""
+    scorer, base_rows = _scorer(base, precision), read(public)
     shape = (text.positions, scorer.vocabulary)
-    if public is None:
-        write(target, shape, PUBLIC_TYPE, blocks)
-        return
-    base_rows = read(public)
-    differences = (
-        (first, rows.cpu() - torch.from_numpy(np.array(base_rows[first : first + len(rows)]))) for first, rows in blocks
-    )
-    write(target, shape, PART_TYPE, differences)
+    with ExitStack() as files:
+        put = [files.enter_context(writing(target, shape, PART_TYPE)) for _, target in adapters]
+        for which, index, first, rows in scorer.log_probabilities(text.blocks, [one for one, _ in adapters]):
+            place = text.offsets[index] + first
+            put[which](place, rows.cpu() - torch.from_numpy(np.array(base_rows[place : place + len(rows)])))
 
 
 def trials(

@@ -277,4 +277,6 @@ class _Search:
             protocol = settings.plan(ensemble.parts)
         except ValueError:
             return None
-        return Planned(Case(ensemble.directory, settings), protocol, self._bench.files(ensemble.manifest.parts))
+        return Planned(
+            Case(ensemble.directory, settings), protocol, self._bench.files(ensemble, ensemble.manifest.parts)
+        )

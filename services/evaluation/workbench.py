@@ -1,9 +1,10 @@
 """Where the rows of models and the outcomes of protocols over one text are computed once, and kept."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -21,6 +22,8 @@ from services.training.tasks import connected
 ROWS, OUTCOMES = "rows", "outcomes"
 # Protocols of a task: enough to share the reading of rows, few enough that tasks can be spread and resumed.
 _PROTOCOLS_AT_ONCE = 6
+# Models of a task: enough to share the public model's passes, few enough that tasks can be spread and resumed.
+_MODELS_AT_ONCE = 8
 # What must stay free on the disk beside the rows.
 _SPARE = 2**30
 
@@ -40,9 +43,9 @@ class Workbench:
         self._precision = precision
         self._display = display
 
-    def files(self, adapters: Iterable[Adapter]) -> EnsembleRows:
-        """Where the rows of these models are kept, and those of the public one."""
-        return EnsembleRows(self._path(None), tuple(self._path(adapter) for adapter in adapters))
+    def files(self, ensemble: Ensemble, adapters: Iterable[Adapter]) -> EnsembleRows:
+        """Where the rows of these models of an ensemble are kept, and those of the public one."""
+        return EnsembleRows(self._path(), tuple(self._path(ensemble, adapter) for adapter in adapters))
 
     def compute_rows(self, models: Iterable[tuple[Ensemble, Adapter]], cluster: ExitStack) -> None:
         """Those of the public model first: the others are kept as differences from it. All others are removed.
@@ -52,31 +55,34 @@ class Workbench:
             EvaluationError: a task failed.
         """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
-        public = self._path(None)
-        wanted: dict[Path, tuple[str, Path | None]] = {public: ("public model", None)}
-        for ensemble, adapter in models:
-            name = f"{ensemble.directory.name}/{adapter.name}"
-            wanted[self._path(adapter)] = name, ensemble.path(adapter)
-        for path in set(self._rows.iterdir()) - set(wanted):
+        public = self._path()
+        wanted = {
+            self._path(ensemble, adapter): (f"{ensemble.directory.name}/{adapter.name}", ensemble.files(adapter))
+            for ensemble, adapter in models
+        }
+        for path in set(self._rows.iterdir()) - {public, *wanted}:
             path.unlink()  # of another text or ensemble: private, and to no purpose
-        missing = {path: of for path, of in wanted.items() if not whole(path, self.text.positions)}
+        missing = [path for path in (public, *wanted) if not whole(path, self.text.positions)]
         if not missing:
             return
         self._check_room(len(missing))
         cluster.enter_context(connected())
         self._display.say(f"computing the distributions of {len(missing)} models")
         text = ray.put(self.text)
-        for stage in ([public], [path for path in missing if path != public]):
-            jobs = {
-                missing[path][0]: (
-                    *(self._base, missing[path][1], text, self._precision, path),
-                    None if path == public else public,
-                )
-                for path in stage
-                if path in missing
-            }
-            for _ in tasks.spread(tasks.score, jobs, self._display, gpus=True):
-                pass
+        if public in missing:
+            missing.remove(public)
+            self._score(tasks.score_public, {"public model": (self._base, text, self._precision, public)})
+        each = min(_MODELS_AT_ONCE, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
+        jobs = {}
+        for some in (missing[first : first + each] for first in range(0, len(missing), max(1, each))):
+            adapters = [(wanted[path][1], path) for path in some]
+            name = " to ".join(dict.fromkeys((wanted[some[0]][0], wanted[some[-1]][0])))
+            jobs[name] = self._base, adapters, text, self._precision, public
+        self._score(tasks.score, jobs)
+
+    def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
+        for _ in tasks.spread(function, jobs, self._display, gpus=True):
+            pass
 
     def compute_outcomes(self, wanted: Iterable[tuple[int, Planned]], cluster: ExitStack) -> None:
         """Those that are not known yet, of protocols over runs.
@@ -105,9 +111,14 @@ class Workbench:
             for planned, outcome in zip(several, outcomes, strict=True):
                 self.outcomes.put(planned, run, outcome)
 
-    def _path(self, adapter: Adapter | None) -> Path:
-        digest = None if adapter is None else adapter.sha256
-        origin = Origin(base=self._revision, adapter=digest, text=self.text.digest, precision=self._precision)
+    def _path(self, ensemble: Ensemble | None = None, adapter: Adapter | None = None) -> Path:
+        origin = Origin(
+            base=self._revision,
+            adapter=None if adapter is None else adapter.sha256,
+            attention=None if ensemble is None else ensemble.manifest.attention,
+            text=self.text.digest,
+            precision=self._precision,
+        )
         return self._rows / origin.file
 
     def _check_room(self, models: int) -> None:

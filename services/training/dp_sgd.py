@@ -22,7 +22,7 @@ from services.training.directory import SALT, ensemble_id, only_writer
 from services.training.errors import InputError
 from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
-from services.training.options import DpSgdOptions, Resources, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions, Resources, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
@@ -79,7 +79,9 @@ def plan(
     Raises:
         InputError, TrainingError: as `train`.
     """
-    private, options = private or DpSgdOptions(), options or TrainingOptions()
+    private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
+    if options.attention != "own":
+        raise InputError("attention: DP-SGD trains an adapter with keys and values of its own; choose own")
     with only_writer(output):
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
@@ -129,7 +131,8 @@ def _fingerprint(
 ) -> str:
     # Keyed, because the name of a directory must not let anyone test a guess at the text.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    chosen = [settings.model_dump(mode="json") for settings in (private, options)]
+    # Without `attention`, which is always the same here, so that trainings from before it are found and not paid again.
+    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude={"attention"})]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
     for unit in units:

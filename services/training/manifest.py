@@ -13,11 +13,11 @@ from services.privacy.dp_sgd import DpSgdEvent
 from services.training import public_model
 from services.training.errors import InputError
 from services.training.files import digest_files, write_atomically
+from services.training.options import Attention
 
 FILE = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
-Attention = Literal["public", "own"]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -21,22 +21,39 @@ class _Settings(BaseModel):
             raise InputError(f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from error
 
 
+Attention = Literal["public", "own"]
+"""Whose keys and values an adapter attends to: the public model's (a reader), or its own (plain LoRA)."""
+
+READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Everything that a reader has of its own."""
+PLAIN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
 class TrainingOptions(_Settings):
-    """LoRA and its optimiser. The defaults are those of the PMixed paper where it states them.
+    """LoRA and its optimiser. `services/evaluation/README.md` has the table of tests that the defaults follow from.
 
     Every field is chosen before the corpus is read: a value tuned on some parts would make the others depend on them.
     """
 
+    attention: Attention = "public"
     rank: int = Field(default=4, ge=1, le=512)
     alpha: int = Field(default=32, ge=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: tuple[str, ...] = Field(default=("q_proj", "v_proj"), min_length=1)
-    learning_rate: float = Field(default=2e-4, gt=0)
+    targets: tuple[str, ...] = Field(
+        default_factory=lambda given: READER_TARGETS if given["attention"] == "public" else PLAIN_TARGETS, min_length=1
+    )
+    learning_rate: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
     epochs: int = Field(default=3, ge=1)
     batch: int = Field(default=8, ge=1, description="blocks a step")
     block: int = Field(default=512, ge=2, description="tokens a block")
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+
+DP_SGD_TRAINING = TrainingOptions(
+    attention="own", rank=4, alpha=32, targets=("q_proj", "v_proj"), learning_rate=2e-4, epochs=3, block=512
+)
+"""For DP-SGD: few weights, since each of them gets noise."""
 
 
 class DpSgdOptions(_Settings):

@@ -72,6 +72,12 @@ def pack(tokens: Tokens, size: int) -> tuple[Tensor, Tensor]:
     return inputs.view(blocks, size), labels.view(blocks, size)
 
 
+def even_size(tokens: int, largest: int) -> int:
+    """The size at which `tokens` fill the same number of blocks as at `largest`, with less padding than one a block."""
+    blocks = -(-tokens // largest)
+    return -(-tokens // blocks)
+
+
 def size_bucket(tokens: int) -> int:
     """A number of tokens rounded up to a power of two; 0 for none."""
     return 1 << (tokens - 1).bit_length() if tokens else 0

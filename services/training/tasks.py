@@ -1,10 +1,16 @@
-"""Adapters as Ray tasks: each is trained by one worker, which is given that adapter's tokens and nothing else."""
+"""Adapters as Ray tasks: each task trains some adapters one after another, each from its own tokens alone.
+
+A worker process loads the public model once and keeps it for its next task. A task returns each adapter as soon as it
+is trained, so that a training that is stopped loses only the adapters that were under way.
+"""
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +25,8 @@ from services.training.options import Resources
 from services.training.progress import Display
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+# For each worker: enough that workers finish together, and that a lost one has little to do again.
+_TASKS = 4
 
 
 class Work(Protocol):
@@ -68,20 +76,25 @@ def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) 
     cpus, gpus = resources.cpus, _gpus(resources)
     _check_room(cpus, gpus)
     board = ray.remote(_Board).options(num_cpus=0).remote()
-    task = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=2)
-    running = {task.remote(job, max(1, int(cpus)), board): job for job in jobs}
+    task = ray.remote(_train).options(num_cpus=cpus, num_gpus=gpus, max_retries=2, num_returns="streaming")
+    threads = max(1, int(cpus))
+    groups = _groups(jobs, _TASKS * _workers(cpus, gpus))
+    running = {task.remote(group, threads, board): deque(group) for group in groups}
     fractions = dict.fromkeys((job.name for job in jobs), 0.0)
     try:
         while running:
-            finished, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)
-            for reference in finished:
-                job = running.pop(reference)
-                yield job, _result(reference, job)
+            ready, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)
+            for results in ready:
+                job = running[results].popleft()
+                yield job, _result(next(results), job)
+                fractions[job.name] = 1.0
+                if not running[results]:
+                    del running[results]
             fractions |= ray.get(board.fractions.remote())
             display.show(fractions)
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        for results in running:
+            ray.cancel(results, force=True)
         ray.kill(board)
 
 
@@ -98,14 +111,30 @@ class _Board:
         return self._fractions
 
 
-def _train(job: Job, threads: int, board: Any) -> Files:
+def _groups(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
+    """At most `count` groups of about as many jobs each."""
+    return [some for first in range(count) if (some := jobs[first::count])]
+
+
+def _workers(cpus: float, gpus: float) -> int:
+    """How many tasks the cluster can run at a time."""
+    present = ray.cluster_resources()
+    return max(1, int(min(present.get(name, 0) / wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted)))
+
+
+def _train(jobs: Sequence[Job], threads: int, board: Any) -> Iterator[Files]:
     import torch
 
     torch.set_num_threads(threads)
-    path = public_model.resolve(job.base.name)
-    if public_model.revision(path) != job.base.revision:
-        raise InputError(f"the public model {job.base.name} is another one on {ray.util.get_node_ip_address()}")
-    return job.work(path, job.base.name, report=lambda done: board.report.remote(job.name, done))
+    for job in jobs:
+        path = public_model.resolve(job.base.name)
+        if public_model.revision(path) != job.base.revision:
+            raise InputError(f"the public model {job.base.name} is another one on {ray.util.get_node_ip_address()}")
+        yield job.work(path, job.base.name, report=partial(_report, board, job.name))
+
+
+def _report(board: Any, name: str, fraction: float) -> None:
+    board.report.remote(name, fraction)
 
 
 def _result(reference: Any, job: Job) -> Files:

@@ -27,7 +27,7 @@ from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 from services.training.progress import Display
 
 # A change in what training does with the same input must not find the adapters of the old way.
-_TRAINING = 2
+_TRAINING = 3
 
 
 def train(
@@ -155,6 +155,7 @@ def _manifest(shares: list[_Entry], output: Path, base: Base, salt: bytes, optio
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
         rank=options.rank,
+        attention=options.attention,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
     )
 

@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from services.engine.engine import AdapterFiles
 from services.evaluation.rows import EnsembleRows, Reader
 from services.evaluation.scoring import Scorer
-from services.evaluation.tasks import score
+from services.evaluation.tasks import score, score_public
 from services.evaluation.text import Block, Text
 from services.evaluation.trial import run_trials
 from services.privacy.pmixed import PMixed, PMixedSettings
@@ -76,13 +77,9 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     """Milliseconds a row, by what they are for."""
     files = EnsembleRows(folder / "public.npy", tuple(folder / f"{name}.npy" for name in adapters))
     Scorer(model)  # loading is no part of it: once a worker, however much text there is
-    score(model, None, text, "auto", files.public, None)
-
-    def score_parts() -> None:
-        for path, target in zip(adapters.values(), files.models, strict=True):
-            score(model, path, text, "auto", target, files.public)
-
-    forward = seconds(score_parts)
+    score_public(model, text, "auto", files.public)
+    asked = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
+    forward = seconds(lambda: score(model, asked, text, "auto", files.public))
     reader, planned = Reader(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 

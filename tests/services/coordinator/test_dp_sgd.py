@@ -19,7 +19,7 @@ from services.shard import ShardActor
 from services.training.corpus import Corpus
 from services.training.dp_sgd import train
 from services.training.manifest import Manifest
-from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions
 from tests.services.coordinator.test_protocols import NAMESPACE, conducting, generate
 from tests.tiny import write_tiny_model
 
@@ -35,7 +35,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     )
     model, output = write_tiny_model(tmp_path / "model"), tmp_path / "ensemble"
     private = DpSgdOptions(unit="user", expected_batch=9, epsilon=2)
-    options = TrainingOptions(block=16, epochs=1, precision="float32")
+    options = DP_SGD_TRAINING.model_copy(update={"block": 16, "epochs": 1, "precision": "float32"})
     manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)

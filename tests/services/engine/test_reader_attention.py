@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from services.engine.engine import PUBLIC
-from services.engine.reader_attention import TARGETS, PublicCache, ReaderError, check_targets, record
+from services.engine.reader_attention import TARGETS, PublicCache, ReaderError, check_reader, record
 from services.engine.switching import using
 
 SMALL: dict[str, Any] = {
@@ -155,6 +155,16 @@ def test_gradients_flow_through_the_reader_alone(smollm: Any) -> None:
     smollm.zero_grad()
 
 
+@torch.inference_mode()
+def test_caches_of_single_sequences_make_one_of_several(smollm: Any) -> None:
+    tokens = sequences(smollm)
+    cache = record(smollm, tokens)
+    first, second = cache.split()
+    assert first.nbytes == second.nbytes == cache.nbytes / 2
+    swapped = PublicCache.stack([second, first])
+    assert torch.equal(read(smollm, tokens.flip(0), swapped, 20), read(smollm, tokens, cache, 20).flip(0))
+
+
 def test_two_models_do_not_share_anything(smollm: Any) -> None:
     torch.manual_seed(0)
     other = adapted(MADE["qwen3"](), 0.3)
@@ -176,13 +186,13 @@ def test_a_view_is_for_the_positions_it_was_made_for(smollm: Any) -> None:
 
 
 def test_models_that_cannot_have_readers_say_why(smollm: Any) -> None:
-    check_targets(smollm, TARGETS)
+    check_reader(smollm, TARGETS)
     with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
-        check_targets(smollm, ("q_proj", "v_proj", "k_proj"))
+        check_reader(smollm, ("q_proj", "v_proj", "k_proj"))
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
-        check_targets(gpt2, TARGETS)
-    assert record(gpt2, torch.ones(1, 3, dtype=torch.long)).get_seq_length() == 3  # with other targets it can
+        check_reader(gpt2, TARGETS)
+    check_reader(gpt2, ("c_attn", "c_proj", "c_fc"))  # it can, with targets of its own
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4))
     with pytest.raises(ReaderError, match="mamba puts none into transformers' cache in all layers"):
-        record(mamba, torch.ones(1, 3, dtype=torch.long))
+        check_reader(mamba, ("in_proj",))

@@ -10,12 +10,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from services.engine.engine import AdapterFiles
+from services.engine.reader_attention import record
+from services.engine.switching import using
 from services.evaluation.rows import Origin, Reader, read, whole
 from services.evaluation.scoring import Scorer
 from services.evaluation.text import Block
 from tests.services.evaluation.written import write_rows
 
-ORIGIN = Origin(base="b" * 64, adapter="a" * 64, text="t" * 64, precision="float32")
+ORIGIN = Origin(base="b" * 64, adapter="a" * 64, attention="public", text="t" * 64, precision="float32")
 
 
 @pytest.fixture(scope="module")
@@ -24,39 +27,68 @@ def blocks(tokens: tuple[int, ...]) -> list[Block]:
     return [Block(part, tuple(range(1, len(part)))) for part in (tokens[:40], tokens[40:52], tokens[52:75])]
 
 
-def scored(scorer: Scorer, blocks: list[Block], adapter: Path | None) -> dict[int, torch.Tensor]:
-    """Float32 [targets, V] of each block, put together from the pieces."""
-    found = {
-        index: torch.full((len(block.targets), scorer.vocabulary), torch.nan) for index, block in enumerate(blocks)
-    }
-    for index, first, rows in scorer.log_probabilities(blocks, adapter):
-        found[index][first : first + len(rows)] = rows
+def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list[dict[int, torch.Tensor]]:
+    """Float32 [targets, V] of each adapter (or the base model) and block, put together from the pieces."""
+    found = [
+        {index: torch.full((len(block.targets), scorer.vocabulary), torch.nan) for index, block in enumerate(blocks)}
+        for _ in adapters or [None]
+    ]
+    for which, index, first, rows in scorer.log_probabilities(blocks, adapters):
+        found[which][index][first : first + len(rows)] = rows
     return found
 
 
+@torch.inference_mode()
 def test_all_positions_at_once_are_each_models_own(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
     scorer = Scorer(public_model, "float32")
     base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
-    # One adapter after another, and none after them: nothing is left of the one before.
-    for adapter in (adapters["first"], adapters["second"], None):
-        found = scored(scorer, blocks, adapter)
-        model = base if adapter is None else PeftModel.from_pretrained(base, adapter)
+    direct = {"base": [base(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]}
+    for name in ("first", "second"):
+        model = PeftModel.from_pretrained(base, adapters[name])
+        direct[name] = [model(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
+        base = model.unload()
+    # Several at once, one after them, and none at last: nothing is left of the ones before.
+    plain = {name: AdapterFiles(adapters[name], "own") for name in ("first", "second")}
+    found = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
+    for name, rows in (*found.items(), ("second", scored(scorer, blocks, plain["second"])[0])):
+        assert_same(rows, direct[name], blocks)
+    assert_same(scored(scorer, blocks)[0], direct["base"], blocks)
+
+
+def assert_same(found: dict[int, torch.Tensor], direct: list[torch.Tensor], blocks: list[Block]) -> None:
+    for index, block in enumerate(blocks):
+        expected = direct[index].log_softmax(-1)
+        assert torch.allclose(found[index], expected, atol=1e-4)
+        truth = torch.tensor(block.tokens[1:])[:, None]
+        own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (found[index], expected))
+        assert own == pytest.approx(theirs, rel=1e-5)
+
+
+@torch.inference_mode()
+def test_readers_are_scored_on_the_public_cache_of_each_block(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+) -> None:
+    first, second = adapters["first"], adapters["second"]
+    asked = AdapterFiles(first, "public"), AdapterFiles(second, "own"), AdapterFiles(second, "public")
+    found = scored(Scorer(public_model, "float32"), blocks, *asked)
+    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+    model = PeftModel.from_pretrained(base, first, "first")
+    model.load_adapter(second, "second")
+    for which, name in ((0, "first"), (2, "second")):
         for index, block in enumerate(blocks):
-            with torch.inference_mode():
-                direct = model(input_ids=torch.tensor([block.tokens])).logits[0, :-1].log_softmax(-1)
-            assert torch.allclose(found[index], direct, atol=1e-4)
-            truth = torch.tensor(block.tokens[1:])[:, None]
-            own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (found[index], direct))
-            assert own == pytest.approx(theirs, rel=1e-5)
-        if adapter is not None:
-            base = model.unload()
+            tokens = torch.tensor([block.tokens])
+            cache = record(model, tokens)
+            with using(model, name):
+                logits = model(input_ids=tokens, past_key_values=cache.reader(len(block.tokens))).logits[0, :-1]
+            assert torch.allclose(found[which][index], logits.log_softmax(-1), atol=1e-4)
+    assert (found[1][0] - found[2][0]).abs().max() > 0.1
 
 
 def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: list[Block]) -> None:
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16).eval()
-    found = scored(Scorer(public_model, "bfloat16"), blocks[:1], None)[0]
+    found = scored(Scorer(public_model, "bfloat16"), blocks[:1])[0][0]
     with torch.inference_mode():
         inputs = torch.tensor([blocks[0].tokens])
         hidden = model.model(inputs).last_hidden_state[0, :-1].float()
@@ -78,9 +110,10 @@ def test_parts_are_kept_to_two_thousandths_of_their_log_ratio(tmp_path: Path) ->
     assert ratio.max() > 2
 
 
-@pytest.mark.parametrize("field", ["base", "adapter", "text", "precision"])
+@pytest.mark.parametrize("field", ["base", "adapter", "attention", "text", "precision"])
 def test_rows_of_something_else_have_another_name(field: str) -> None:
-    assert replace(ORIGIN, **{field: "bfloat16" if field == "precision" else "0" * 64}).file != ORIGIN.file  # type: ignore[arg-type]
+    other = {"precision": "bfloat16", "attention": "own"}.get(field, "0" * 64)
+    assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]
     assert replace(ORIGIN, adapter=None).file != ORIGIN.file
 
 

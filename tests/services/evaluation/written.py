@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, write
+from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, writing
 
 VOCABULARY = 96
 
@@ -32,8 +32,10 @@ def write_rows(folder: Path, positions: int, models: int, apart: float = 0.3) ->
     each = common[:, None] + apart * torch.randn(positions, models, VOCABULARY, generator=generator)
     each = each.log_softmax(2)
     files = EnsembleRows(folder / "public.npy", tuple(folder / f"model-{index}.npy" for index in range(models)))
-    write(files.public, (positions, VOCABULARY), PUBLIC_TYPE, [(0, public)])
+    with writing(files.public, (positions, VOCABULARY), PUBLIC_TYPE) as put:
+        put(0, public)
     for index, path in enumerate(files.models):
-        write(path, (positions, VOCABULARY), PART_TYPE, [(0, each[:, index] - public)])
+        with writing(path, (positions, VOCABULARY), PART_TYPE) as put:
+            put(0, each[:, index] - public)
     tokens = torch.multinomial(each.exp().mean(dim=1), 1, generator=generator)[:, 0].numpy()
     return Written(files, public, each, tokens)

@@ -1,15 +1,16 @@
 """Perplexity of the public model, of each part model, and of their mean, on held-out text."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
+from services.engine.adapted_model import AdaptedModel
+from services.engine.engine import PUBLIC, AdapterFiles
 from services.training.manifest import Manifest
 
 
@@ -26,17 +27,13 @@ def perplexities(ensemble: Path, base: Path, texts: Iterable[str]) -> Perplexiti
     """Perplexity of every token of `texts` but the first of each; the mixture is the mean of the part models."""
     manifest = Manifest.load(ensemble)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).eval()
+    files = {
+        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.attention) for part in manifest.parts
+    }
+    model = AdaptedModel(base, torch.bfloat16, files)
     sequences = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
-    public = torch.cat([_log_probabilities(model, sequence) for sequence in sequences])
-    first, *others = manifest.parts
-    adapted = PeftModel.from_pretrained(model, manifest.adapter_path(ensemble, first), adapter_name=first.name)
-    for part in others:
-        adapted.load_adapter(manifest.adapter_path(ensemble, part), adapter_name=part.name)
-    rows = []
-    for part in manifest.parts:
-        adapted.set_adapter(part.name)
-        rows.append(torch.cat([_log_probabilities(adapted, sequence) for sequence in sequences]))
+    found = [_log_probabilities(model, (PUBLIC, *files), sequence) for sequence in sequences]
+    public, *rows = (torch.cat(pieces) for pieces in zip(*found, strict=True))
     parts = torch.stack(rows)
     return Perplexities(
         public=_perplexity(public),
@@ -45,10 +42,10 @@ def perplexities(ensemble: Path, base: Path, texts: Iterable[str]) -> Perplexiti
     )
 
 
-@torch.inference_mode()
-def _log_probabilities(model: torch.nn.Module, sequence: Tensor) -> Tensor:
-    logits = model(input_ids=sequence).logits[0, :-1].float()
-    return logits.log_softmax(-1).gather(-1, sequence[0, 1:, None])[:, 0]
+def _log_probabilities(model: AdaptedModel, names: Sequence[str], sequence: Tensor) -> list[Tensor]:
+    cache = model.record(sequence)
+    logits = (model.logits(name, sequence, sequence.shape[1], cache)[0, :-1].float() for name in names)
+    return [rows.log_softmax(-1).gather(-1, sequence[0, 1:, None])[:, 0] for rows in logits]
 
 
 def _perplexity(log_probabilities: Tensor) -> float:

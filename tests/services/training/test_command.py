@@ -18,7 +18,7 @@ runner = CliRunner()
 
 
 def flags(ensemble: Ensemble, output: Path) -> list[str]:
-    numbers = SMALL.model_dump(exclude_defaults=True)
+    numbers = SMALL.model_dump(exclude_unset=True)
     chosen = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["--output", str(output), "--parts", str(PARTS), "--salt-file", str(ensemble.salt), *chosen]
 

@@ -30,7 +30,9 @@ from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 BLOCK = 8
-OPTIONS = TrainingOptions(block=BLOCK, epochs=2, learning_rate=5e-3, precision="float32")
+OPTIONS = TrainingOptions(
+    attention="own", targets=("q_proj", "v_proj"), block=BLOCK, epochs=2, learning_rate=5e-3, precision="float32"
+)
 PRIVATE = DpSgdOptions(unit="user", blocks=3, expected_batch=4, epsilon=2, delta=1e-5)
 CLIP = 5.0
 
@@ -199,6 +201,8 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
     assert promise(configured(output, protocol="public"), manifest)
     with pytest.raises(ConfigurationError, match="more than the 1 that is to be promised"):
         promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
+    with pytest.raises(InputError, match="attention: DP-SGD trains an adapter with keys and values of its own"):
+        train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())
     again = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
     assert (again.kept, again.manifest) == (1, manifest), "it is not trained, nor paid for, twice"
     other = train(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from services.training.corpus import Document
 from services.training.errors import InputError
-from services.training.packing import IGNORED, pack, tokenize
+from services.training.packing import IGNORED, even_size, pack, tokenize
 from services.training.partition import Partition, Share, half_of, part_of
 from tests.services.training.conftest import PARTS, SALT
 
@@ -19,6 +19,15 @@ def test_blocks_hold_every_token_once(tokens: list[int], size: int) -> None:
     assert inputs.shape == labels.shape == (-(-len(tokens) // size), size)
     assert labels[labels != IGNORED].tolist() == tokens
     assert inputs[labels != IGNORED].tolist() == tokens
+
+
+@given(st.integers(1, 300), st.integers(2, 64))
+def test_even_blocks_are_as_few_and_have_hardly_any_padding(tokens: int, largest: int) -> None:
+    size = even_size(tokens, largest)
+    inputs, labels = pack(np.zeros(tokens, dtype=np.int32), size)
+    assert size <= largest
+    assert len(inputs) == -(-tokens // largest)
+    assert (labels == IGNORED).sum() < len(inputs)
 
 
 def test_documents_of_a_part_are_ended_and_in_order(base: Path) -> None:

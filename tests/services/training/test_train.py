@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
+from services.engine.adapted_model import AdaptedModel
+from services.engine.engine import PUBLIC, AdapterFiles
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError, TrainingError
 from services.training.manifest import FILE, Manifest
@@ -50,21 +51,17 @@ def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
     return dict(load_file(path / "adapter_model.safetensors"))
 
 
-@torch.inference_mode()
 def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[Tensor]]:
     """Next-token distributions [tokens, vocabulary] on a text: the public model's, and those of each part model."""
     manifest = Manifest.load(ensemble)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    inputs = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")
-    public = model(**inputs).logits[0].softmax(-1)
-    adapted = PeftModel.from_pretrained(model, manifest.adapter_path(ensemble, manifest.parts[0]), "part-000")
-    rows = []
-    for part in manifest.parts:
-        if part.index:
-            adapted.load_adapter(manifest.adapter_path(ensemble, part), part.name)
-        adapted.set_adapter(part.name)
-        rows.append(adapted(**inputs).logits[0].softmax(-1))
-    return public, rows
+    files = {
+        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.attention) for part in manifest.parts
+    }
+    model = AdaptedModel(base, torch.float32, files)
+    tokens = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")["input_ids"]
+    cache = model.record(tokens)
+    public, *parts = (model.logits(name, tokens, tokens.shape[1], cache)[0].softmax(-1) for name in (PUBLIC, *files))
+    return public, parts
 
 
 def test_manifest_says_what_was_trained(ensemble: Ensemble) -> None:
@@ -72,6 +69,7 @@ def test_manifest_says_what_was_trained(ensemble: Ensemble) -> None:
     assert manifest == ensemble.trained.manifest
     assert (ensemble.trained.trained, ensemble.trained.kept) == (PARTS, 0)
     assert manifest.base_model == "smollm2-135m"
+    assert manifest.attention == "public"
     assert manifest.salt_id == salt_id(SALT)
     assert [part.size_bucket == 0 for part in manifest.parts] == [index == EMPTY_PART for index in range(PARTS)]
     assert all(part.size_bucket & (part.size_bucket - 1) == 0 for part in manifest.parts)
@@ -129,6 +127,15 @@ def test_finished_ensemble_is_left_as_it_is(ensemble: Ensemble, tmp_path: Path) 
     assert (directory / FILE).read_bytes() == before
 
 
+def test_plain_adapters_where_they_are_asked_for(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
+    options = TrainingOptions(attention="own", block=32, epochs=1)
+    trained = ensemble.train(tmp_path / "own", options=options)
+    assert Manifest.load(tmp_path / "own").attention == "own"
+    assert trained.trained == PARTS
+    assert any("v_proj" in name and tensor.any() for name, tensor in weights(tmp_path / "own", 0).items())
+    assert not any("v_proj" in name for name in weights(ensemble.directory, 0))
+
+
 @pytest.mark.slow
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
@@ -175,7 +182,11 @@ def test_killed_training_goes_on(ensemble: Ensemble, one_ray: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"targets": ("no_such_module",)}, "part-00.: targets: .*no_such_module"),
+        (
+            {"targets": ("q_proj", "no_such_module")},
+            "part-00.: targets: the model has no modules named no_such_module$",
+        ),
+        ({"targets": ("q_proj", "v_proj")}, "part-00.: targets: a reader has no keys and values .* leave out v_proj"),
         ({"block": 8193}, "block: 8193 tokens are more than the model's context of 8192"),
     ],
 )

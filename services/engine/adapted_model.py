@@ -1,0 +1,71 @@
+"""A public model and its adapters in transformers, each of which attends as its manifest says.
+
+    model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.attention)})
+    cache = model.record(tokens)
+    public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
+
+Everything that computes distributions of adapters outside the engines uses it: evaluation, audits and tuning. One pass
+of the public model serves all readers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from services.engine.engine import AdapterFiles
+from services.engine.reader_attention import PublicCache, record
+from services.engine.switching import using
+
+
+class AdaptedModel:
+    """See the module. Without gradients; on a GPU where there is one."""
+
+    def __init__(self, base: Path, dtype: torch.dtype, adapters: Mapping[str, AdapterFiles] | None = None) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
+        self._model = self.base
+        self._attention: dict[str, Literal["public", "own"]] = {}
+        for name, files in (adapters or {}).items():
+            self.load(name, files)
+
+    def load(self, name: str, files: AdapterFiles) -> None:
+        """Add an adapter."""
+        if isinstance(self._model, PeftModel):
+            self._model.load_adapter(files.path, adapter_name=name)
+        else:
+            self._model = PeftModel.from_pretrained(self._model, files.path, adapter_name=name)
+        self._model.eval()
+        self._attention[name] = files.attention
+
+    def unload(self) -> None:
+        """Remove all adapters."""
+        if isinstance(self._model, PeftModel):
+            self._model.unload()
+        self._model = self.base
+        self._attention.clear()
+
+    @torch.inference_mode()
+    def record(self, tokens: Tensor) -> PublicCache:
+        """What readers attend to in these sequences [B, T]; an empty cache where no adapter is a reader."""
+        return record(self._model, tokens) if "public" in self._attention.values() else PublicCache()
+
+    @torch.inference_mode()
+    def logits(self, name: str, tokens: Tensor, positions: int, cache: PublicCache) -> Tensor:
+        """Logits after each of the last `positions` tokens of whole sequences [B, T]: [B, positions, V].
+
+        Args:
+            name: of an adapter, or `PUBLIC`.
+            cache: of the same sequences, from `record`.
+        """
+        with using(self._model, name):
+            if self._attention.get(name) == "public":
+                output = self._model(input_ids=tokens[:, -positions:], past_key_values=cache.reader(positions))
+            else:
+                output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=positions)
+        logits: Tensor = output.logits
+        return logits

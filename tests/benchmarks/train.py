@@ -1,0 +1,76 @@
+"""What many small parts cost to train: `python -m tests.benchmarks.train --json`.
+
+The same corpus is trained twice by `privmix train`'s own code, on one Ray with one core: once in few parts, once in
+many. Ray is started and one part is trained before, so that neither pays for the first load of the public model.
+
+- `ratio`: seconds for many parts over seconds for few. Both train on the same tokens.
+- `seconds`, `adapters_per_s`: of both.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import ray
+import typer
+
+from services.training import demo
+from services.training.corpus import Corpus
+from services.training.files import write_lines
+from services.training.options import TrainingOptions
+from services.training.train import train
+
+# A step is half a thousand tokens, as on one core by default, so that small parts have some.
+OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
+
+
+def write_corpus(path: Path, users: int) -> Corpus:
+    """Dialogues of the demo corpus, of as many users."""
+    demo.write_demo_corpus(path.parent / "demo", users=users, held_out=0)
+    write_lines(path, [{"user": one.user, "text": one.text} for one in Corpus(path.parent / "demo" / demo.TRAIN)])
+    return Corpus(path)
+
+
+def seconds(corpus: Corpus, output: Path, parts: int) -> float:
+    begun = time.monotonic()
+    trained = train(Corpus(corpus.path), output, parts=parts, options=OPTIONS)
+    assert trained.trained == parts
+    return time.monotonic() - begun
+
+
+def benchmark(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="4 and 32 parts of a small corpus.")] = False,
+    few: Annotated[int, typer.Option(min=1)] = 16,
+    many: Annotated[int, typer.Option(min=2)] = 256,
+    users: Annotated[int, typer.Option(min=1, help="Of the corpus; some 120 tokens each.")] = 512,
+) -> None:
+    """Time the training of few and of many parts of one corpus."""
+    if quick:
+        few, many, users = 4, 32, 64
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = write_corpus(Path(folder) / "corpus.jsonl", users)
+            seconds(write_corpus(Path(folder) / "warm.jsonl", 2), Path(folder) / "warm", 1)
+            taken = {parts: seconds(corpus, Path(folder) / str(parts), parts) for parts in (few, many)}
+    finally:
+        ray.shutdown()
+    numbers = {
+        "ratio": taken[many] / taken[few],
+        "seconds": taken,
+        "adapters_per_s": {parts: parts / time for parts, time in taken.items()},
+        "users": users,
+    }
+    if as_json:
+        print(json.dumps(numbers, indent=2))
+    else:
+        print(
+            f"{many} parts take {numbers['ratio']:.2f} times as long as {few} ({taken[many]:.0f} s, {taken[few]:.0f} s)"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)

@@ -1,0 +1,102 @@
+"""Claims: an adapter follows from its own tokens, whatever was trained before it in the process, and by the gradient of
+its mean loss on the public model's keys and values."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from services.engine.reader_attention import record
+from services.training import adapter
+from services.training.adapter import WEIGHTS_FILE, Files, train_adapter, with_lora
+from services.training.options import TrainingOptions
+from services.training.packing import Tokens
+from tests.tiny import write_tiny_model
+
+BLOCK = 16
+OPTIONS = TrainingOptions(block=BLOCK, batch=2, epochs=3, learning_rate=1e-2, precision="float32")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def text(seed: int, length: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 500, length).astype(np.int32)
+
+
+def trained(tiny: Path, tokens: Tokens, seed: int = 0, options: TrainingOptions = OPTIONS) -> Files:
+    return train_adapter(tiny, "tiny", tokens, options, seed, lambda _: None)
+
+
+def weights(files: Files) -> Tensor:
+    return torch.cat([weight.flatten() for _, weight in sorted(load(files[WEIGHTS_FILE]).items())])
+
+
+@pytest.mark.parametrize("attention", ["public", "own"])
+def test_nothing_is_left_of_the_adapters_before(tiny: Path, attention: Any) -> None:
+    options = TrainingOptions.checked(**OPTIONS.model_dump(exclude={"targets"}) | {"attention": attention})
+    alone = trained(tiny, text(1, 50), 1, options)
+    for other in (text(2, 90), text(3, 5), text(4, 0)):
+        trained(tiny, other, 2, options)
+        assert trained(tiny, text(1, 50), 1, options) == alone
+    assert trained(tiny, text(2, 50), 1, options) != alone
+    assert trained(tiny, text(1, 50), 2, options) != alone
+
+
+def test_keys_and_values_that_are_kept_are_those_that_would_be_computed_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = weights(trained(tiny, text(1, 100)))
+    of_a_block = record(
+        with_lora(tiny, "tiny", OPTIONS, torch.device("cpu")), torch.zeros(1, 15, dtype=torch.long)
+    ).nbytes
+    for room in (0, 2 * of_a_block):
+        monkeypatch.setattr(adapter, "_KEPT_BYTES", room)
+        torch.testing.assert_close(weights(trained(tiny, text(1, 100))), kept, atol=1e-5, rtol=1e-4)
+
+
+def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path) -> None:
+    """With Adam's first step, which is the learning rate times the gradient's sign."""
+    tokens = text(1, 2 * BLOCK)
+    options = OPTIONS.model_copy(update={"epochs": 1, "weight_decay": 0.0})
+    found = load(trained(tiny, tokens, 7, options)[WEIGHTS_FILE])
+    start = load(trained(tiny, text(1, 0), 7, options)[WEIGHTS_FILE])
+    torch.manual_seed(7)
+    model = with_lora(tiny, "tiny", options, torch.device("cpu"))
+    named = {name.replace(".default", ""): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    with torch.no_grad():
+        for name, weight in named.items():
+            weight.copy_(start[name])
+    inputs = torch.from_numpy(tokens.astype(np.int64)).view(2, BLOCK)
+    logits = model(input_ids=inputs, past_key_values=record(model, inputs).reader(BLOCK)).logits[:, :-1]
+    cross_entropy(logits.flatten(0, 1), inputs[:, 1:].flatten()).backward()
+    moved = 0
+    for name, weight in named.items():
+        assert weight.grad is not None
+        if "lora_B" in name:  # the gradient of the other factor is 0 at the start
+            certain = weight.grad.abs() > 1e-4
+            moved += int(certain.sum())
+            step = found[name] - start[name]
+            torch.testing.assert_close(step[certain], -1e-2 * weight.grad.sign()[certain], atol=1e-4, rtol=1e-2)
+    assert moved > 50
+
+
+def test_weights_keep_what_bfloat16_would_round_away(tiny: Path) -> None:
+    files = load(
+        trained(tiny, text(1, 200), options=OPTIONS.model_copy(update={"precision": "bfloat16"}))[WEIGHTS_FILE]
+    )
+    first = torch.cat([weight.flatten() for name, weight in files.items() if "lora_A" in name])
+    assert first.dtype == torch.float32
+    assert (first != first.bfloat16().float()).float().mean() > 0.9
+
+
+def test_text_shorter_than_a_block_is_not_filled_up(tiny: Path) -> None:
+    longer = OPTIONS.model_copy(update={"block": 64})
+    assert weights(trained(tiny, text(1, 10), options=longer)).equal(weights(trained(tiny, text(1, 10))))
