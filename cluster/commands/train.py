@@ -67,6 +67,9 @@ def train(
     learning_rate: Annotated[
         float | None, typer.Option(help=f"At the first step; falls linearly to 0. {_default('learning_rate')}")
     ] = None,
+    warm_up: Annotated[
+        float | None, typer.Option(help=f"Share of the steps in which the rate rises from 0. {_default('warm_up')}")
+    ] = None,
     weight_decay: Annotated[float | None, typer.Option(help=f"Of AdamW. {_default('weight_decay')}")] = None,
     epochs: Annotated[int | None, typer.Option(help=f"Times the text is gone through. {_default('epochs')}")] = None,
     batch: Annotated[int | None, typer.Option(help=f"Blocks a step. {_default('batch')}")] = None,
@@ -109,6 +112,7 @@ def train(
         "dropout": dropout,
         "targets": None if targets is None else tuple(name.strip() for name in targets.split(",") if name.strip()),
         "learning_rate": learning_rate,
+        "warm_up": warm_up,
         "weight_decay": weight_decay,
         "epochs": epochs,
         "batch": batch,

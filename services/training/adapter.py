@@ -229,7 +229,8 @@ def _fit(
 ) -> None:
     optimizer = torch.optim.AdamW([weights.precise], lr=options.learning_rate, weight_decay=options.weight_decay)
     batches = list(_batches(len(inputs), options, seed))
-    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=len(batches))
+    warm_up = round(options.warm_up * len(batches))
+    schedule = get_linear_schedule_with_warmup(optimizer, warm_up, len(batches))
     caches = _PublicCaches(model, inputs, keep=options.epochs > 1) if options.attention == "public" else None
     model.train()
     for step, batch in enumerate(batches, start=1):

@@ -131,8 +131,8 @@ def _fingerprint(
 ) -> str:
     # Keyed, because the name of a directory must not let anyone test a guess at the text.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    # Without `attention`, which is always the same here, so that trainings from before it are found and not paid again.
-    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude={"attention"})]
+    # Without what came later and does not matter here, so that trainings from before are found and not paid again.
+    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude={"attention", "warm_up"})]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
     for unit in units:

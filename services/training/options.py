@@ -43,6 +43,7 @@ class TrainingOptions(_Settings):
         default_factory=lambda given: READER_TARGETS if given["attention"] == "public" else PLAIN_TARGETS, min_length=1
     )
     learning_rate: float = Field(default=1e-3, gt=0)
+    warm_up: float = Field(default=0.0, ge=0, lt=1, description="share of the steps in which the rate rises from 0")
     weight_decay: float = Field(default=0.01, ge=0)
     epochs: int = Field(default=3, ge=1)
     batch: int = Field(default=8, ge=1, description="blocks a step")

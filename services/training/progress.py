@@ -43,8 +43,12 @@ class LineDisplay(Display):
                 self.say(f"{name} done ({len(self._finished & set(tasks))} of {len(tasks)})")
 
 
+# More finished bars than this would push those that move off the screen.
+_BARS = 16
+
+
 class BarDisplay(Display):
-    """A bar for everything, and one for each task from when it starts."""
+    """A bar for everything, and one for each task from when it starts; where tasks are many, until it ends."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -62,8 +66,14 @@ class BarDisplay(Display):
     def show(self, tasks: Mapping[str, float]) -> None:
         self._set("everything", sum(tasks.values()) / len(tasks))
         for name, fraction in tasks.items():
-            if fraction > 0:
+            if fraction == 1 and len(tasks) > _BARS:
+                self._hide(name)
+            elif fraction > 0:
                 self._set(name, fraction)
+
+    def _hide(self, name: str) -> None:
+        if name in self._bars:
+            self._progress.update(self._bars[name], visible=False)
 
     def _set(self, name: str, fraction: float) -> None:
         if name not in self._bars:

@@ -1,0 +1,176 @@
+"""What plain LoRA and readers learn at equal cost: `python -m tests.benchmarks.adapters CORPUS.jsonl --output FOLDER`.
+
+CORPUS is public or set-aside text, by user. Some users are held out; parts of 1/16 of the others train an adapter by
+`privmix train`'s own code, in this process. Each recipe is trained and scored once: what is in FOLDER is kept, and a
+run that is stopped goes on. Recipes are named with --recipe; without it, all of them are run.
+
+- `gain`: nats a held-out token by which a part's adapter is better than the public model, the mean over parts.
+- `of plain`: its ratio to that of `plain`.
+- `ensemble gain`, with two parts or more: the same of their mean after PMixed's projection at the radius of a budget
+  (64 parts, epsilon 8, delta 1e-5, 1,024 tokens).
+- `seconds`: processor time of a part's training, on one thread.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from services.engine.engine import AdapterFiles
+from services.evaluation.rows import EnsembleRows, Reader
+from services.evaluation.split import split
+from services.evaluation.tasks import score, score_public
+from services.evaluation.text import Text, held_out_text
+from services.evaluation.trial import run_trials
+from services.privacy.pmixed import PMixed, PMixedSettings
+from services.training.adapter import train_adapter
+from services.training.corpus import Corpus
+from services.training.options import TrainingOptions
+from services.training.packing import Tokens, tokenize
+from services.training.partition import Partition, Share
+from services.training.public_model import DEFAULT, resolve
+
+PARTS = 16
+HELD_OUT = 0.1
+HELD_OUT_TOKENS = 5000
+CONTEXT = 256
+BUDGET = PMixedSettings(epsilon=8.0, delta=1e-5, tokens=1024)
+
+PLAIN = TrainingOptions.checked(attention="own", rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
+READER = TrainingOptions.checked(rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
+
+
+def _with(options: TrainingOptions, **changes: object) -> TrainingOptions:
+    return TrainingOptions.checked(**options.model_dump() | changes)
+
+
+RECIPES: Mapping[str, TrainingOptions] = {
+    "plain": PLAIN,
+    "plain, q and v": _with(PLAIN, targets=("q_proj", "v_proj")),
+    "plain, rate 2e-3": _with(PLAIN, learning_rate=2e-3),
+    "plain, warm-up 0.1": _with(PLAIN, warm_up=0.1),
+    "plain, 2 blocks a step": _with(PLAIN, batch=2),
+    "reader": READER,
+    "reader, rate 5e-4": _with(READER, learning_rate=5e-4),
+    "reader, rate 2e-3": _with(READER, learning_rate=2e-3),
+    "reader, warm-up 0.1": _with(READER, warm_up=0.1),
+    "reader, warm-up 0.1, rate 2e-3": _with(READER, warm_up=0.1, learning_rate=2e-3),
+    "reader, warm-up 0.1, rank 16": _with(READER, warm_up=0.1, rank=16),
+    "reader, 2 blocks a step": _with(READER, batch=2),
+    "reader, rank 16, alpha 64": _with(READER, rank=16, alpha=64),
+    "reader, rank 16, alpha 128": _with(READER, rank=16, alpha=128),
+    "reader, o and MLP": _with(READER, targets=("o_proj", "gate_proj", "up_proj", "down_proj")),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A corpus that is split, and where its results are kept."""
+
+    output: Path
+    model: Path
+    text: Text
+    parts: tuple[Tokens, ...]
+
+    @classmethod
+    def of(cls, corpus: Path, output: Path, parts: int, tokens: int) -> "Bench":
+        model = resolve()
+        train, held_out = output / "train.jsonl", output / "heldout.jsonl"
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
+        split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=output / "split.salt")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=HELD_OUT_TOKENS, runs=1)
+        shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
+        return cls(output, model, text, tuple(shares[Share(part)][:tokens] for part in range(parts)))
+
+    @property
+    def public(self) -> Path:
+        path = self.output / "public.npy"
+        if not path.exists():
+            score_public(self.model, self.text, "auto", path)
+        return path
+
+    def measure(self, name: str, options: TrainingOptions) -> dict[str, float]:
+        """The results of one recipe over all parts, kept in its directory."""
+        folder = self.output / name.replace(", ", "-").replace(" ", "-")
+        results = folder / f"{len(self.parts)}-parts.json"
+        if not results.exists():
+            seconds = [self._train(folder, part, options) for part in range(len(self.parts))]
+            results.write_text(json.dumps(self._score(folder, options) | {"seconds": float(np.mean(seconds))}))
+        found: dict[str, float] = json.loads(results.read_bytes())
+        return found
+
+    def _train(self, folder: Path, part: int, options: TrainingOptions) -> float:
+        directory = folder / str(part)
+        if not (directory / "seconds").exists():
+            train_adapter(self.model, DEFAULT, self.parts[part][:0], options, 0, lambda _: None)  # loads the model
+            begun = time.process_time()
+            files = train_adapter(self.model, DEFAULT, self.parts[part], options, part, lambda _: None)
+            seconds = time.process_time() - begun
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (directory / name).write_bytes(content)
+            (directory / "seconds").write_text(str(seconds))
+        return float((directory / "seconds").read_text())
+
+    def _score(self, folder: Path, options: TrainingOptions) -> dict[str, float]:
+        rows = EnsembleRows(self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
+        adapters = [AdapterFiles(folder / str(part), options.attention) for part in range(len(self.parts))]
+        score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto", rows.public)
+        reader, truth = Reader(rows), torch.from_numpy(self.text.true_tokens)
+        gains = []
+        for positions in np.array_split(self.text.runs[0], 64):
+            public, parts = reader(positions)
+            own = parts.view(len(public), len(adapters), -1) - public[:, None]
+            gains.append(own.gather(2, truth[positions, None, None].expand(-1, len(adapters), 1)).mean(1).flatten())
+        measured = {"gain": float(torch.cat(gains).mean())}
+        if len(adapters) > 1:
+            protocol = PMixed(len(adapters), 1.0, BUDGET.plan(64).radius)
+            planned = [(BUDGET, protocol), (BUDGET, PMixed(len(adapters), 1.0, 1e-3))]
+            released, public_alone = run_trials(planned, reader, self.text.runs[0][:1024], self.text.true_tokens)
+            measured["ensemble gain"] = public_alone.loss - released.loss
+        for path in rows.models:
+            path.unlink()
+        return measured
+
+
+def benchmark(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
+    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
+    recipe: Annotated[list[str] | None, typer.Option(help="One of the table; may be repeated. Default: all.")] = None,
+    parts: Annotated[int, typer.Option(min=1, max=PARTS, help=f"Parts that are trained, of {PARTS}.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each that are used.")] = 12000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train and score recipes, and print their table."""
+    torch.set_num_threads(1)
+    if unknown := set(recipe or ()) - set(RECIPES):
+        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
+    bench = Bench.of(corpus, output, parts, tokens)
+    found = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
+    plain = found.get("plain", {})
+    for one in found.values():
+        one |= {f"{key} of plain": one[key] / plain[key] for key in ("gain", "ensemble gain") if key in plain}
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    columns = list(dict.fromkeys(key for one in found.values() for key in one))
+    table = Table("recipe", *columns)
+    for name, one in found.items():
+        table.add_row(name, *(f"{one.get(key, math.nan):.3g}" for key in columns))
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)
