@@ -112,7 +112,7 @@ def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tm
 @pytest.mark.timeout(3600)
 def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Path) -> None:
     write_demo_corpus(tmp_path / "demo")
-    chosen = TRAINING.model_dump(exclude_defaults=True)
+    chosen = TRAINING.model_dump(exclude_unset=True)
     words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     corpus = str(tmp_path / "demo" / TRAIN)
     done = runner.invoke(app, ["train", corpus, "--output", str(tmp_path / "ensemble"), *words])

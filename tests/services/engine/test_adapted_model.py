@@ -1,0 +1,67 @@
+"""Claim: whatever is asked together, and for whichever positions, each adapter's rows are those of its kind."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from services.engine.adapted_model import AdaptedModel
+from services.engine.engine import PUBLIC, AdapterFiles
+from services.engine.reader_attention import TARGETS, record
+from services.engine.switching import using
+from tests.tiny import write_tiny_model
+
+TOKENS = torch.randint(1000, (3, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("first", "second")):
+        torch.manual_seed(seed)
+        model = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, target_modules=list(TARGETS))
+        )
+        for key, weight in model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(weight, std=1.0)
+        model.save_pretrained(folder / name)
+    return {name: folder / name for name in ("first", "second")}
+
+
+@torch.inference_mode()
+def expected(tiny: Path, folder: Path, reader: bool) -> Tensor:
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32), folder, "one")
+    cache = record(model, TOKENS).reader(TOKENS.shape[1]) if reader else None
+    with using(model, "one"):
+        logits: Tensor = model(input_ids=TOKENS, past_key_values=cache, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("positions", [1, 5, 12])
+def test_readers_and_plain_adapters_side_by_side(tiny: Path, folders: dict[str, Path], positions: int) -> None:
+    asked = {f"{name} {kind}": AdapterFiles(folders[name], kind) for name in folders for kind in ("public", "own")}
+    model = AdaptedModel(tiny, torch.float32, asked)
+    cache = model.record(TOKENS)
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    with torch.inference_mode():
+        public = base(input_ids=TOKENS).logits
+    found = model.logits(PUBLIC, TOKENS, positions, cache)
+    torch.testing.assert_close(found, public[:, -positions:], atol=1e-4, rtol=1e-4)
+    rows = {}
+    for name, files in asked.items():
+        rows[name] = expected(tiny, files.path, files.attention == "public")
+        found = model.logits(name, TOKENS, positions, cache)
+        torch.testing.assert_close(found, rows[name][:, -positions:], atol=1e-4, rtol=1e-4)
+    for name in folders:
+        assert (rows[f"{name} public"] - rows[f"{name} own"]).abs().max() > 0.1
+    model.unload()
+    torch.testing.assert_close(model.logits(PUBLIC, TOKENS, 12, cache), public, atol=1e-4, rtol=1e-4)
