@@ -28,7 +28,7 @@ WARNING = (
     "What is chosen here follows from the sample's text, and no ledger charges for it: tuning on the private text "
     "would cost privacy that nobody counts. The sample must be public, or set aside for this and never trained on."
 )
-_TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=2e-3)
+_TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=1e-3)
 
 
 def tune(

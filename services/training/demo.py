@@ -19,7 +19,7 @@ HELD_OUT = "heldout.jsonl"
 CANARIES = "canaries.jsonl"
 
 # For eight parts of this corpus: two to three minutes of training on two processor cores.
-TRAINING = TrainingOptions(block=128, batch=2, epochs=1, learning_rate=2e-3)
+TRAINING = TrainingOptions(block=128, batch=2, epochs=1, learning_rate=1e-3)
 
 _DIALOGUES = (2, 3)
 

@@ -46,13 +46,13 @@ class TrainingOptions(_Settings):
     warm_up: float = Field(default=0.0, ge=0, lt=1, description="share of the steps in which the rate rises from 0")
     weight_decay: float = Field(default=0.01, ge=0)
     epochs: int = Field(default=3, ge=1)
-    batch: int = Field(default=8, ge=1, description="blocks a step")
+    batch: int = Field(default=1, ge=1, description="blocks a step")
     block: int = Field(default=512, ge=2, description="tokens a block")
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
 
 
 DP_SGD_TRAINING = TrainingOptions(
-    attention="own", rank=4, alpha=32, targets=("q_proj", "v_proj"), learning_rate=2e-4, epochs=3, block=512
+    attention="own", rank=4, alpha=32, targets=("q_proj", "v_proj"), learning_rate=2e-4, epochs=3, batch=8, block=512
 )
 """For DP-SGD: few weights, since each of them gets noise."""
 
