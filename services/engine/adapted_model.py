@@ -10,14 +10,14 @@ of the public model serves all readers.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import AdapterFiles
+from services.engine.engine import AdapterFiles, Attention
 from services.engine.reader_attention import PublicCache, record
 from services.engine.switching import using
 
@@ -29,7 +29,7 @@ class AdaptedModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
         self._model = self.base
-        self._attention: dict[str, Literal["public", "own"]] = {}
+        self._attention: dict[str, Attention] = {}
         for name, files in (adapters or {}).items():
             self.load(name, files)
 

@@ -70,7 +70,7 @@ class AdapterFiles:
     """A PEFT adapter directory, and whose keys and values the adapter attends to (`Manifest.attention`)."""
 
     path: Path
-    attention: Literal["public", "own"]
+    attention: Attention
 
 
 class Engine(ABC):

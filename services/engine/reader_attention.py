@@ -24,12 +24,12 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from services.engine.adapter_config import KEYS_AND_VALUES
 from services.engine.engine import PUBLIC
 from services.engine.switching import using
 
 TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """What an adapter can change in a reader: everything but the keys and values, which are never its own."""
-_OWN_CACHE = ("k_proj", "v_proj")
 
 
 class ReaderError(ValueError):
@@ -110,7 +110,7 @@ def check_reader(model: Any, targets: Iterable[str]) -> None:
     Raises:
         ReaderError: names what the model does not have, or the modules that a reader never uses.
     """
-    if unused := sorted(set(targets) & set(_OWN_CACHE)):
+    if unused := sorted(set(targets) & set(KEYS_AND_VALUES)):
         raise ReaderError(f"a reader has no keys and values of its own: leave out {', '.join(unused)}")
     check_modules(model, targets)
     record(model, torch.zeros(1, 2, dtype=torch.long, device=model.device))

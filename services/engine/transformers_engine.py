@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from services.engine.adapter_config import read_adapter_configs
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
-from services.engine.reader_attention import PublicCache, check_targets
+from services.engine.reader_attention import PublicCache, check_reader
 from services.engine.switching import using
 
 MAX_CACHES = 256
@@ -35,7 +35,7 @@ class TransformersEngine(Engine):
         self.vocabulary = model.config.vocab_size
         if settings.attention == "public":
             for config in configs:
-                check_targets(model, config.targets)
+                check_reader(model, config.targets)
         for name, path in settings.adapters.items():
             if isinstance(model, PeftModel):
                 model.load_adapter(path, adapter_name=name)
