@@ -19,7 +19,6 @@ requests instead.
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -152,26 +151,28 @@ def plain(folder: Path, threads: int) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.plain", str(port)]
     command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
-    log = (folder / "plain.log").open("ab")
-    process = subprocess.Popen(command, stdout=log, stderr=log)
+    log = folder / "plain.log"
+    with log.open("ab") as output:
+        process = psutil.Popen(command, stdout=output, stderr=output)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_healthy(url, process)
+        _wait_until_healthy(url, process, log)
         yield url
     finally:
-        tree = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        process.wait(TIMEOUT_S)
-        for child in tree:
-            if child.is_running():
-                child.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            tree = process.children(recursive=True)
+            process.terminate()
+            process.wait(TIMEOUT_S)
+            for child in tree:
+                if child.is_running():
+                    child.kill()
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the plain side ended with {process.returncode}")
+            raise RuntimeError(f"the plain side ended with {process.returncode}: {log.read_text()[-4000:]}")
         with suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health").status_code == 200:
                 return

@@ -36,7 +36,7 @@ def test_streams_go_on_with_the_shard_that_the_fleet_starts_instead(tmp_path: Pa
         fleet = FleetActor.options(name="fleet", namespace=NAMESPACE).remote(settings, 1)
         ray.get(fleet.start.remote())
         terms = PrivacyBudget(ensemble="e", epsilon=100.0, delta=1e-5, order=4.0, adjacency="user")
-        budget.start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE)
+        budget.start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE, lifetime="detached")
         chosen = CoordinatorSettings(model, NAMESPACE, budget.NAME, step_timeout_s=STALLED_S)
         deltas = asyncio.run(_interrupted(chosen, lost))
     finally:
