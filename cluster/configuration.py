@@ -66,7 +66,7 @@ class Engine(Section):
 class Shards(Section):
     """How the ensemble is spread. `num_gpus` and `num_cpus` are what Ray reserves for each copy of a shard."""
 
-    parts_per_shard: int = Field(8, gt=0)
+    parts_per_shard: int = Field(1024, gt=0, description="parts that one shard holds; more parts make more shards")
     count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         None, description="None: as many as all parts need; auto: from one on, as many as there is room for"
     )
