@@ -9,9 +9,16 @@ from rich.table import Table as Shown
 
 from cluster.console import console, display
 from cluster.parameters import bad
+from services.audit.finding import Finding
+from services.heads import attacks, head, mimic
 from services.heads import compare as comparison
-from services.heads.data import DATASETS, Table, read_table
-from services.heads.methods import METHODS
+from services.heads.certified import CertifiedSettings
+from services.heads.data import DATASETS, Table, read_npz, read_table
+from services.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.heads.flows import FlowSettings
+from services.heads.methods import METHODS, MethodName, demand_certified
+from services.heads.report import write_report
+from services.privacy.selection import Neighbours
 from services.training.tasks import connected
 
 heads = typer.Typer(
@@ -62,10 +69,111 @@ def compare(
         else:
             with connected():
                 found = comparison.compare(table, plan, directory, comparison.on_cluster(shown), shown)
+    page = write_report(found, directory)
     if as_json:
         typer.echo(json.dumps(found.record()))
     else:
         _show(found)
+        typer.echo(f"report: {page}")
+
+
+@heads.command()
+def train(
+    output: Annotated[Path, typer.Option(help="The head's directory, made by this.")],
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+    method: Annotated[MethodName, typer.Option(help="How it is trained.")] = "expm-certified",
+    epsilon: Annotated[float, typer.Option(help="Of the method.")] = 1.0,
+    unproven: Annotated[
+        bool, typer.Option("--unproven", help="Allow a method of which nothing is proven; its head says so.")
+    ] = False,
+    neighbours: Annotated[
+        Neighbours, typer.Option(help="expm-certified: what an observer cannot tell: a user replaced, or added.")
+    ] = "replace",
+    ledger: Annotated[str | None, typer.Option(help="SQLite file or URL that the release is charged to, once.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Epsilon that a new ledger promises for all its heads.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one head on all rows of a table with the setting chosen in advance, and charge its ledger once."""
+    if not unproven:
+        demand_certified(method)
+    table = open_table(dataset, target, user_field, bounds)
+    found = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
+    if as_json:
+        typer.echo(found.model_dump_json())
+    else:
+        typer.echo(f"{output}: {METHODS[method].label}; guarantee: {found.guarantee}")
+
+
+@heads.command()
+def predict(
+    directory: Annotated[Path, typer.Argument(help="A head's directory.")],
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+) -> None:
+    """Print one prediction a line, in [0, 1], for the rows of a table; any number of them cost nothing more."""
+    for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
+        typer.echo(f"{value:.6f}")
+
+
+@heads.command()
+def audit(
+    epsilon: Annotated[float, typer.Option(help="That the methods are given.")] = 0.1,
+    trials: Annotated[int, typer.Option(min=50, help="Releases from each of two neighbouring tables.")] = 500,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="neighbours, one-run or membership; may be repeated. Default: all.")
+    ] = None,
+    dataset: Dataset = "breast-cancer",
+    shadows: Annotated[int, typer.Option(min=3, help="Models of half the rows, for membership.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Attack heads, and bound epsilon from below; exit 1 where a proven guarantee breaks."""
+    chosen = set(attack or ("neighbours", "one-run", "membership"))
+    if unknown := chosen - {"neighbours", "one-run", "membership"}:
+        raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
+    table = open_table(dataset, None, None, None)
+    findings: list[Finding] = []
+    curves = {}
+    if "neighbours" in chosen:
+        narrow = ExpMNFSettings(
+            flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
+        )
+        for pair in (attacks.lever(), attacks.lever(height=1.0)):
+            releases = attacks.published_releases(epsilon, narrow)
+            findings.append(attacks.neighbours("expm-nf", releases, pair, epsilon, trials=trials))
+            certified = attacks.certified_releases(epsilon, CertifiedSettings())
+            findings.append(attacks.neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials))
+    for name in ("expm-nf", "dp-sgd", "expm-certified"):
+        if "one-run" in chosen:
+            findings.append(attacks.one_run(name, table, epsilon))
+        if "membership" in chosen:
+            curves[name] = attacks.summary(attacks.membership(name, table, epsilon, shadows=shadows))
+    if "membership" in chosen:
+        curves["non-private"] = attacks.summary(attacks.membership("non-private", table, epsilon, shadows=shadows))
+    if as_json:
+        typer.echo(json.dumps({"findings": [each.record() for each in findings], "membership": curves}))
+    else:
+        _show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
+    if any(each.verdict == "broken" and each.status == "certified" for each in findings):
+        raise typer.Exit(1)
+
+
+prepare = typer.Typer(name="prepare", help="Make tables for heads from published files.", no_args_is_help=True)
+heads.add_typer(prepare)
+
+
+@prepare.command(name="mimic-extract")
+def mimic_extract(
+    file: Annotated[Path, typer.Argument(help="all_hourly_data.h5 of MIMIC-Extract.")],
+    output: Annotated[Path, typer.Option(help="Directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
+) -> None:
+    """The tables of the paper from MIMIC-Extract: mortality, and stays over three days, from the first 24 hours."""
+    for path, rows in mimic.prepare(file, output).items():
+        typer.echo(f"{path}: {rows} stays")
 
 
 def open_table(dataset: str, target: str | None, user: str | None, bounds: Path | None) -> Table:
@@ -75,6 +183,8 @@ def open_table(dataset: str, target: str | None, user: str | None, bounds: Path 
             if given is not None:
                 raise bad(option, f"goes with a table of your own, not with {dataset}")
         return DATASETS[dataset]()
+    if dataset.endswith(".npz"):
+        return read_npz(Path(dataset))
     if target is None:
         raise bad("target", f"names the column of {dataset} that is to be learnt")
     return read_table(dataset, target=target, user=user, bounds=bounds)
@@ -98,3 +208,18 @@ def _show(found: comparison.Comparison) -> None:
             cell.search_cost,
         )
     console().print(shown)
+
+
+def _show_audit(findings: list[Finding], areas: dict[str, float]) -> None:
+    shown = Shown("attack", "method and table", title="Attacks on heads", title_justify="left")
+    for column in ("epsilon given", "epsilon is at least", "certainly at least"):
+        shown.add_column(column, justify="right")
+    shown.add_column("guarantee")
+    for each in findings:
+        guarantee = "certified: " + each.verdict if each.status == "certified" else "none proven"
+        shown.add_row(
+            each.attack, each.subject, f"{each.claim:g}", f"{each.lower:.3f}", f"{each.certain:.3f}", guarantee
+        )
+    console().print(shown)
+    for name, area in areas.items():
+        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")  # type: ignore[index]

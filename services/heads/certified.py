@@ -4,7 +4,6 @@ On a finite set the exponential mechanism is sampled exactly, so its guarantee h
 delta 0 (`services.privacy.selection`). Candidates come from a prior, or from a flow that was fitted to public rows.
 """
 
-from dataclasses import dataclass
 from uuid import uuid4
 
 import numpy as np
@@ -17,7 +16,7 @@ from services.heads import expm_nf
 from services.heads.data import Table
 from services.heads.expm_nf import ExpMNFSettings
 from services.heads.models import Parametrised, squared_loss
-from services.privacy.selection import Neighbours, SelectionEvent, loss_units, select
+from services.privacy.selection import Neighbours, SelectionEvent, loss_units, rate, select
 from services.training.errors import InputError
 
 _CANDIDATES_AT_ONCE = 128
@@ -45,19 +44,6 @@ class CertifiedSettings(BaseModel):
     flow: ExpMNFSettings = ExpMNFSettings()
 
 
-@dataclass(frozen=True, eq=False)
-class Released:
-    """What is released.
-
-    Attributes:
-        theta: [D], the candidate that the last round chose.
-        event: what all rounds cost.
-    """
-
-    theta: Tensor
-    event: SelectionEvent
-
-
 @torch.no_grad()
 def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[np.int64]:
     """int64 [K]: the sum over users of each user's loss, clipped to [0, 1], in `selection.LOSS_UNITS`.
@@ -77,23 +63,10 @@ def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[n
     return np.concatenate(totals)
 
 
-def release(
-    model: Parametrised,
-    table: Table,
-    epsilon: float,
-    settings: CertifiedSettings,
-    *,
-    neighbours: Neighbours = "replace",
-    public: Table | None = None,
-    seed: int = 0,
-) -> Released:
-    """Choose a candidate by the private rows, at the cost of the event that comes with it.
-
-    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw theirs around
-    what the round before chose, which is already paid for: by adaptive composition the costs add up.
-
-    Args:
-        seed: of the candidates, which need not be secret; which one is chosen is drawn from the system's generator.
+def event(
+    table: Table, epsilon: float, settings: CertifiedSettings, neighbours: Neighbours = "replace"
+) -> SelectionEvent:
+    """What a release costs.
 
     Raises:
         InputError: the features were scaled by the private rows, or there are too many candidates for epsilon.
@@ -103,20 +76,42 @@ def release(
             f"bounds: the features of {table.name} were scaled by the private rows, which no certified guarantee "
             "covers; give the bounds of every feature (--bounds FILE)"
         )
-    event = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
+    try:
+        found = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
+        rate(found, settings.candidates)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return found
+
+
+def release(
+    model: Parametrised,
+    table: Table,
+    event: SelectionEvent,
+    settings: CertifiedSettings,
+    *,
+    public: Table | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Parameters [D], chosen from candidates by the private rows at the cost of the event.
+
+    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw theirs around
+    what the round before chose, which is already paid for: by adaptive composition the costs add up.
+
+    Args:
+        seed: of the candidates, which need not be secret; which one is chosen is drawn from the system's generator.
+    """
     generator = torch.Generator().manual_seed(seed)
     thetas = _first_candidates(model, settings, generator, public)
     spread = thetas.std(dim=0)
-    for done in range(settings.rounds):
-        try:
-            chosen = thetas[select(total_losses(model, thetas, table), event)]
-        except ValueError as error:
-            raise InputError(str(error)) from error
+    for done in range(event.rounds):
+        chosen = thetas[select(total_losses(model, thetas, table), event)]
         spread = settings.shrink * spread
-        if done < settings.rounds - 1:
+        if done < event.rounds - 1:
             steps = spread * torch.randn(settings.candidates, model.dimension, generator=generator)
-            thetas = chosen + torch.cat([torch.zeros(1, model.dimension), steps[1:]])
-    return Released(chosen, event)
+            steps[0] = 0.0  # what was chosen stays a candidate
+            thetas = chosen + steps
+    return chosen
 
 
 def _first_candidates(

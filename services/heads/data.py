@@ -236,6 +236,30 @@ def fingerprint(table: Table) -> str:
     return digest.hexdigest()
 
 
+def save_npz(table: Table, path: Path) -> None:
+    """Write a table to a file that `read_npz` reads."""
+    with path.open("wb") as file:
+        np.savez_compressed(
+            file, x=table.x, y=table.y, users=table.users, scaling=np.str_(table.scaling), unit=np.str_(table.unit)
+        )
+
+
+def read_npz(path: Path) -> Table:
+    """A table that `save_npz` wrote.
+
+    Raises:
+        DataError: it is no such file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            scaling, unit = str(found["scaling"]), str(found["unit"])
+            if scaling not in ("public", "private") or unit not in ("record", "user"):
+                raise ValueError("its scaling or unit is unknown")
+            return Table(path.stem, found["x"], found["y"], found["users"], scaling, unit)  # type: ignore[arg-type]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: is not a table of `heads prepare`: {error}") from error
+
+
 def _clinic() -> Table:
     from services.heads.clinic import clinic
 

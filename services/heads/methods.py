@@ -14,7 +14,7 @@ from services.heads.data import Table
 from services.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.heads.flows import FlowSettings
 from services.heads.models import GRUD, LogisticRegression, Parametrised
-from services.heads.sgd import DpSgdSettings, SgdSettings
+from services.heads.sgd import DpSgdSettings, Noise, SgdSettings
 from services.privacy.events import Status
 from services.training.errors import InputError
 
@@ -86,9 +86,17 @@ def _train_dp_sgd(
         raise InputError(
             "method: dp-sgd hides single rows, and this table has users with several; leave --user-field out"
         )
-    torch.manual_seed(seed)
     noise = sgd.noise_for(epsilon, DELTA, len(table.x), settings.batch, settings.epochs)
-    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings, seed)).vector[None]
+    return train_with_noise(make, table, noise, settings, seed)[None]
+
+
+def train_with_noise(
+    make: Callable[[], nn.Module], table: Table, noise: Noise, settings: DpSgdSettings, seed: int | None = None
+) -> Tensor:
+    """[D]: parameters trained by DP-SGD. Without a seed the noise comes from the system's randomness."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings, seed)).vector
 
 
 def _train_expm_nf(
@@ -101,7 +109,8 @@ def _train_expm_nf(
 def _train_certified(
     make: Callable[[], nn.Module], table: Table, epsilon: float, settings: CertifiedSettings, seed: int
 ) -> Tensor:
-    return certified.release(Parametrised(make()), table, epsilon, settings, seed=seed).theta[None]
+    event = certified.event(table, epsilon, settings)
+    return certified.release(Parametrised(make()), table, event, settings, seed=seed)[None]
 
 
 def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:

@@ -86,9 +86,11 @@ def train_privately(
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    if seed is not None:
-        torch.manual_seed(seed)
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrapped = GradSampleModule(model)

@@ -63,7 +63,7 @@ def test_a_user_moves_total_losses_by_one_at_most() -> None:
 def test_features_scaled_by_private_rows_are_never_certified(tmp_path: Path) -> None:
     table = replace(generated(), scaling="private")
     with pytest.raises(InputError, match="bounds"):
-        certified.release(methods.parametrised(table), table, 1.0, CertifiedSettings())
+        certified.event(table, 1.0, CertifiedSettings())
 
 
 def test_public_rows_give_better_candidates() -> None:
@@ -71,9 +71,9 @@ def test_public_rows_give_better_candidates() -> None:
     public, private = table.rows(np.arange(300)), table.rows(np.arange(300, 2000))
     model = methods.parametrised(table)
     settings = CertifiedSettings(candidates=64, rounds=1)
-    found = certified.release(model, private, 0.01, settings, public=public)
-    assert auc_of(model, found.theta[None], private)[0] > 0.85
-    assert found.event.epsilon == 0.01
+    event = certified.event(private, 0.01, settings)
+    found = certified.release(model, private, event, settings, public=public)
+    assert auc_of(model, found[None], private)[0] > 0.85
 
 
 def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:

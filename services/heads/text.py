@@ -1,0 +1,78 @@
+"""Text as features: mean hidden states of the public language model, so that a label of a corpus can be learnt.
+
+The public model never saw the private text, and each row's features depend on that row alone: a guarantee for the head
+covers the text it was trained on.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.heads.data import DataError, Table
+from services.training import public_model
+
+_BATCH = 16
+# Components of a fixed random projection: as many as a small model can learn from.
+FEATURES = 32
+
+
+def embed(
+    texts: Sequence[str], model: str | None = None, tokens: int = 128, features: int = FEATURES
+) -> NDArray[np.float32]:
+    """float32 [n, features] in [-1, 1]: mean last hidden states, normalised one by one and projected.
+
+    Args:
+        texts: what to embed.
+        model: the public model, as `public_model.resolve` takes it.
+        tokens: of each text; the rest is left out.
+        features: of the projection, whose signs are drawn from a fixed seed.
+    """
+    from transformers import AutoModel, AutoTokenizer
+
+    path = public_model.resolve(model)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    rows = []
+    with torch.no_grad():
+        for first in range(0, len(texts), _BATCH):
+            batch = tokenizer(
+                list(texts[first : first + _BATCH]),
+                return_tensors="pt",
+                padding=True,
+                truncation=True,
+                max_length=tokens,
+                padding_side="right",
+            )
+            hidden = encoder(**batch).last_hidden_state
+            mask = batch["attention_mask"][..., None]
+            rows.append(((hidden * mask).sum(dim=1) / mask.sum(dim=1)).numpy())
+    means = np.concatenate(rows).astype(np.float64)
+    means = (means - means.mean(axis=1, keepdims=True)) / (means.std(axis=1, keepdims=True) + 1e-9)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(means.shape[1], features))
+    scaled = means @ signs / means.shape[1] ** 0.5 / 3
+    return np.asarray(np.clip(scaled, -1.0, 1.0), dtype=np.float32)
+
+
+def text_table(
+    texts: Sequence[str], labels: Sequence[int], users: Sequence[str] | None = None, model: str | None = None
+) -> Table:
+    """A table of embedded texts; the scaling depends on no other row, so it is public.
+
+    Raises:
+        DataError: the texts and labels do not match.
+    """
+    if len(texts) != len(labels):
+        raise DataError(f"text: {len(texts)} texts and {len(labels)} labels")
+    owners = np.arange(len(texts)) if users is None else np.unique(np.array(users), return_inverse=True)[1]
+    return Table(
+        "text",
+        embed(texts, model),
+        np.asarray(labels, dtype=np.float32),
+        owners.astype(np.int64),
+        "public",
+        "record" if users is None else "user",
+    )

@@ -1,0 +1,48 @@
+"""What many samples of one flow tell, for data that is not private (Bridges et al. 2024, Section 5 and Appendix F).
+
+The exponential mechanism's density is a posterior distribution with a tempered likelihood, so the samples of a
+flow that is fitted to it give intervals of predictions and the most probable parameters. Each sample would be a release.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.heads.data import Table
+from services.heads.expm_nf import Energy
+from services.heads.flows import Draws
+from services.heads.models import Parametrised
+from services.heads.score import outputs
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Of each row's prediction, float64 [n]: the mean over samples, and the ends of a central interval."""
+
+    mean: Reals
+    low: Reals
+    high: Reals
+
+
+def predictive_intervals(model: Parametrised, draws: Draws, table: Table, share: float = 0.9) -> Intervals:
+    """Intervals that hold a share of the samples' predictions for each row.
+
+    Raises:
+        ValueError: the share is not between 0 and 1.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, got {share}")
+    found = outputs(model, draws.values, table)
+    low, high = np.quantile(found, [(1 - share) / 2, (1 + share) / 2], axis=0)
+    return Intervals(found.mean(axis=0), low, high)
+
+
+@torch.no_grad()
+def most_probable(draws: Draws, energy: Energy) -> Tensor:
+    """[D]: of all samples the one of the highest density exp(-energy), an estimate of the posterior's mode."""
+    return draws.values[int(energy(draws.values).argmin())]
