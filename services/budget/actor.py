@@ -23,9 +23,10 @@ WATCH_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"statements": 1, "health": 1})
+# Writes that wait at the same time share a commit (`Ledger`); statements have a thread of their own.
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1})
 class Budget:
-    """Grants leases and takes them back. Statements have a thread of their own: they may take a second.
+    """Grants leases and takes them back.
 
     Ray restarts it for ever, and it then takes a new epoch and goes on from the ledger. Ray also sends calls again
     that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease. A lease without
@@ -50,6 +51,7 @@ class Budget:
         """The terms kept here, once the ledger is open."""
         return self._opened().terms
 
+    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
     def lease(self, event: str, count: int, lease: str | None = None, trace: str | None = None) -> Grant:
         """See `Ledger.lease`; `event` is `Event.to_json`'s text, `trace` a W3C traceparent."""
         with tracing.span("budget.lease", trace) as span:
@@ -58,10 +60,12 @@ class Budget:
             self._metrics.granted(self._opened())
             return grant
 
+    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
     def settle(self, lease: str, used: int) -> None:
         """See `Ledger.settle`."""
         self._opened().settle(lease, used)
 
+    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
     def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
         """See `Ledger.charge`."""
         with tracing.span("budget.charge", trace) as span:

@@ -6,7 +6,7 @@ are gone, or that someone wrote all of it anew: for that, keep the hash of the l
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from services.budget.errors import LedgerCorrupt
@@ -32,7 +32,12 @@ class Row:
 
         What someone put there that JSON does not have (SQLite stores bytes in any column) just makes another hash.
         """
-        return sha256(json.dumps(astuple(self)[:-1], default=repr).encode()).hexdigest()
+        hashed = [self.seq, self.epoch, self.kind, self.body, self.at, self.previous]
+        return sha256(json.dumps(hashed, default=repr).encode()).hexdigest()
+
+    def fields(self) -> dict[str, str | int]:
+        """The columns of the ledger's table, by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def link(previous: Row | None, *, epoch: int, kind: str, body: str, at: str) -> Row:

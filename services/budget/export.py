@@ -49,7 +49,7 @@ def verify(place: str | Path, *, head: str | None = None, length: int | None = N
             yield row
 
     with _rows(place) as rows:
-        balance = LedgerState(watched(rows)).balance()
+        balance = LedgerState.replay(watched(rows)).balance()
         if length is not None and balance.rows < length:
             raise LedgerCorrupt(f"there were {length} rows, and there are {balance.rows}: rows were taken off its end")
         if head is not None and not (seen if length is None else length in seen):

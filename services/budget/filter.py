@@ -105,7 +105,17 @@ class Filter:
         def too_many(tokens: int) -> bool:
             return not self._fits({**spent, event: spent.get(event, 0) + tokens}, losses)
 
+        if not too_many(wanted):  # nearly always
+            return wanted
         return max(0, bisect_left(range(wanted + 1), True, key=too_many) - 1)
+
+    def is_free(self, spent: Mapping[Event, int], event: Event) -> bool:
+        """Whether more tokens of `event` change nothing that the budget limits."""
+        return (
+            self.terms.epsilon is None
+            or (event.once and spent.get(event, 0) > 0)
+            or (not event.measured and cost(event, self.terms.order) == 0)
+        )
 
     def affordable_measured(
         self, spent: Mapping[Event, int], losses: Losses, event: Event, tokens: Sequence[Sequence[float]]

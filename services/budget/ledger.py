@@ -2,10 +2,12 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import Connection
@@ -14,41 +16,84 @@ from services.budget.chain import Row, verified
 from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt, LedgerMoved
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import replay
-from services.budget.records import LARGEST_LEASE, Charged, Epoch, Leased, Opened, Record, Settled, Stopped, from_json
+from services.budget.reader import demand, replay
+from services.budget.records import (
+    LARGEST_LEASE,
+    Charged,
+    Epoch,
+    Forfeited,
+    Leased,
+    Opened,
+    Record,
+    Settled,
+    Stopped,
+    from_json,
+)
 from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import Database
-from services.budget.store.rows import append, rows
+from services.budget.store.rows import append, following, rows
 from services.privacy.events import Event
 from services.privacy.randomness import uniform_below
+
+T = TypeVar("T")
+
+# A writer appends a checkpoint after this many rows, so that a start replays no more than about these.
+CHECKPOINT_ROWS = 10_000
+
+# Calls that share one transaction, at most: enough to keep a slow disk busy, and a transaction short.
+LARGEST_BATCH = 256
+
+# What is granted at least where further tokens cost nothing: two rows for so many tokens.
+FREE_LEASE = 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`count` tokens may be released under this lease; none when the budget is used up."""
+    """`count` tokens may be released under this lease; none when the budget is used up.
+
+    `held` counts the tokens in all open leases where fewer were granted than wanted: their holders may return some.
+    """
 
     lease: str
     count: int
+    held: int = 0
+
+
+Decision = tuple[T, Sequence[Record]]
 
 
 class Ledger:
-    """Opens, or with `create` makes, the ledger at a path or URL, verifies all of it, and begins a new epoch in it.
+    """Opens, or with `create` makes, the ledger at a path or URL, and begins a new epoch in it.
 
-    From then on every other writer of the same ledger raises Fenced. Threads may share one of these.
+    From then on every other writer of the same ledger raises Fenced. Threads may share one of these; calls that wait
+    at the same time are committed together, in one transaction.
+
+    Args:
+        ledger: a path or URL.
+        terms: the budget that it must keep.
+        create: make it where there is none, under the name `identity`.
+        identity: the id of the ledger that must be there; None accepts any.
 
     Raises:
-        LedgerMismatch: it keeps another promise than `terms`.
+        LedgerMismatch: it keeps another budget than `terms`, or is another ledger.
         LedgerError: it cannot be used; the subclass and the message say why.
     """
 
-    def __init__(self, ledger: str | Path, terms: PrivacyBudget, *, create: bool = True) -> None:
+    def __init__(
+        self, ledger: str | Path, terms: PrivacyBudget, *, create: bool = True, identity: str | None = None
+    ) -> None:
         self.terms = terms
         self.filter = Filter(terms)
-        self._lock = threading.Lock()
+        self._waiting: deque[_Call] = deque()
+        self._turn = threading.Condition()
+        self._busy = False
         self._database = Database(ledger, "write")
-        self._state = self._begin(Database(ledger, "create") if create else self._database, create=create)
-        self._epoch = self._state.epoch
+        self._state: LedgerState | None = self._begin(
+            Database(ledger, "create") if create else self._database, create=create, identity=identity
+        )
+        self._epoch, self._confirmed = self._state.epoch, self._state.head
+        self._balance = self._state.balance()
 
     @property
     def name(self) -> str:
@@ -59,7 +104,7 @@ class Ledger:
         """Charges up to `wanted` tokens and grants what was charged; fewer, down to 0, at the end of the budget.
 
         A caller that names its `lease` may ask again when no answer came: it gets the grant that was written, not
-        another one.
+        another one. Where further tokens cost nothing, more are granted than wanted.
 
         Raises:
             LeaseRefused: a count below 1, a lease of that name over another event or already settled, or an event
@@ -71,20 +116,21 @@ class Ledger:
         if event.measured:
             raise LeaseRefused(f"what a token of {event.kind} costs is known when it is made: charge it then")
         _check_recordable(event)
-        lease = lease or uuid4().hex
-        with self._lock:
-            with self._database.transaction() as connection:
-                self._catch_up(connection)
-                if lease in self._state.leases:
-                    return Grant(lease, _again(self._state.leases[lease], event))
-                if self._state.stopped:
-                    return Grant(lease, 0)
-                count = self.filter.affordable(self._state.charged, event, wanted, self._state.losses)
-                if count == 0:
-                    return Grant(lease, 0)
-                row = self._append(connection, Leased(lease=lease, event=json.loads(event.to_json()), count=count))
-            self._state.apply(row)
-        return Grant(lease, count)
+        name = lease or uuid4().hex
+
+        def decide(state: LedgerState) -> Decision[Grant]:
+            if name in state.leases:
+                return Grant(name, _again(state.leases[name], event)), ()
+            if state.stopped:
+                return Grant(name, 0), ()
+            enough = max(wanted, FREE_LEASE) if self.filter.is_free(state.charged, event) else wanted
+            count = self.filter.affordable(state.charged, event, enough, state.losses)
+            held = state.held.total() if count < wanted else 0
+            if count == 0:
+                return Grant(name, 0, held), ()
+            return Grant(name, count, held), [Leased(lease=name, event=json.loads(event.to_json()), count=count)]
+
+        return self._commit(decide)
 
     def charge(self, event: Event, tokens: Sequence[Sequence[float]], charge: str) -> int:
         """Charges tokens whose losses were measured; returns how many of the first of them may be released.
@@ -105,22 +151,20 @@ class Ledger:
         if not 1 <= len(tokens) <= LARGEST_LEASE or not all(map(are_losses, tokens)):
             raise LeaseRefused("a charge is over at least 1 token, each with losses that are no negative numbers")
         _check_recordable(event)
-        with self._lock:
-            with self._database.transaction() as connection:
-                self._catch_up(connection)
-                if charge in self._state.charges:
-                    return self._state.charges[charge]
-                if self._state.stopped:
-                    return 0
-                fitting = self.filter.affordable_measured(self._state.charged, self._state.losses, event, tokens)
-                count = int(min(fitting, self._state.measured_left))
-                records: list[Record] = [_charged(charge, event, tokens[:count])] if count else []
-                if count < len(tokens) and self.terms.enforced == "measured":
-                    records.append(Stopped(charge=charge))
-                written = self._append_all(connection, records)
-            for row in written:
-                self._state.apply(row)
-        return count
+
+        def decide(state: LedgerState) -> Decision[int]:
+            if charge in state.charges:
+                return state.charges[charge], ()
+            if state.stopped:
+                return 0, ()
+            fitting = self.filter.affordable_measured(state.charged, state.losses, event, tokens)
+            count = int(min(fitting, state.measured_left))
+            records: list[Record] = [_charged(charge, event, tokens[:count])] if count else []
+            if count < len(tokens) and self.terms.enforced == "measured":
+                records.append(Stopped(charge=charge))
+            return count, records
+
+        return self._commit(decide)
 
     def settle(self, lease: str, used: int) -> None:
         """Ends a lease and returns what was not used to the budget. Settling again alike changes nothing.
@@ -132,16 +176,38 @@ class Ledger:
             LeaseRefused: no such lease, more used than granted, or settled before with another number.
             LedgerError: nothing is returned.
         """
-        with self._lock:
-            with self._database.transaction() as connection:
-                self._catch_up(connection)
-                if lease not in self._state.leases:
-                    raise LeaseRefused(f"{self.name} holds no lease {lease!r}")
-                before = self._state.leases[lease]
-                if before.settled(used) == before:
-                    return
-                row = self._append(connection, Settled(lease=lease, used=used))
-            self._state.apply(row)
+
+        def decide(state: LedgerState) -> Decision[None]:
+            if lease not in state.leases:
+                raise LeaseRefused(f"{self.name} holds no lease {lease!r}")
+            before = state.leases[lease]
+            if before.settled(used) == before:
+                return None, ()
+            return None, [Settled(lease=lease, used=used)]
+
+        return self._commit(decide)
+
+    def forfeit(self, count: int) -> Event:
+        """Charges tokens that may have been released without a row: what a restored backup does not know of.
+
+        They are charged at the cost of the event charged last, which is returned, whether or not the budget holds
+        them. Where the budget limits measured losses, nobody knows those of the tokens: the ledger stops.
+
+        Raises:
+            LeaseRefused: an impossible count, or a ledger in which nothing was charged yet.
+        """
+        if not 1 <= count <= LARGEST_LEASE:
+            raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens are forfeited at a time, not {count}")
+
+        def decide(state: LedgerState) -> Decision[Event]:
+            if (event := state.latest) is None:
+                raise LeaseRefused("nothing was ever charged in it, so it does not say what a token costs")
+            records: list[Record] = [Forfeited(event=json.loads(event.to_json()), count=count)]
+            if event.measured and self.terms.enforced == "measured" and not state.stopped:
+                records.append(Stopped(charge=uuid4().hex))
+            return event, records
+
+        return self._commit(decide)
 
     def check(self) -> None:
         """Returns if a token could be charged now, the budget aside.
@@ -153,51 +219,124 @@ class Ledger:
             self._catch_up(connection)
 
     def balance(self) -> Balance:
-        """Where the ledger stands by this writer's knowledge; a copy."""
-        with self._lock:
-            return self._state.balance()
+        """Where the ledger stands by what this writer knows to be on disk."""
+        return self._balance
 
-    def _begin(self, database: Database, *, create: bool) -> LedgerState:
+    def _begin(self, database: Database, *, create: bool, identity: str | None) -> LedgerState:
         with database.transaction() as connection:
             if schema.migrate(connection, create=create):
-                append(connection, None, 0, _opened(self.terms))
+                append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
             _stay(state)
-            state.terms.demand(self.terms)
-            row = append(connection, state.head, state.epoch + 1, Epoch())
-        state.apply(row)
+            demand(state, self.terms, identity)
+            append(connection, applied(state, [Epoch()]))
         return state
 
-    def _catch_up(self, connection: Connection) -> None:
-        """Makes sure that this writer may write, and knows every row.
+    def _commit(self, decide: Callable[[LedgerState], Decision[T]]) -> T:
+        """Has a decision made and its rows committed, together with those of other threads that wait."""
+        call = _Call(decide)
+        with self._turn:
+            self._waiting.append(call)
+            while not call.done:
+                if self._busy:
+                    self._turn.wait()
+                else:
+                    self._commit_waiting()
+        result: T = call.outcome()
+        return result
+
+    def _commit_waiting(self) -> None:
+        """Commits the calls that wait; others may begin to wait meanwhile. The caller has the turn."""
+        self._busy = True
+        calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+        self._turn.release()
+        try:
+            self._write(calls)
+        finally:
+            self._turn.acquire()
+            self._busy = False
+            for call in calls:
+                call.done = True
+            self._turn.notify_all()
+
+    def _write(self, calls: Sequence["_Call"]) -> None:
+        """Commits these calls in one transaction; where it fails, all of them fail."""
+        try:
+            with self._database.transaction() as connection:
+                state = self._caught_up(connection)
+                written: list[Row] = []
+                for call in calls:
+                    written += applied(state, call.decide(state))
+                append(connection, written)
+            self._state, self._confirmed, self._balance = state, state.head, state.balance()
+        except BaseException as error:
+            self._state = None  # it may hold rows that are not on disk
+            for call in calls:
+                call.error = error
+            if not isinstance(error, Exception):
+                raise
+
+    def _caught_up(self, connection: Connection) -> LedgerState:
+        """Makes sure that this writer may write; returns the state after every row.
 
         There is a row that it does not know when a commit was not confirmed and happened all the same.
         """
-        found = list(rows(connection, since=self._state.head.seq))
-        if found[:1] != [self._state.head]:
+        recent = list(rows(connection, since=self._confirmed.seq))
+        if recent[:1] != [self._confirmed]:
             raise LedgerCorrupt(
-                f"row {self._state.head.seq} is gone or another one: the ledger was replaced while in use"
+                f"row {self._confirmed.seq} is gone or another one: the ledger was replaced while in use"
             )
-        if (newest := found[-1].epoch) > self._epoch:
+        if (newest := recent[-1].epoch) > self._epoch:
             raise Fenced(f"the writer of epoch {self._epoch} was replaced by that of epoch {newest} and writes no more")
-        for row in verified(found[1:], self._state.head):
-            self._state.apply(row)
-        _stay(self._state)
-
-    def _append_all(self, connection: Connection, records: Sequence[Record]) -> list[Row]:
-        written: list[Row] = []
-        for record in records:
-            head = written[-1] if written else self._state.head
-            written.append(append(connection, head, self._epoch, record))
-        return written
-
-    def _append(self, connection: Connection, record: Record) -> Row:
-        return append(connection, self._state.head, self._epoch, record)
+        state = self._state
+        if state is None:
+            state = replay(connection)
+        else:
+            for row in verified(recent[1:], self._confirmed):
+                state.apply(row)
+        _stay(state)
+        return state
 
 
-def _opened(terms: PrivacyBudget) -> Opened:
+class _Call:
+    """A decision that waits for the next transaction, and what came of it."""
+
+    def __init__(self, decide: Callable[[LedgerState], Decision[Any]]) -> None:
+        self._decide = decide
+        self._result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+
+    def decide(self, state: LedgerState) -> Sequence[Record]:
+        """The records that the decision adds; none where it refuses, for which nobody else's call fails."""
+        try:
+            self._result, records = self._decide(state)
+        except ValueError as error:  # LeaseRefused too
+            self.error = error
+            return ()
+        return records
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+def applied(state: LedgerState, records: Sequence[Record]) -> list[Row]:
+    """The rows of these records, taken into account in the state; a checkpoint follows them when one is due."""
+    written: list[Row] = []
+    for record in records:
+        written.append(following(state.head, state.epoch + isinstance(record, Epoch), record))
+        state.apply(written[-1])
+    if records and state.head.seq - state.checkpointed >= CHECKPOINT_ROWS:
+        written.append(following(state.head, state.epoch, state.checkpoint()))
+        state.apply(written[-1])
+    return written
+
+
+def _opened(terms: PrivacyBudget, identity: str | None) -> Opened:
     stop_after = None if terms.stop_within is None else 1 + uniform_below(terms.stop_within)
-    return Opened(terms=terms, stop_after=stop_after)
+    return Opened(id=identity or uuid4().hex, terms=terms, stop_after=stop_after)
 
 
 def _charged(charge: str, event: Event, tokens: Sequence[Sequence[float]]) -> Charged:

@@ -6,7 +6,6 @@ ledger that can be written, and moving again finishes.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -14,12 +13,12 @@ from sqlalchemy import Connection, insert, select
 
 from services.budget.chain import Row, verified
 from services.budget.errors import LedgerCorrupt, LedgerExists, LedgerMoved
-from services.budget.reader import read, replay
+from services.budget.reader import read, replay_whole
 from services.budget.records import Moved
 from services.budget.state import Balance, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import Database
-from services.budget.store.rows import append, rows
+from services.budget.store.rows import append, following, rows
 from services.budget.store.schema import ledger_table
 
 _BATCH = 1_000
@@ -37,7 +36,7 @@ def move(source: str | Path, target: str | Path) -> Balance:
     """
     here, there = Database(source, "write"), Database(target, "create")
     with Database(source, "read").transaction() as connection:  # before there is any trace at the target
-        left = replay(connection)
+        left = replay_whole(connection)
         _check_may_go(left, there.name)
     with there.transaction() as arriving:
         if schema.migrate(arriving, create=True):
@@ -49,21 +48,21 @@ def move(source: str | Path, target: str | Path) -> Balance:
 
 
 def _move(leaving: Connection, arriving: Connection, to: str) -> None:
-    original = replay(leaving)
+    original = replay_whole(leaving)
     _check_may_go(original, to)
     length, head = _end(original)
     _copy(islice(verified(rows(leaving)), length), arriving)
-    copied = replay(arriving).head
+    copied = replay_whole(arriving).head
     if (copied.seq, copied.hash) != (length, head):
         raise LedgerCorrupt(f"the copy ends at row {copied.seq} with hash {copied.hash}, the original at row {length}")
     if original.moved is None:
-        append(leaving, original.head, original.epoch, Moved(to=to))
+        append(leaving, [following(original.head, original.epoch, Moved(to=to))])
 
 
 def _copy(chain: Iterable[Row], arriving: Connection) -> None:
     remaining = iter(chain)
     while batch := list(islice(remaining, _BATCH)):
-        arriving.execute(insert(ledger_table), [asdict(row) for row in batch])
+        arriving.execute(insert(ledger_table), [row.fields() for row in batch])
 
 
 def _check_may_go(original: LedgerState, to: str) -> None:

@@ -28,10 +28,11 @@ class Record(BaseModel):
 
 
 class Opened(Record):
-    """The first row: what is promised."""
+    """The first row: what is promised. `id` names this ledger for ever; without it, the hash of this row does."""
 
     kind = "terms"
     format: Literal[1] = 1
+    id: str | None = Field(None, min_length=1, max_length=64)
     terms: PrivacyBudget
     stop_after: int | None = Field(None, gt=0, description="measured tokens, drawn where the terms ask for it")
 
@@ -79,6 +80,36 @@ class Stopped(Record):
     charge: str = Field(min_length=1, max_length=64)
 
 
+class Forfeited(Record):
+    """`count` tokens at the cost of `event` may have been released without a row, which a restored backup lacks."""
+
+    kind = "forfeit"
+    event: dict[str, Any]
+    count: Annotated[Count, Field(gt=0)]
+
+
+class Checkpoint(Record):
+    """Everything that the rows before add up to, so that a writer need not read them when it starts.
+
+    `events` are referred to by their index. `leases` holds name, event, tokens and tokens used (None while the lease
+    is open) of the open leases and of the closed ones that are still remembered; `charges` names and tokens of
+    remembered charges. `alike` and `parts` are the measured losses.
+    """
+
+    kind = "checkpoint"
+    id: str
+    terms: PrivacyBudget
+    stop_after: int | None
+    events: tuple[dict[str, Any], ...]
+    charged: tuple[Annotated[int, Field(ge=0)], ...]
+    latest: int | None
+    leases: tuple[tuple[str, int, int, int | None], ...]
+    charges: tuple[tuple[str, int], ...]
+    alike: float
+    parts: tuple[float, ...]
+    stopped: bool
+
+
 class Moved(Record):
     """The last row: the ledger goes on in the database `to`, without this row, and never here."""
 
@@ -86,14 +117,16 @@ class Moved(Record):
     to: str = Field(min_length=1, description="the path, or the URL without its password")
 
 
-_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Moved)
+_RECORDS = (Opened, Epoch, Leased, Settled, Charged, Stopped, Forfeited, Checkpoint, Moved)
 KINDS: dict[str, type[Record]] = {record.kind: record for record in _RECORDS}
 
 __all__ = [
     "KINDS",
     "LARGEST_LEASE",
     "Charged",
+    "Checkpoint",
     "Epoch",
+    "Forfeited",
     "Leased",
     "Moved",
     "Opened",

@@ -5,14 +5,32 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from services.budget.chain import Row, verified
 from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
 from services.budget.filter import NO_LOSSES, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.records import KINDS, Charged, Epoch, Leased, Moved, Opened, Record, Settled, Stopped, from_json
+from services.budget.records import (
+    KINDS,
+    Charged,
+    Checkpoint,
+    Epoch,
+    Forfeited,
+    Leased,
+    Moved,
+    Opened,
+    Record,
+    Settled,
+    Stopped,
+    from_json,
+)
 from services.privacy.events import Event
+
+# Closed leases and charges whose names a checkpoint keeps, so that a call that Ray repeats is answered as before.
+REMEMBERED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,7 @@ class Balance:
     granted, and not known to be released. `latest` is the event charged last. `rows` and `head` are the length of the
     chain and the hash of its last row. `losses` were measured on the private text; `stopped` says that they left no
     room, and that nothing private is released any more. `moved` names the place where the ledger goes on instead.
+    `id` names the ledger, wherever it is.
     """
 
     terms: PrivacyBudget
@@ -52,17 +71,18 @@ class Balance:
     losses: Losses = NO_LOSSES
     stopped: bool = False
     moved: str | None = None
+    id: str = ""
 
 
 class LedgerState:
     """The state of one ledger, moved forward a row at a time; rows are the only way to change it."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        """Replays a whole ledger.
+    def __init__(self, first: Row) -> None:
+        """Begins with the first row of a ledger, or with a checkpoint.
 
         Raises:
-            LedgerCorrupt: a row is not what was written, or cannot have been written by a working ledger.
-            LedgerForeign: there is no row, or one that this version does not understand.
+            LedgerCorrupt: the row is neither.
+            LedgerForeign: this version does not understand the row.
         """
         self.leases: dict[str, Lease] = {}
         self.charges: dict[str, int] = {}
@@ -72,16 +92,38 @@ class LedgerState:
         self.charged: Counter[Event] = Counter()
         self.held: Counter[Event] = Counter()
         self.latest: Event | None = None
-        self.epoch = 0
-        remaining = verified(rows)
-        self.head = next(remaining, None) or _empty()
-        first = _record(self.head)
-        if not isinstance(first, Opened):
-            raise LedgerCorrupt("row 1 does not say what is promised")
-        self.terms = first.terms
-        self.stop_after = first.stop_after
+        self.epoch = first.epoch
+        self.head = first
+        self.checkpointed = first.seq
+        self._closed: dict[str, None] = {}
+        match _record(first):
+            case Opened() as opened:
+                self.id = opened.id or first.hash
+                self.terms, self.stop_after = opened.terms, opened.stop_after
+            case Checkpoint() as checkpoint:
+                self._restore(checkpoint)
+            case _:
+                raise LedgerCorrupt(f"row {first.seq} does not say what is promised")
+
+    @classmethod
+    def replay(cls, rows: Iterable[Row], before: Row | None = None) -> "LedgerState":
+        """The state after these rows, each verified.
+
+        Args:
+            rows: all rows of a ledger, or those from a checkpoint on.
+            before: the row before that checkpoint.
+
+        Raises:
+            LedgerCorrupt: a row is not what was written, or cannot have been written by a working ledger.
+            LedgerForeign: there is no row, or one that this version does not understand.
+        """
+        remaining = verified(rows, before)
+        if (first := next(remaining, None)) is None:
+            raise LedgerForeign("the ledger is empty")
+        state = cls(first)
         for row in remaining:
-            self.apply(row)
+            state.apply(row)
+        return state
 
     def apply(self, row: Row) -> None:
         """Takes the row that follows `head` into account."""
@@ -105,11 +147,37 @@ class LedgerState:
             case Stopped() if not self.stopped:
                 self.charges.setdefault(record.charge, 0)
                 self.stopped = True
+            case Forfeited():
+                self.latest = _event(row, record.event)
+                self.charged[self.latest] += record.count
+            case Checkpoint():
+                if record != self.checkpoint():
+                    raise LedgerCorrupt(f"row {row.seq} (checkpoint) is not what the rows before it add up to")
+                self.checkpointed = row.seq
             case Moved():
                 self.moved = record.to
             case _:
                 raise LedgerCorrupt(f"row {row.seq} ({record.kind}) contradicts the rows before it")
         self.head = row
+
+    def checkpoint(self) -> Checkpoint:
+        """The record from which this state can be restored. Forgets old names, as whoever restores it will."""
+        self._forget()
+        events = list(self.charged)
+        index = {event: number for number, event in enumerate(events)}
+        return Checkpoint(
+            id=self.id,
+            terms=self.terms,
+            stop_after=self.stop_after,
+            events=tuple(json.loads(event.to_json()) for event in events),
+            charged=tuple(self.charged.values()),
+            latest=None if self.latest is None else index[self.latest],
+            leases=tuple((name, index[one.event], one.count, one.used) for name, one in self.leases.items()),
+            charges=tuple(self.charges.items()),
+            alike=self.losses.alike,
+            parts=self.losses.parts,
+            stopped=self.stopped,
+        )
 
     @property
     def measured_left(self) -> float:
@@ -130,7 +198,28 @@ class LedgerState:
             losses=self.losses,
             stopped=self.stopped,
             moved=self.moved,
+            id=self.id,
         )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        events = [_event(self.head, fields) for fields in checkpoint.events]
+        self.id, self.terms, self.stop_after = checkpoint.id, checkpoint.terms, checkpoint.stop_after
+        self.charged = Counter(dict(zip(events, checkpoint.charged, strict=True)))
+        self.latest = None if checkpoint.latest is None else events[checkpoint.latest]
+        self.leases = {name: Lease(events[event], count, used) for name, event, count, used in checkpoint.leases}
+        self._closed = {name: None for name, lease in self.leases.items() if lease.used is not None}
+        for lease in self.leases.values():
+            if lease.used is None:
+                self.held[lease.event] += lease.count
+        self.charges = dict(checkpoint.charges)
+        self.losses = Losses(checkpoint.alike, checkpoint.parts)
+        self.stopped = checkpoint.stopped
+
+    def _forget(self) -> None:
+        self._closed = dict.fromkeys(_last(self._closed))
+        still_open = {name: lease for name, lease in self.leases.items() if lease.used is None}
+        self.leases = still_open | {name: self.leases[name] for name in self._closed}
+        self.charges = {name: self.charges[name] for name in _last(self.charges)}
 
     def _lease(self, name: str, lease: Lease) -> None:
         self.leases[name] = lease
@@ -150,10 +239,11 @@ class LedgerState:
         if lease.used is None:
             self.charged[lease.event] -= lease.count - used
             self.held[lease.event] -= lease.count
+            self._closed[name] = None
 
 
-def _empty() -> Row:
-    raise LedgerForeign("the ledger is empty")
+def _last(names: Mapping[str, Any]) -> Iterable[str]:
+    return islice(names, max(0, len(names) - REMEMBERED), None)
 
 
 def _record(row: Row) -> Record:
@@ -165,6 +255,11 @@ def _record(row: Row) -> Record:
 
 def _event(row: Row, fields: Mapping[str, Any]) -> Event:
     try:
-        return from_json(json.dumps(fields))
+        return _parsed(json.dumps(fields))
     except ValueError as error:
         raise LedgerForeign(f"row {row.seq} has an event that this version does not know: {error}") from error
+
+
+@lru_cache
+def _parsed(event: str) -> Event:
+    return from_json(event)

@@ -1,13 +1,12 @@
 """Reading and appending rows of a ledger's table, inside the caller's transaction."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, insert, select
 
 from services.budget.chain import Row, link
-from services.budget.records import Record
+from services.budget.records import Checkpoint, Record
 from services.budget.store import schema
 from services.budget.store.schema import ledger_table
 
@@ -30,12 +29,20 @@ def every_row(connection: Connection) -> Iterator[Row]:
     return rows(connection)
 
 
-def append(connection: Connection, head: Row | None, epoch: int, record: Record) -> Row:
-    """Write the row that follows `head`, or the first row.
+def last_checkpoint(connection: Connection) -> int | None:
+    """Return the number of the newest checkpoint, if there is one."""
+    newest_first = select(ledger_table.c.seq).order_by(ledger_table.c.seq.desc())
+    found: int | None = connection.execute(newest_first.where(ledger_table.c.kind == Checkpoint.kind).limit(1)).scalar()
+    return found
 
-    The caller holds the ledger's lock and has verified everything before.
-    """
+
+def append(connection: Connection, rows: Sequence[Row]) -> None:
+    """Write rows that follow the last one. The caller holds the ledger's lock and has verified everything before."""
+    if rows:
+        connection.execute(insert(ledger_table), [row.fields() for row in rows])
+
+
+def following(head: Row | None, epoch: int, record: Record) -> Row:
+    """Return the row that follows `head`, or the first row, without writing it."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    row = link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)
-    connection.execute(insert(ledger_table).values(asdict(row)))
-    return row
+    return link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.budget.filter import UNLIMITED, Filter
-from services.budget.ledger import Ledger
+from services.budget.ledger import FREE_LEASE, Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
@@ -45,13 +45,13 @@ def test_the_ledger_holds_the_training_from_the_first_token_on(tmp_path: Path) -
     ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
     assert statement(ledger.balance(), FIRST).epsilon_spent == 0
     for tokens in (1, 1000):
-        assert ledger.lease(FIRST, tokens).count == tokens
+        assert ledger.lease(FIRST, tokens).count >= tokens
         stated = statement(read(tmp_path / "ledger.db"))
         assert stated.epsilon_spent == pytest.approx(COST, abs=1e-3)
         assert known(stated.epsilon_spent) <= known(stated.epsilon)
         assert stated.tokens_left is None
         assert "any number of released tokens" in stated.guarantee
-    assert stated.tokens_charged == 1001
+    assert stated.tokens_charged == 1 + FREE_LEASE, "what costs nothing more is leased in large numbers"
     assert ledger.lease(SECOND, 5).count == 0, "another training on the same text costs again"
 
 

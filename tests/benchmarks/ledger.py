@@ -1,0 +1,149 @@
+"""How fast the ledger is, and how fast it starts when it is long: `python -m tests.benchmarks.ledger --json`.
+
+For SQLite and PostgreSQL, both on this machine's disk with durability on:
+
+- `tokens_per_s`: charged tokens a second, each lease charged and settled, for lease sizes and numbers of holders that
+  write at the same time. `grouped` is the ratio of many holders over one: what sharing commits gains.
+- `commit_ms`: one lease of one holder, a durable commit and everything around it.
+- `start_s`: until a ledger of `rows` rows is open for writing; `rows_per_s_verified`: of a whole chain, while verified.
+"""
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from services.budget.export import verify
+from services.budget.ledger import Ledger, applied
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import replay
+from services.budget.records import Leased, Record, Settled
+from services.budget.store.database import Database
+from services.budget.store.rows import append
+from services.privacy.pmixed import RatioEvent
+from tests import postgresql
+
+EVENT = RatioEvent(parts=80, q=0.03, radius=0.2)
+BUDGET = PrivacyBudget(ensemble="benchmark", epsilon=1e9, delta=1e-5, order=8.0, adjacency="user")
+SIZES = 32, 256
+HOLDERS = 32
+BATCH = 5_000
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="100,000 rows and 3 seconds each.")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the long ledger.")] = 5_000_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time of each measurement of throughput.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure charged tokens a second and the start of a long ledger."""
+    rows, seconds = (100_000, 3.0) if quick else (rows, seconds)
+    measured = {}
+    with databases() as places:
+        for name, (busy, long) in places.items():
+            measured[name] = {**throughput(busy, seconds), **start(long, rows, name)}
+    if as_json:
+        print(json.dumps(measured, indent=2))
+    else:
+        show(measured)
+
+
+@contextmanager
+def databases() -> Iterator[dict[str, tuple[str, str]]]:
+    """Two places for ledgers in each database."""
+    folder = Path(tempfile.mkdtemp(prefix="ledger-"))
+    try:
+        with postgresql.running() as server:
+            yield {
+                "sqlite": (str(folder / "busy.db"), str(folder / "long.db")),
+                "postgresql": (server.database(), server.database()),
+            }
+    finally:
+        shutil.rmtree(folder)
+
+
+def throughput(place: str, seconds: float) -> dict[str, Any]:
+    """Charged tokens a second, by lease size and number of holders."""
+    ledger = Ledger(place, BUDGET)
+    rates = {
+        size: {holders: leases_per_s(ledger, size, holders, seconds) for holders in (1, HOLDERS)} for size in SIZES
+    }
+    return {
+        "tokens_per_s": {
+            f"leases of {size}, {count} holders": round(size * rate)
+            for size, by_holders in rates.items()
+            for count, rate in by_holders.items()
+        },
+        "grouped": round(rates[SIZES[0]][HOLDERS] / rates[SIZES[0]][1], 1),
+        "commit_ms": round(500 / rates[SIZES[0]][1], 2),  # a lease and its settlement are two
+    }
+
+
+def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> float:
+    """Leases charged and settled a second."""
+    before, deadline = ledger.balance().charged.get(EVENT, 0), time.monotonic() + seconds
+
+    def hold() -> None:
+        while time.monotonic() < deadline:
+            ledger.settle(ledger.lease(EVENT, size).lease, size)
+
+    threads = [threading.Thread(target=hold) for _ in range(holders)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (ledger.balance().charged[EVENT] - before) / size / (time.monotonic() - began)
+
+
+def start(place: str, rows: int, name: str) -> dict[str, Any]:
+    """How long it takes to open and to verify a ledger of so many rows."""
+    ledger = Ledger(place, BUDGET)
+    lengthen(place, rows, f"Writing {rows:,} rows to {name}")
+    del ledger
+    began = time.monotonic()
+    opened = Ledger(place, BUDGET)
+    start_s = time.monotonic() - began
+    assert opened.balance().rows >= rows
+    began = time.monotonic()
+    assert verify(place).charged == opened.balance().charged
+    verified = round(rows / (time.monotonic() - began))
+    return {"rows": opened.balance().rows, "start_s": round(start_s, 2), "rows_per_s_verified": verified}
+
+
+def lengthen(place: str, rows: int, title: str) -> None:
+    """Add the rows of leases and settlements, as a writer does, in few transactions."""
+    database = Database(place, "write")
+    with database.transaction() as connection:
+        state = replay(connection)
+    fields = json.loads(EVENT.to_json())
+    for _ in track(range(0, rows, BATCH), title, console=Console(stderr=True)):
+        records: list[Record] = []
+        for _ in range(BATCH // 2):
+            name = uuid4().hex
+            records += [Leased(lease=name, event=fields, count=32), Settled(lease=name, used=31)]
+        with database.transaction() as connection:
+            append(connection, applied(state, records))
+
+
+def show(measured: dict[str, Any]) -> None:
+    table = Table("", *measured, title="Ledger")
+    flat = {name: {**figures["tokens_per_s"], **figures} for name, figures in measured.items()}
+    for row in (key for key in next(iter(flat.values())) if key != "tokens_per_s"):
+        table.add_row(row, *(f"{figures[row]:,}" for figures in flat.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,191 @@
+"""Checkpoints: a start replays only what follows the last one, and the whole chain can still be verified."""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from services.budget import state
+from services.budget.chain import Row, link
+from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt
+from services.budget.export import verify
+from services.budget.ledger import FREE_LEASE, Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read, replay
+from services.budget.store.database import Database
+from services.budget.store.rows import every_row, last_checkpoint
+from services.budget.store.schema import ledger_table
+from services.privacy.references import EnsembleEvent
+from services.privacy.submix import SubMixEvent
+from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.tampering import tamper
+
+EVERY = 10  # rows between two checkpoints in these tests
+SUBMIX = SubMixEvent(parts=2, order=8.0, beta=0.01)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.budget.ledger.CHECKPOINT_ROWS", EVERY)
+
+
+@pytest.fixture
+def ledger(place: str, roomy: PrivacyBudget) -> Ledger:
+    return Ledger(place, roomy)
+
+
+def write(ledger: Ledger, leases: int) -> None:
+    """Leases of two events, each other one settled."""
+    for number in range(leases):
+        lease = ledger.lease(FINE if number % 3 else COARSE, 5, f"lease-{ledger.balance().rows}").lease
+        if number % 2:
+            ledger.settle(lease, number % 6)
+
+
+def stored(place: str) -> list[Row]:
+    with Database(place, "read").transaction() as connection:
+        return list(every_row(connection))
+
+
+def test_a_start_from_a_checkpoint_knows_what_a_start_from_the_first_row_knows(
+    ledger: Ledger, place: str, roomy: PrivacyBudget
+) -> None:
+    write(ledger, 40)
+    rows = stored(place)
+    checkpoints = [row.seq for row in rows if row.kind == "checkpoint"]
+    assert len(checkpoints) > 4
+    with Database(place, "read").transaction() as connection:
+        assert last_checkpoint(connection) == checkpoints[-1]
+        from_checkpoint = replay(connection)
+    whole = state.LedgerState.replay(iter(rows))
+    assert from_checkpoint.balance() == whole.balance() == ledger.balance() == verify(place) == read(place)
+    assert from_checkpoint.checkpoint() == whole.checkpoint()
+    successor = Ledger(place, roomy)
+    assert successor.balance().charged == ledger.balance().charged
+    write(successor, 20)
+    assert verify(place) == successor.balance()
+
+
+def test_a_start_reads_nothing_before_its_checkpoint(path: Path, roomy: PrivacyBudget) -> None:
+    ledger = Ledger(path, roomy)
+    write(ledger, 20)
+    before = ledger.balance()
+    tamper(path, "UPDATE privmix_ledger SET body = replace(body, '5', '4') WHERE seq = 3")
+    assert read(path) == before
+    with pytest.raises(LedgerCorrupt, match="row 3 was changed"):
+        verify(path)
+
+
+def test_a_checkpoint_that_was_forged_is_found(place: str, ledger: Ledger) -> None:
+    ledger.lease(COARSE, 10)
+    honest = stored(place)[-1]
+    forged = state.LedgerState.replay(iter(stored(place))).checkpoint().model_copy(update={"charged": (1,)})
+    row = link(honest, epoch=1, kind="checkpoint", body=forged.model_dump_json(), at=honest.at)
+    with Database(place, "write").transaction() as connection:
+        connection.execute(insert(ledger_table), [row.fields()])
+    with pytest.raises(LedgerCorrupt, match="is not what the rows before it add up to"):
+        verify(place)
+
+
+def test_open_leases_outlive_checkpoints_and_closed_ones_for_a_while(
+    ledger: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "REMEMBERED", 3)
+    ledger.lease(COARSE, 7, "open")
+    ledger.settle(ledger.lease(COARSE, 7, "old").lease, 2)
+    write(ledger, 40)
+    ledger.settle(ledger.lease(COARSE, 7, "recent").lease, 2)
+    successor = Ledger(place, roomy)
+    successor.settle("open", 1)
+    successor.settle("recent", 2)
+    with pytest.raises(LeaseRefused, match="holds no lease 'old'"):
+        successor.settle("old", 2)
+    assert verify(place) == successor.balance()
+
+
+def test_measured_losses_and_stops_are_in_a_checkpoint(place: str, terms: PrivacyBudget) -> None:
+    measured = terms.model_copy(update={"enforced": "measured"})
+    ledger = Ledger(place, measured)
+    for number in range(2 * EVERY):
+        assert ledger.charge(SUBMIX, [[0.01, 0.02]], str(number)) == 1
+    assert ledger.charge(SUBMIX, [[100.0, 0.0]], "last") == 0
+    write_nothing = Ledger(place, measured)
+    assert (write_nothing.balance().losses, write_nothing.balance().stopped) == (ledger.balance().losses, True)
+    assert verify(place) == write_nothing.balance()
+
+
+def test_calls_that_wait_at_once_share_a_transaction_and_none_is_lost(
+    ledger: Ledger, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits, gate, write = list[int](), threading.Event(), ledger._write
+
+    def counted(calls: Sequence[Any]) -> None:
+        gate.wait()
+        commits.append(len(calls))
+        write(calls)
+
+    monkeypatch.setattr(ledger, "_write", counted)
+    with ThreadPoolExecutor(20) as pool:
+        leases = [pool.submit(ledger.lease, COARSE, 3, f"lease-{number}") for number in range(19)]
+        bad = pool.submit(ledger.settle, "unknown", 0)
+        while len(ledger._waiting) < 19:  # the first one leads
+            time.sleep(0.01)
+        gate.set()
+        assert [lease.result().count for lease in leases] == [3] * 19
+        with pytest.raises(LeaseRefused):
+            bad.result()
+    assert commits == [1, 19]
+    assert read(place).charged == {COARSE: 57}
+
+
+def test_the_last_tokens_go_to_callers_of_one_transaction_once(place: str, terms: PrivacyBudget) -> None:
+    ledger = Ledger(place, terms)
+    with ThreadPoolExecutor(16) as pool:
+        granted = list(pool.map(lambda _: ledger.lease(COARSE, 30).count, range(16)))
+    assert sum(granted) == 267
+    refused = ledger.lease(COARSE, 1)
+    assert (refused.count, refused.held) == (0, 267), "tokens that others may still return"
+
+
+def test_a_fenced_batch_grants_nobody_anything(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
+    Ledger(place, roomy)
+    with ThreadPoolExecutor(8) as pool:
+        for refused in [pool.submit(ledger.lease, COARSE, 1) for _ in range(8)]:
+            with pytest.raises(Fenced):
+                refused.result()
+    assert not read(place).charged
+
+
+def test_tokens_that_cost_nothing_more_are_leased_many_at_a_time(place: str, terms: PrivacyBudget) -> None:
+    ledger = Ledger(place, terms.model_copy(update={"epsilon": None}))
+    grant = ledger.lease(EnsembleEvent(), 32)
+    assert grant.count == FREE_LEASE
+    ledger.settle(grant.lease, 40)
+    assert ledger.balance().charged == {EnsembleEvent(): 40}
+
+
+def test_forfeited_tokens_are_charged_whatever_is_left(place: str, terms: PrivacyBudget) -> None:
+    ledger = Ledger(place, terms)
+    with pytest.raises(LeaseRefused, match="nothing was ever charged"):
+        ledger.forfeit(5)
+    ledger.settle(ledger.lease(COARSE, 100).lease, 100)
+    assert ledger.forfeit(50) == COARSE
+    assert ledger.lease(COARSE, 1000).count == 267 - 150
+    ledger.forfeit(1000)
+    assert ledger.balance().charged == {COARSE: 1267}
+    assert Ledger(place, terms).lease(COARSE, 1).count == 0
+    assert [json.loads(row.body)["count"] for row in stored(place) if row.kind == "forfeit"] == [50, 1000]
+
+
+def test_forfeiting_tokens_of_unknown_losses_stops_the_ledger(place: str, terms: PrivacyBudget) -> None:
+    ledger = Ledger(place, terms.model_copy(update={"enforced": "measured"}))
+    ledger.charge(SUBMIX, [[0.01, 0.02]], "first")
+    ledger.forfeit(1)
+    assert ledger.balance().stopped
+    assert verify(place) == ledger.balance()
