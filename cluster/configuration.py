@@ -50,7 +50,10 @@ class Budget(Section):
     """`ledger` is a SQLite file or a database URL; a lease is what one coordinator may lose when it is killed."""
 
     ledger: str = "ledger.db"
-    create: bool = Field(True, description="make the ledger where there is none")
+    ledger_id: str | None = Field(
+        None, min_length=1, description="None: as the receipt in the ensemble's directory says"
+    )
+    create: bool = Field(True, description="let `privmix serve` begin the ledger of an ensemble that never had one")
     lease_tokens: int = Field(32, gt=0)
     when_exhausted: Literal["refuse", "public"] | None = Field(None, description="None: as the protocol has it")
 

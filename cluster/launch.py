@@ -19,8 +19,8 @@ from cluster.configuration import Configuration, ConfigurationError
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.budget import actor as budget
-from services.budget.errors import LedgerMissing
-from services.budget.reader import check
+from services.budget.errors import LedgerMissing, LedgerUnknown
+from services.budget.receipt import begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
@@ -32,7 +32,6 @@ from services.training.manifest import Manifest
 from services.training.public_model import resolve
 
 APPLICATION = "privmix"
-RECEIPT = "ledger.receipt"
 CLOSING_S = 10.0
 
 Report = Callable[[str], None]
@@ -92,7 +91,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing is
             left running.
     """
-    checked = check_ensemble(configuration, report)
+    checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
     url = _listen(configuration)  # before anything is loaded: the port may be another's
     actors = start_actors(configuration, checked, report)
     report("Opening the HTTP route")
@@ -111,10 +110,16 @@ class Checked:
     manifest: Manifest
     model: Path
     promise: Promise
+    ledger: str
 
 
-def check_ensemble(configuration: Configuration, report: Report = lambda step: None) -> Checked:
+def check_ensemble(
+    configuration: Configuration, report: Report = lambda step: None, *, may_begin: bool = False
+) -> Checked:
     """What can be known to fit before anything is started.
+
+    Args:
+        may_begin: begin the ledger of an ensemble that never had one.
 
     Raises:
         ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it.
@@ -125,8 +130,7 @@ def check_ensemble(configuration: Configuration, report: Report = lambda step: N
     manifest.verify(configuration.ensemble, model)
     promised = promise(configuration, manifest)
     report(promised.sentence)
-    _check_ledger(configuration, promised)
-    return Checked(manifest, model, promised)
+    return Checked(manifest, model, promised, _ledger_of(configuration, promised, report, may_begin))
 
 
 def start_actors(
@@ -154,7 +158,7 @@ def start_actors(
             raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
         # As late as it can be: a service that this one takes over from cannot charge any more from here on.
         report("Opening the ledger")
-        keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, promised)
+        keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
@@ -211,33 +215,28 @@ def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle
     return keeper
 
 
-def _check_ledger(configuration: Configuration, promised: Promise) -> None:
-    """An ensemble that has had a ledger gets no second one: that would forget what was spent."""
-    receipt = configuration.ensemble / RECEIPT
+def _ledger_of(configuration: Configuration, promised: Promise, report: Report, may_begin: bool) -> str:
+    """The id of the ensemble's one ledger: a second one would forget what was spent."""
+    settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
     try:
-        check(configuration.budget.ledger, promised.terms)
-    except LedgerMissing as error:
-        if not configuration.budget.create:
-            raise ConfigurationError(f"budget.ledger: {error}; budget.create is false, so none is made") from error
-        if receipt.exists():
-            raise ConfigurationError(
-                f"budget.ledger: {error}; put it back. Only if nothing private was ever released from this ensemble, "
-                f"remove {receipt} to begin another"
-            ) from error
+        if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
+            begun = begin(settings.ledger, terms, ensemble)
+            report(f"Began ledger {begun.place} with id {begun.ledger}")
+            return begun.ledger
+        return known(settings.ledger, terms, ensemble, settings.ledger_id)
+    except (LedgerMissing, LedgerUnknown) as error:
+        raise ConfigurationError(f"budget.ledger: {error}") from error
 
 
-def _start_budget(configuration: Configuration, promised: Promise) -> ActorHandle:
-    receipt = configuration.ensemble / RECEIPT
-    keeper = budget.start(
+def _start_budget(configuration: Configuration, checked: Checked) -> ActorHandle:
+    return budget.start(
         configuration.budget.ledger,
-        promised.terms,
+        checked.promise.terms,
         namespace=configuration.namespace,
-        create=configuration.budget.create and not receipt.exists(),
+        create=False,
+        identity=checked.ledger,
         lifetime="detached",
     )
-    with suppress(OSError):  # an ensemble on a read-only volume goes without
-        receipt.touch()
-    return keeper
 
 
 def _start_fleet(

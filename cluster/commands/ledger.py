@@ -1,4 +1,4 @@
-"""`privmix ledger`: the chain of a ledger, written out, verified, or moved to another database."""
+"""`privmix ledger`: a ledger begun, exported, verified, moved to another database, or charged after a restore."""
 
 import json
 import os
@@ -12,13 +12,61 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.configuration import Configuration
+from cluster.promise import promise
 from services.budget import export as exporting
 from services.budget import move as moving
-from services.budget.errors import LedgerError
+from services.budget.errors import LeaseRefused, LedgerError
+from services.budget.ledger import Ledger
+from services.budget.reader import read
+from services.budget.receipt import begin
+from services.budget.statement import statement
+from services.training.manifest import Manifest
 
-ledger = typer.Typer(name="ledger", help="Export, verify or move the budget's ledger.", no_args_is_help=True)
+ledger = typer.Typer(
+    name="ledger", help="Begin, export, verify, move or charge the budget's ledger.", no_args_is_help=True
+)
 
 Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
+
+
+@ledger.command()
+def init(
+    config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Begin the ledger of an ensemble, once, and record it in the ensemble's directory. Repeated, it only checks."""
+    configuration = Configuration.load(config)
+    manifest = Manifest.load(configuration.ensemble)
+    with _told():
+        promised = promise(configuration, manifest)
+        begun = begin(configuration.budget.ledger, promised.terms, configuration.ensemble)
+    if as_json:
+        print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
+        return
+    print(f"{'Began' if begun.new else 'Found'} ledger {begun.place} with id {begun.ledger}")
+    print(promised.sentence)
+
+
+@ledger.command()
+def forfeit(
+    source: Source,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that may have been released since the backup.")],
+) -> None:
+    """Charge what may have been released since the backup that a ledger was restored from. Stop the service first."""
+    try:
+        with _told():
+            keeper = Ledger(source, read(source).terms, create=False)
+            event = keeper.forfeit(tokens)
+    except LeaseRefused as error:
+        raise typer.BadParameter(str(error), param_hint="--tokens") from error
+    balance = keeper.balance()
+    print(f"{tokens} tokens are charged at the cost of {event.to_json()}, {sum(balance.charged.values())} in all.")
+    left = statement(balance).tokens_left
+    if balance.stopped:
+        print("Their losses on the private text are not known, so nothing private is released any more.")
+    elif left is not None:
+        print(f"{left} tokens are left.")
 
 
 @ledger.command()

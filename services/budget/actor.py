@@ -33,9 +33,10 @@ class Budget:
     a name that is sent again is charged twice and granted once: an error on the safe side, seen as tokens `held`.
     """
 
-    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool = True) -> None:
+    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool = True, identity: str | None = None) -> None:
         self._where = ledger
         self._terms = terms
+        self._identity = identity
         # One that was restarted had a ledger; where that is gone, an empty one would forget what was spent.
         self._create = create and not ray.get_runtime_context().was_current_actor_reconstructed
         self._opening = threading.Lock()
@@ -115,7 +116,7 @@ class Budget:
     def _opened(self) -> Ledger:
         with self._opening:
             if self._ledger is None:
-                self._ledger = Ledger(self._where, self._terms, create=self._create)
+                self._ledger = Ledger(self._where, self._terms, create=self._create, identity=self._identity)
                 _log.info("ledger %s: epoch %d", self._ledger.name, self._ledger.balance().epoch)
             return self._ledger
 
@@ -127,16 +128,21 @@ def start(
     namespace: str,
     name: str = NAME,
     create: bool = True,
+    identity: str | None = None,
     lifetime: Literal["detached"] | None = None,
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
+
+    Args:
+        create: make the ledger where there is none.
+        identity: the id of the ledger that must be there; None accepts any.
 
     Raises:
         LedgerError: the ledger cannot be used; no actor is left behind.
         ValueError: the name is taken in this namespace.
     """
     actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
-        ledger, terms, create
+        ledger, terms, create, identity
     )
     try:
         ray.get(actor.ready.remote())

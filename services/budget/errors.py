@@ -22,6 +22,10 @@ class LedgerMissing(LedgerError):  # noqa: N818 (the names say the state)
     """There is no ledger at this place."""
 
 
+class LedgerUnknown(LedgerError):  # noqa: N818
+    """Nothing says which ledger is this ensemble's."""
+
+
 class LedgerForeign(LedgerError):  # noqa: N818
     """What is at this place is no privmix ledger, or one of an unknown format."""
 

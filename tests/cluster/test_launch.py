@@ -8,11 +8,12 @@ import pytest
 import ray
 
 from cluster.configuration import Configuration, ConfigurationError
-from cluster.launch import RECEIPT, launch
+from cluster.launch import check_ensemble, launch
 from cluster.session import connected
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
+from services.budget.receipt import FILE, Receipt
 from services.training.manifest import Manifest, ManifestError
 from tests.running import configure, own_ensemble
 
@@ -53,18 +54,36 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
-    (spoilable / RECEIPT).touch()
+    (spoilable / FILE).touch()
     with pytest.raises(ConfigurationError, match="put it back"):
         launch(load(tmp_path, spoilable))
     assert not (tmp_path / "ledger.db").exists()
     assert not ray.util.list_named_actors(all_namespaces=True)
 
 
+def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_path: Path) -> None:
+    configuration = load(tmp_path, spoilable)
+    with pytest.raises(ConfigurationError, match="privmix ledger init"):
+        check_ensemble(configuration)
+    steps: list[str] = []
+    begun = check_ensemble(configuration, steps.append, may_begin=True)
+    assert any(begun.ledger in step and "Began ledger" in step for step in steps)
+    steps.clear()
+    assert check_ensemble(configuration, steps.append, may_begin=True).ledger == begun.ledger
+    assert not any("Began" in step for step in steps)
+    elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
+    with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
+        check_ensemble(elsewhere, may_begin=True)
+    Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
+    with pytest.raises(LedgerMismatch, match=begun.ledger):
+        check_ensemble(elsewhere, may_begin=True)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_ledger_of_another_promise_is_refused(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
-    Ledger(configuration.budget.ledger, terms)
+    Receipt(ledger=Ledger(configuration.budget.ledger, terms).balance().id).save(spoilable)
     with pytest.raises(LedgerMismatch, match=r"ensemble.*another"):
         launch(configuration)
     assert not ray.util.list_named_actors(all_namespaces=True)

@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.commands.ledger import ledger as application
+from services.budget.errors import Fenced
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.privacy.pmixed import RatioEvent
 from tests.postgresql import Server
+from tests.running import configure, own_ensemble
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)
 TERMS = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
@@ -133,6 +135,31 @@ def test_a_ledger_moves_from_a_file_to_a_server(tmp_path: Path, postgresql: Serv
     again = run("move", target, source)
     assert again.exit_code == 1
     assert f"ledger {source}: there is a ledger already" in again.stderr
+
+
+def test_a_ledger_is_begun_by_a_command_and_only_once(ensemble: Path, tmp_path: Path) -> None:
+    own = own_ensemble(ensemble, tmp_path)
+    config = str(configure(tmp_path, own))
+    began = run("init", "--config", config)
+    assert began.exit_code == 0
+    assert "Began ledger" in began.stdout
+    told = json.loads(run("init", "--config", config, "--json").stdout)
+    assert (told["new"], told["id"], told["ledger"]) == (False, read(told["ledger"]).id, str(tmp_path / "ledger.db"))
+    (tmp_path / "ledger.db").unlink()
+    refused = run("init", "--config", config)
+    assert refused.exit_code == 1
+    assert "put it back" in refused.stderr
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_tokens_lost_since_a_backup_are_forfeited(ledger: Ledger, place: str) -> None:
+    forfeited = run("forfeit", place, "--tokens", "30")
+    assert forfeited.exit_code == 0
+    assert "30 tokens are charged" in forfeited.stdout
+    assert "213 tokens are left" in forfeited.stdout
+    assert read(place).charged == {EVENT: 54}
+    with pytest.raises(Fenced):
+        ledger.lease(EVENT, 1)
 
 
 def test_what_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:

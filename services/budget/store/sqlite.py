@@ -26,7 +26,7 @@ _UNSHARED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 def engine(path: Path, access: Access) -> Engine:
     # A connection for every transaction: a file that was removed or replaced meanwhile is noticed, not written to.
-    made = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_file(path, access))
+    made = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_permitted(path, access))
     start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
     event.listen(made, "begin", lambda connection: connection.exec_driver_sql(start))
     return made
@@ -40,6 +40,13 @@ def explained(error: DBAPIError) -> LedgerError:
     if code == sqlite3.SQLITE_CORRUPT:
         return LedgerCorrupt(f"{error.orig}; restore it from a backup")
     return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'look at the database')}")
+
+
+def _open_permitted(path: Path, access: Access) -> sqlite3.Connection:
+    try:
+        return _open_file(path, access)
+    except PermissionError as error:
+        raise LedgerUnavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
 
 
 def _open_file(path: Path, access: Access) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.receipt import Begun, begin
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
@@ -102,6 +103,18 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBud
     except LedgerError as error:
         opened = error
     connection.send((opened, read(path)))
+
+
+def begin_in_a_read_only_directory(connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+    """The ensemble's directory may be read and not written by this process."""
+    ensemble.chmod(0o555)
+    if os.geteuid() == 0:
+        os.setuid(NOBODY)
+    try:
+        begun: Begun | LedgerError = begin(place, terms, ensemble)
+    except LedgerError as error:
+        begun = error
+    connection.send(begun)
 
 
 def die_before_commit(connection: Connection, number: int, source: str, target: str) -> None:

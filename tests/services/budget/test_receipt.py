@@ -1,0 +1,158 @@
+"""A ledger is begun once, on purpose, and no other one is ever served in its place."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.budget import receipt
+from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
+from services.budget.ledger import Ledger
+from services.budget.move import move
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.budget.receipt import FILE, Receipt, begin, is_fresh, known
+from tests.postgresql import Server
+from tests.services.budget import writers
+from tests.services.budget.events import COARSE
+from tests.services.budget.processes import answer
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Path:
+    directory = tmp_path / "ensemble"
+    directory.mkdir()
+    return directory
+
+
+def test_it_is_begun_once_and_known_ever_after(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+    assert is_fresh(place, ensemble)
+    begun = begin(place, terms, ensemble)
+    assert begun.new
+    assert not is_fresh(place, ensemble)
+    assert json.loads((ensemble / FILE).read_text()) == {"ledger": begun.ledger, "begun": True}
+    assert read(place).id == known(place, terms, ensemble) == begun.ledger
+    again = begin(place, terms, ensemble)
+    assert (again.ledger, again.new) == (begun.ledger, False)
+    assert [file.name for file in ensemble.iterdir()] == [FILE]
+
+
+def test_without_a_receipt_nothing_is_known(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+    with pytest.raises(LedgerUnknown, match="privmix ledger init"):
+        known(place, terms, ensemble)
+    Ledger(place, terms)
+    with pytest.raises(LedgerUnknown, match="privmix ledger init"):
+        known(place, terms, ensemble)
+    assert not is_fresh(place, ensemble), "there is a ledger, which somebody must recognise"
+    begun = begin(place, terms, ensemble)
+    assert (begun.new, begun.ledger) == (False, read(place).id)
+    assert known(place, terms, ensemble) == begun.ledger
+
+
+def test_a_wrong_place_is_refused(place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path) -> None:
+    begun = begin(place, terms, ensemble)
+    empty, another = str(tmp_path / "empty.db"), str(tmp_path / "another.db")
+    Ledger(another, terms)
+    for refuse in (known, begin):
+        with pytest.raises(LedgerMissing, match=r"put it back, or correct budget\.ledger"):
+            refuse(empty, terms, ensemble)
+        with pytest.raises(LedgerMismatch, match=f"this ensemble's is {begun.ledger}"):
+            refuse(another, terms, ensemble)
+    assert not Path(empty).exists()
+
+
+@pytest.mark.parametrize(
+    "statement", ["DROP TABLE privmix_ledger, privmix_ledger_revision", "DROP TABLE privmix_ledger"]
+)
+def test_an_emptied_database_is_refused(
+    postgresql: Server, terms: PrivacyBudget, ensemble: Path, statement: str
+) -> None:
+    url = postgresql.database()
+    begin(url, terms, ensemble)
+    with postgresql.connect(url) as connection:
+        connection.execute(statement)
+    for refuse in (known, begin):
+        with pytest.raises((LedgerMissing, LedgerForeign), match="put it back"):
+            refuse(url, terms, ensemble)
+    with postgresql.connect(url) as connection:
+        found = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'privmix_ledger'").fetchone()
+    assert found == (0,)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that another user can reach, which pytest's own are not."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o777)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_a_read_only_ensemble_gets_no_ledger(terms: PrivacyBudget, public_directory: Path) -> None:
+    ensemble, place = public_directory / "ensemble", public_directory / "ledger.db"
+    ensemble.mkdir()
+    refused = answer(writers.begin_in_a_read_only_directory, str(place), terms, ensemble)
+    assert isinstance(refused, LedgerUnavailable)
+    assert "cannot be written" in str(refused)
+    assert not place.exists()
+    assert not list(ensemble.iterdir())
+
+
+def test_a_directory_that_nobody_can_write_goes_by_the_configured_id(
+    place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
+) -> None:
+    identity = Ledger(place, terms).balance().id
+    assert known(place, terms, ensemble, identity) == identity
+    with pytest.raises(LedgerMismatch):
+        known(place, terms, ensemble, "another")
+    begin(place, terms, ensemble)
+    with pytest.raises(LedgerMismatch, match=r"budget\.ledger_id is another, and .* names"):
+        known(place, terms, ensemble, "another")
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_interrupted_beginning_goes_on(
+    place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    def die(*arguments: object, **options: object) -> None:
+        if made:
+            Ledger(*arguments, **options)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(receipt, "Ledger", die)
+    with pytest.raises(KeyboardInterrupt):
+        begin(place, terms, ensemble)
+    promised = Receipt.load(ensemble)
+    assert promised is not None
+    assert not promised.begun
+    with pytest.raises(LedgerUnknown, match="interrupted"):
+        known(place, terms, ensemble)
+    monkeypatch.undo()
+    assert begin(place, terms, ensemble).ledger == promised.ledger == known(place, terms, ensemble)
+
+
+def test_a_receipt_of_an_earlier_version_learns_the_id(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+    (ensemble / FILE).touch()
+    with pytest.raises(LedgerMissing, match="put it back"):
+        known(place, terms, ensemble)
+    identity = Ledger(place, terms).balance().id
+    assert known(place, terms, ensemble) == identity
+    assert Receipt.load(ensemble) == Receipt(ledger=identity)
+
+
+def test_a_moved_ledger_is_still_the_ensembles(
+    path: Path, terms: PrivacyBudget, ensemble: Path, postgresql: Server
+) -> None:
+    begun, target = begin(str(path), terms, ensemble), postgresql.database()
+    Ledger(path, terms).lease(COARSE, 3)
+    move(path, target)
+    assert known(target, terms, ensemble) == begun.ledger
+
+
+def test_a_receipt_that_cannot_be_read_is_named(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+    (ensemble / FILE).write_text("{")
+    with pytest.raises(LedgerForeign, match=FILE):
+        begin(place, terms, ensemble)
