@@ -19,7 +19,7 @@ from cluster.configuration import Configuration, ConfigurationError
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.budget import actor as budget
-from services.budget.errors import LedgerMissing, LedgerUnknown
+from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.fleet import fleet
@@ -56,6 +56,8 @@ class Actors:
         """Give back what the coordinators hold of the budget, as far as they answer."""
         with suppress(RayError, TimeoutError):  # their leases then stay charged, which is the safe side
             ray.get([coordinator.close.remote() for coordinator in self.coordinators], timeout=CLOSING_S)
+        with suppress(RayError, LedgerError, TimeoutError):  # another deployment then waits until it is silent
+            ray.get(self.budget.release.remote(), timeout=CLOSING_S)
 
     def kill(self) -> None:
         for coordinator in self.coordinators:
@@ -156,7 +158,7 @@ def start_actors(
             ray.get(fleet_actor.start.remote())
         except FleetError as error:
             raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
-        # As late as it can be: a service that this one takes over from cannot charge any more from here on.
+        # A service that has the ledger goes on until this one makes its first charge.
         report("Opening the ledger")
         keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
         names = coordinator_names(configuration)

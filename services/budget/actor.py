@@ -4,46 +4,64 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
+from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
 
 from services import tracing
 from services.budget.errors import Fenced, LedgerError, LedgerMoved
-from services.budget.ledger import Grant, Ledger
+from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
 from services.budget.statement import OperatorStatement, Statement, statement
 
 NAME = "budget"
-WATCH_S = 15.0
+WATCH_S = PATIENCE_S / 6
 
 _log = logging.getLogger(__name__)
 
 
 # Writes that wait at the same time share a commit (`Ledger`); statements have a thread of their own.
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1})
+@ray.remote(
+    num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1}
+)
 class Budget:
     """Grants leases and takes them back.
 
-    Ray restarts it for ever, and it then takes a new epoch and goes on from the ledger. Ray also sends calls again
-    that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease. A lease without
-    a name that is sent again is charged twice and granted once: an error on the safe side, seen as tokens `held`.
+    The actor of a new deployment takes the ledger over with its first charge, when clients reach it. Ray restarts the
+    actor for ever; it then takes a new epoch and goes on from the ledger, unless another deployment has it. Ray also
+    sends calls again that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease.
+    A lease without a name that is sent again is charged twice and granted once: an error on the safe side, seen as
+    tokens `held`.
     """
 
-    def __init__(self, ledger: str, terms: PrivacyBudget, create: bool = True, identity: str | None = None) -> None:
+    def __init__(
+        self,
+        ledger: str,
+        terms: PrivacyBudget,
+        create: bool = True,
+        identity: str | None = None,
+        holder: str | None = None,
+    ) -> None:
         self._where = ledger
         self._terms = terms
         self._identity = identity
+        self._holder = holder
         # One that was restarted had a ledger; where that is gone, an empty one would forget what was spent.
-        self._create = create and not ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._create = create and not restarted
         self._opening = threading.Lock()
         self._metrics = BudgetMetrics()
         self._ledger: Ledger | None = None
         try:
-            self._opened()
+            if restarted:
+                self._opened().take_over()
+            else:
+                self._opened()
         except LedgerError as error:
             _log.error("%s", error)  # callers will meet it too, or find the ledger available again
         threading.Thread(target=self._watch, daemon=True).start()
@@ -83,7 +101,7 @@ class Budget:
     def health(self) -> LedgerHealth:
         """Whether a token could be charged now: "writable", or why not.
 
-        "fenced": another writer has the ledger, or it was moved; this actor never writes again. "unavailable": the
+        "fenced": another deployment has the ledger, or it was moved. "unavailable": the
         database does not answer, or what it holds is no ledger of this budget.
         """
         try:
@@ -104,10 +122,16 @@ class Budget:
         """Everything there is to know."""
         return self._stated(event)
 
+    def release(self) -> None:
+        """See `Ledger.release`."""
+        self._opened().release()
+
     def _watch(self) -> None:
-        """Check the ledger for ever, for the alerts."""
+        """Tell other deployments for ever that this one lives, and check the ledger, for the alerts."""
         while True:
             self._metrics.checked(self.health())
+            with suppress(LedgerError):
+                self._opened().beat()
             time.sleep(WATCH_S)
 
     def _stated(self, event: str | None) -> OperatorStatement:
@@ -116,8 +140,10 @@ class Budget:
     def _opened(self) -> Ledger:
         with self._opening:
             if self._ledger is None:
-                self._ledger = Ledger(self._where, self._terms, create=self._create, identity=self._identity)
-                _log.info("ledger %s: epoch %d", self._ledger.name, self._ledger.balance().epoch)
+                self._ledger = Ledger(
+                    self._where, self._terms, create=self._create, identity=self._identity, holder=self._holder
+                )
+                _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
 
 
@@ -142,7 +168,7 @@ def start(
         ValueError: the name is taken in this namespace.
     """
     actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
-        ledger, terms, create, identity
+        ledger, terms, create, identity, uuid4().hex
     )
     try:
         ray.get(actor.ready.remote())

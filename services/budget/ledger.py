@@ -1,6 +1,7 @@
 """The one writer of a ledger. What `lease` has returned is on disk, whatever happens next."""
 
 import json
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from services.budget.records import (
 from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import Database
-from services.budget.store.rows import append, following, rows
+from services.budget.store.rows import append, beat, end, following, rows, silence_s
 from services.privacy.events import Event
 from services.privacy.randomness import uniform_below
 
@@ -46,6 +47,9 @@ LARGEST_BATCH = 256
 
 # What is granted at least where further tokens cost nothing: two rows for so many tokens.
 FREE_LEASE = 2**14
+
+# A writer that has not told for this long that it lives has ended: one that it replaced may take the ledger back.
+PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +68,19 @@ Decision = tuple[T, Sequence[Record]]
 
 
 class Ledger:
-    """Opens, or with `create` makes, the ledger at a path or URL, and begins a new epoch in it.
+    """Opens, or with `create` makes, the ledger at a path or URL, and writes it. It has one writer at a time.
 
-    From then on every other writer of the same ledger raises Fenced. Threads may share one of these; calls that wait
-    at the same time are committed together, in one transaction.
+    Without a `holder` it takes the ledger over now, and writes until another writer does. A deployment names itself as
+    the `holder`: it takes the ledger over at its first write, when it serves. One that another has replaced raises
+    Fenced, and takes the ledger back only once the other has released it, or was silent for `PATIENCE_S`. Threads may
+    share one of these; calls that wait at the same time are committed together, in one transaction.
 
     Args:
         ledger: a path or URL.
         terms: the budget that it must keep.
         create: make it where there is none, under the name `identity`.
         identity: the id of the ledger that must be there; None accepts any.
+        holder: the name of the deployment, the same after a restart of the process.
 
     Raises:
         LedgerMismatch: it keeps another budget than `terms`, or is another ledger.
@@ -81,10 +88,19 @@ class Ledger:
     """
 
     def __init__(
-        self, ledger: str | Path, terms: PrivacyBudget, *, create: bool = True, identity: str | None = None
+        self,
+        ledger: str | Path,
+        terms: PrivacyBudget,
+        *,
+        create: bool = True,
+        identity: str | None = None,
+        holder: str | None = None,
     ) -> None:
         self.terms = terms
         self.filter = Filter(terms)
+        self._writer = uuid4().hex
+        self._holder = holder
+        self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
         self._busy = False
@@ -92,8 +108,9 @@ class Ledger:
         self._state: LedgerState | None = self._begin(
             Database(ledger, "create") if create else self._database, create=create, identity=identity
         )
-        self._epoch, self._confirmed = self._state.epoch, self._state.head
-        self._balance = self._state.balance()
+        self._confirmed, self._balance = self._state.head, self._state.balance()
+        if holder is None:
+            self.take_over()
 
     @property
     def name(self) -> str:
@@ -209,14 +226,34 @@ class Ledger:
 
         return self._commit(decide)
 
+    def take_over(self) -> None:
+        """Become the ledger's writer now, if this may be.
+
+        Raises:
+            Fenced: another writer has the ledger.
+        """
+        self._commit(lambda state: (None, ()))
+
     def check(self) -> None:
-        """Returns if a token could be charged now, the budget aside.
+        """Returns if a token could be charged now, the budget aside. Takes nothing over.
 
         Raises:
             LedgerError: what a charge would raise: Fenced, LedgerUnavailable and so on.
         """
-        with self._lock, self._database.transaction() as connection:
-            self._catch_up(connection)
+        self._commit(lambda state: (None, ()), writes=False)
+
+    def beat(self) -> None:
+        """Tell others that this writer lives, if it has the ledger. Its deployment calls this every few seconds."""
+        if self._epoch is not None:
+            with self._database.transaction() as connection:
+                if silence_s(connection, self._epoch) < math.inf:
+                    beat(connection, self._epoch)
+
+    def release(self) -> None:
+        """Let another deployment take the ledger back at once."""
+        if self._epoch is not None:
+            with self._database.transaction() as connection:
+                end(connection, self._epoch)
 
     def balance(self) -> Balance:
         """Where the ledger stands by what this writer knows to be on disk."""
@@ -229,12 +266,11 @@ class Ledger:
             state = replay(connection)
             _stay(state)
             demand(state, self.terms, identity)
-            append(connection, applied(state, [Epoch()]))
         return state
 
-    def _commit(self, decide: Callable[[LedgerState], Decision[T]]) -> T:
+    def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
         """Has a decision made and its rows committed, together with those of other threads that wait."""
-        call = _Call(decide)
+        call = _Call(decide, writes)
         with self._turn:
             self._waiting.append(call)
             while not call.done:
@@ -264,44 +300,69 @@ class Ledger:
         try:
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
+                takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
+                self._state = None  # from here on it holds rows that are not on disk
                 written: list[Row] = []
+                if takes_over:
+                    written += applied(state, [Epoch(writer=self._writer, holder=self._holder)])
+                    beat(connection, state.epoch)
                 for call in calls:
                     written += applied(state, call.decide(state))
                 append(connection, written)
             self._state, self._confirmed, self._balance = state, state.head, state.balance()
+            if state.writer == self._writer:
+                self._epoch = state.epoch
         except BaseException as error:
-            self._state = None  # it may hold rows that are not on disk
             for call in calls:
                 call.error = error
             if not isinstance(error, Exception):
                 raise
 
     def _caught_up(self, connection: Connection) -> LedgerState:
-        """Makes sure that this writer may write; returns the state after every row.
+        """The state after every row on disk.
 
-        There is a row that it does not know when a commit was not confirmed and happened all the same.
+        It may lack rows of others, and its own where a commit was not confirmed and happened all the same.
         """
-        recent = list(rows(connection, since=self._confirmed.seq))
-        if recent[:1] != [self._confirmed]:
+        state, self._state = self._state, None
+        recent = rows(connection, since=self._confirmed.seq)
+        if next(recent, None) != self._confirmed:
             raise LedgerCorrupt(
                 f"row {self._confirmed.seq} is gone or another one: the ledger was replaced while in use"
             )
-        if (newest := recent[-1].epoch) > self._epoch:
-            raise Fenced(f"the writer of epoch {self._epoch} was replaced by that of epoch {newest} and writes no more")
-        state = self._state
         if state is None:
             state = replay(connection)
         else:
-            for row in verified(recent[1:], self._confirmed):
+            for row in verified(recent, self._confirmed):
                 state.apply(row)
+        self._state, self._confirmed = state, state.head
         _stay(state)
         return state
+
+    def _must_take_over(self, connection: Connection, state: LedgerState) -> bool:
+        """Whether this writer must begin an epoch before it writes; False where the current one is its own.
+
+        Raises:
+            Fenced: another writer has the ledger, and this one may not take it.
+        """
+        if state.writer == self._writer:
+            return False
+        before = "a writer" if self._epoch is None else f"the writer of epoch {self._epoch}"
+        replaced = f"{before} of this deployment was replaced by that of epoch {state.epoch}"
+        last = state.holders[-1] if state.holders else None
+        if self._holder is None or self._holder == last:
+            if self._epoch is not None:  # by its own successor
+                raise Fenced(f"{replaced} and writes no more")
+            return True
+        if self._holder in state.holders and silence_s(connection, state.epoch) < PATIENCE_S:
+            raise Fenced(f"{replaced}; it goes on once the other deployment has ended, or is silent")
+        return True
 
 
 class _Call:
     """A decision that waits for the next transaction, and what came of it."""
 
-    def __init__(self, decide: Callable[[LedgerState], Decision[Any]]) -> None:
+    def __init__(self, decide: Callable[[LedgerState], Decision[Any]], writes: bool) -> None:
+        self.writes = writes
         self._decide = decide
         self._result: Any = None
         self.error: BaseException | None = None

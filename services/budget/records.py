@@ -38,9 +38,14 @@ class Opened(Record):
 
 
 class Epoch(Record):
-    """A writer took over; the row's `epoch` is its own, and every writer before it is fenced out."""
+    """A writer took over; the row's `epoch` is its own, and every writer before it is fenced out.
+
+    `writer` names it. `holder` names the deployment that it writes for, through restarts of the budget actor.
+    """
 
     kind = "epoch"
+    writer: str | None = None
+    holder: str | None = None
 
 
 class Leased(Record):
@@ -93,7 +98,8 @@ class Checkpoint(Record):
 
     `events` are referred to by their index. `leases` holds name, event, tokens and tokens used (None while the lease
     is open) of the open leases and of the closed ones that are still remembered; `charges` names and tokens of
-    remembered charges. `alike` and `parts` are the measured losses.
+    remembered charges. `alike` and `parts` are the measured losses. `writer` is the one of the current epoch, and
+    `holders` are the last deployments that it or others wrote for, the current one at the end.
     """
 
     kind = "checkpoint"
@@ -108,6 +114,8 @@ class Checkpoint(Record):
     alike: float
     parts: tuple[float, ...]
     stopped: bool
+    writer: str | None
+    holders: tuple[str | None, ...]
 
 
 class Moved(Record):

@@ -32,6 +32,9 @@ from services.privacy.events import Event
 # Closed leases and charges whose names a checkpoint keeps, so that a call that Ray repeats is answered as before.
 REMEMBERED = 1_000
 
+# Deployments that a ledger knows to have held it before.
+REMEMBERED_HOLDERS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -92,6 +95,8 @@ class LedgerState:
         self.charged: Counter[Event] = Counter()
         self.held: Counter[Event] = Counter()
         self.latest: Event | None = None
+        self.writer: str | None = None
+        self.holders: tuple[str | None, ...] = ()
         self.epoch = first.epoch
         self.head = first
         self.checkpointed = first.seq
@@ -134,7 +139,9 @@ class LedgerState:
             raise LedgerCorrupt(f"row {row.seq} was written after the ledger had moved to {self.moved}")
         match record:
             case Epoch():
-                self.epoch = row.epoch
+                self.epoch, self.writer = row.epoch, record.writer
+                others = (holder for holder in self.holders if holder != record.holder)
+                self.holders = (*others, record.holder)[-REMEMBERED_HOLDERS:]
             case Leased() if record.lease not in self.leases:
                 self._lease(record.lease, Lease(_event(row, record.event), record.count))
             case Settled() if record.lease in self.leases:
@@ -177,6 +184,8 @@ class LedgerState:
             alike=self.losses.alike,
             parts=self.losses.parts,
             stopped=self.stopped,
+            writer=self.writer,
+            holders=self.holders,
         )
 
     @property
@@ -214,6 +223,7 @@ class LedgerState:
         self.charges = dict(checkpoint.charges)
         self.losses = Losses(checkpoint.alike, checkpoint.parts)
         self.stopped = checkpoint.stopped
+        self.writer, self.holders = checkpoint.writer, checkpoint.holders
 
     def _forget(self) -> None:
         self._closed = dict.fromkeys(_last(self._closed))

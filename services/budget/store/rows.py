@@ -1,16 +1,21 @@
 """Reading and appending rows of a ledger's table, inside the caller's transaction."""
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import BigInteger, ColumnClause, Connection, delete, insert, literal_column, select
 
 from services.budget.chain import Row, link
 from services.budget.records import Checkpoint, Record
 from services.budget.store import schema
-from services.budget.store.schema import ledger_table
+from services.budget.store.schema import beat_table, ledger_table
 
 _BATCH = 10_000
+_NOW = {
+    "sqlite": "CAST(strftime('%s', 'now') AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+}
 
 
 def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
@@ -40,6 +45,28 @@ def append(connection: Connection, rows: Sequence[Row]) -> None:
     """Write rows that follow the last one. The caller holds the ledger's lock and has verified everything before."""
     if rows:
         connection.execute(insert(ledger_table), [row.fields() for row in rows])
+
+
+def beat(connection: Connection, epoch: int) -> None:
+    """Record that the writer of this epoch lives now."""
+    connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
+    connection.execute(insert(beat_table).values(epoch=epoch, beat=_now(connection)))
+
+
+def end(connection: Connection, epoch: int) -> None:
+    """Record that the writer of this epoch has ended."""
+    connection.execute(delete(beat_table).where(beat_table.c.epoch == epoch))
+
+
+def silence_s(connection: Connection, epoch: int) -> float:
+    """Return the seconds since the writer of this epoch was known to live; infinite where it has ended."""
+    age = connection.execute(select(_now(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)).scalar()
+    return math.inf if age is None else float(age)
+
+
+def _now(connection: Connection) -> ColumnClause[int]:
+    """The seconds since 1970 by the database's clock, which all writers share."""
+    return literal_column(_NOW[connection.dialect.name], BigInteger)
 
 
 def following(head: Row | None, epoch: int, record: Record) -> Row:

@@ -30,6 +30,14 @@ ledger_table = Table(
     Column("hash", String(64), nullable=False),
 )
 
+# The epoch of the writer and the second, by the database's own clock, at which it was last known to live.
+beat_table = Table(
+    "privmix_ledger_beat",
+    ledger_table.metadata,
+    Column("epoch", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("beat", BigInteger, nullable=False),
+)
+
 _migrating = threading.Lock()  # Alembic keeps what it works on in its modules
 
 

@@ -73,7 +73,7 @@ def test_replaced_it_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) 
             ray.get(request)
     successor.settle(lease, 4)
     assert allowance.charged() == {COARSE: 4}
-    allowance.restart()
+    successor.release()
     assert ray.get(allowance.actor.lease.remote(COARSE_JSON, 1)).count == 1
     with pytest.raises(Fenced):
         successor.lease(COARSE, 1)

@@ -177,12 +177,12 @@ def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: 
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         assert await take(client, COARSE, 5) == 5
-        Ledger(allowance.path, roomy)
+        successor = Ledger(allowance.path, roomy)
         assert await take(client, COARSE, 15) == 15, "these were charged before"
         for _ in range(2):
             with pytest.raises(Fenced):
                 await take(client, COARSE, 1)
-        allowance.restart()
+        successor.release()
         assert await take(client, COARSE, 1) == 1
 
     asyncio.run(spend())

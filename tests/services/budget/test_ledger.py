@@ -109,7 +109,7 @@ def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, t
     lease = ledger.lease(COARSE, 10).lease
     later = Ledger(place, terms)
     for _ in range(2):
-        with pytest.raises(Fenced, match="epoch 1 was replaced by that of epoch 2"):
+        with pytest.raises(Fenced, match="epoch 1 of this deployment was replaced by that of epoch 2"):
             ledger.lease(COARSE, 1)
         with pytest.raises(Fenced):
             ledger.settle(lease, 0)

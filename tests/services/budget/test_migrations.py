@@ -18,7 +18,7 @@ from services.budget.store.schema import REVISION_TABLE, ledger_table
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 
-NEWEST = "0001"
+NEWEST = "0002"
 
 # What made ledgers before there were revisions.
 OLD_TABLE = """CREATE TABLE privmix_ledger (
@@ -102,7 +102,7 @@ def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: Pri
     with Database(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     for use in (lambda: Ledger(place, terms), lambda: read(place)):
-        with pytest.raises(LedgerForeign, match=r"revision 9999.*knows no later one than 0001"):
+        with pytest.raises(LedgerForeign, match=r"revision 9999.*knows no later one than 0002"):
             use()
     with Database(place, "read").transaction() as connection:
         assert revision(connection) == "9999"

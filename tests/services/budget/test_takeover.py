@@ -1,0 +1,155 @@
+"""A new deployment takes the ledger over when it serves; the old one takes it back when the new one is withdrawn."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from services.budget import ledger as module
+from services.budget.errors import Fenced
+from services.budget.export import verify
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.budget.store.database import Database
+from tests.services.budget.events import COARSE
+
+
+@pytest.fixture
+def old(place: str, roomy: PrivacyBudget) -> Ledger:
+    """The ledger of a deployment that serves."""
+    ledger = Ledger(place, roomy, holder="old")
+    ledger.lease(COARSE, 10)
+    return ledger
+
+
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no writer had told for long that it lives."""
+    monkeypatch.setattr(module, "PATIENCE_S", -1.0)
+
+
+def test_a_deployment_that_only_starts_leaves_the_ledger_to_the_one_that_serves(
+    old: Ledger, place: str, roomy: PrivacyBudget
+) -> None:
+    new = Ledger(place, roomy, holder="new")
+    new.check()
+    assert old.lease(COARSE, 10).count == 10
+    old.check()
+    assert read(place).epoch == 1
+
+
+def test_it_takes_the_ledger_over_with_its_first_charge_and_knows_every_token(
+    old: Ledger, place: str, roomy: PrivacyBudget
+) -> None:
+    new = Ledger(place, roomy, holder="new")
+    kept = old.lease(COARSE, 10).lease
+    assert new.lease(COARSE, 5).count == 5
+    for write in (lambda: old.lease(COARSE, 1), old.check):
+        with pytest.raises(Fenced, match="goes on once the other deployment has ended"):
+            write()
+    new.settle(kept, 4)
+    assert read(place).charged == {COARSE: 10 + 4 + 5} == new.balance().charged
+
+
+def test_the_old_one_takes_it_back_when_the_new_one_has_ended(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
+    new = Ledger(place, roomy, holder="new")
+    new.lease(COARSE, 5)
+    new.release()
+    old.check()
+    assert read(place).epoch == 2, "a check takes nothing over"
+    assert old.lease(COARSE, 3).count == 3
+    with pytest.raises(Fenced):
+        new.lease(COARSE, 1)
+    assert verify(place).charged == {COARSE: 18}
+
+
+def test_the_old_one_takes_it_back_when_the_new_one_is_silent(
+    old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Ledger(place, roomy, holder="new")
+    new.lease(COARSE, 5)
+    new.beat()
+    with pytest.raises(Fenced):
+        old.lease(COARSE, 1)
+    silence(monkeypatch)
+    assert old.lease(COARSE, 3).count == 3
+
+
+def test_a_beat_of_a_writer_that_was_replaced_says_nothing(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
+    new = Ledger(place, roomy, holder="new")
+    new.lease(COARSE, 5)
+    new.release()
+    old.beat()
+    new.beat()
+    assert old.lease(COARSE, 1).count == 1, "the new one has ended, whatever comes from it later"
+
+
+def test_a_restarted_process_goes_on_for_its_deployment_and_its_predecessor_never_again(
+    old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted = Ledger(place, roomy, holder="old")
+    restarted.take_over()
+    assert restarted.lease(COARSE, 1).count == 1
+    silence(monkeypatch)
+    with pytest.raises(Fenced, match="writes no more"):
+        old.lease(COARSE, 1)
+
+
+def test_a_restarted_process_of_a_replaced_deployment_waits(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
+    new = Ledger(place, roomy, holder="new")
+    new.lease(COARSE, 5)
+    restarted = Ledger(place, roomy, holder="old")
+    with pytest.raises(Fenced):
+        restarted.take_over()
+    new.release()
+    assert restarted.lease(COARSE, 1).count == 1
+
+
+def test_deployments_that_write_at_once_do_not_replace_each_other_in_turns(place: str, roomy: PrivacyBudget) -> None:
+    ledgers = [Ledger(place, roomy, holder=name) for name in "abc"]
+
+    def write(ledger: Ledger) -> int:
+        granted = 0
+        for _ in range(30):
+            try:
+                granted += ledger.lease(COARSE, 1).count
+            except Fenced:
+                continue
+        return granted
+
+    with ThreadPoolExecutor(3) as pool:
+        granted = sum(pool.map(write, ledgers))
+    assert verify(place).charged == {COARSE: granted}
+    assert read(place).epoch == 3
+
+
+def test_a_take_over_that_was_not_confirmed_is_ones_own(place: str, roomy: PrivacyBudget) -> None:
+    ledger, database = Ledger(place, roomy, holder="only"), Database.transaction
+
+    with pytest.MonkeyPatch.context() as patch:
+        commits = []
+
+        def forgetful(self: Database) -> object:
+            commits.append(self)
+            return Lost(database(self))
+
+        patch.setattr(Database, "transaction", forgetful)
+        with pytest.raises(ConnectionError):
+            ledger.lease(COARSE, 5, "mine")
+    assert len(commits) == 1
+    assert ledger.lease(COARSE, 5, "mine").count == 5
+    assert (read(place).charged, read(place).epoch) == ({COARSE: 5}, 1)
+
+
+class Lost:
+    """A transaction that is committed and not confirmed."""
+
+    def __init__(self, transaction: object) -> None:
+        self._transaction = transaction
+
+    def __enter__(self) -> object:
+        return self._transaction.__enter__()  # type: ignore[attr-defined]
+
+    def __exit__(self, *error: object) -> None:
+        self._transaction.__exit__(*error)  # type: ignore[attr-defined]
+        if error == (None, None, None):
+            raise ConnectionError
