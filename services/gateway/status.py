@@ -14,7 +14,7 @@ from services.gateway.errors import unavailable
 
 FRESH_S = 1.0
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
-    "fenced": "another writer has the ledger; this service charges nothing any more",
+    "fenced": "another deployment has the ledger; this one charges nothing until that has ended",
     "unavailable": "the ledger's database cannot be read or written",
 }
 

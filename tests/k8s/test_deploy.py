@@ -95,15 +95,19 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def environment(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a pod has from volumes and Secrets."""
+def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a pod has from volumes and Secrets, after the Job that begins the ledger."""
     folder = tmp_path_factory.mktemp("pod")
-    return {
+    (config := folder / "privmix.yaml").write_text(manifests.configuration())
+    environment = {
         "PRIVMIX_ENSEMBLE": str(own_ensemble(ensemble, folder)),
         "PRIVMIX_BUDGET__LEDGER": str(folder / "ledger.db"),
         "PRIVMIX_HTTP__API_KEYS": json.dumps([KEY]),
         "HOME": str(folder),
     }
+    init = [sys.executable, "-m", "cluster", "ledger", "init", "--config", str(config)]
+    subprocess.run(init, env={**os.environ, **environment}, check=True)
+    return environment
 
 
 @pytest.fixture

@@ -228,6 +228,31 @@ def test_the_ingress_takes_https_to_the_clients_port(manifests: Manifests, tmp_p
     assert path["backend"]["service"] == {"name": "privmix-serve-svc", "port": {"number": HTTP}}
 
 
+def test_a_job_begins_the_ledger_and_records_it(
+    manifests: Manifests, configuration: Configuration, tmp_path: Path
+) -> None:
+    kept_in = "-sqlite" if manifests.overlay == "cpu-dev" else ""
+    component = f"../components/ledger-init{kept_in}"
+    # A component sees what the kustomization that lists it makes, not what its resources made: so in the overlay itself.
+    shutil.copytree(K8S, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "overlays" / manifests.overlay / "kustomization.yaml"
+    fields = yaml.safe_load(overlay.read_text())
+    fields["components"] = [*fields.get("components", ()), f"../{component}"]
+    overlay.write_text(yaml.safe_dump(fields))
+    rendered = render(manifests.overlay, tmp_path / "overlays")
+    job = rendered.one("Job", "privmix-ledger-init")
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    pod = job["spec"]["template"]
+    assert PART_OF.items() <= pod["metadata"]["labels"].items(), "it reaches what the service reaches"
+    (container,) = pod["spec"]["containers"]
+    mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+    assert not mounts[f"/{configuration.ensemble.parts[1]}"].get("readOnly")
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "configuration"]
+    assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
+    ledger = configuration.budget.ledger
+    assert str(Path(ledger).parent) in mounts or "PRIVMIX_BUDGET__LEDGER" in {one["name"] for one in container["env"]}
+
+
 def beside(folder: Path, overlay: str, **fields: object) -> None:
     """Write a kustomization of an operator's own over a copy of ours: kustomize reads nothing outside its root."""
     shutil.copytree(K8S, folder, dirs_exist_ok=True)
