@@ -15,6 +15,7 @@ from services.budget import state
 from services.budget.chain import Row, link
 from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt
 from services.budget.export import verify
+from services.budget.filter import Filter
 from services.budget.ledger import FREE_LEASE, Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read, replay
@@ -145,12 +146,12 @@ def test_calls_that_wait_at_once_share_a_transaction_and_none_is_lost(
 
 
 def test_the_last_tokens_go_to_callers_of_one_transaction_once(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms)
+    ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
     with ThreadPoolExecutor(16) as pool:
         granted = list(pool.map(lambda _: ledger.lease(COARSE, 30).count, range(16)))
-    assert sum(granted) == 267
+    assert sum(granted) == room
     refused = ledger.lease(COARSE, 1)
-    assert (refused.count, refused.held) == (0, 267), "tokens that others may still return"
+    assert (refused.count, refused.held) == (0, room), "tokens that others may still return"
 
 
 def test_a_fenced_batch_grants_nobody_anything(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
@@ -171,14 +172,14 @@ def test_tokens_that_cost_nothing_more_are_leased_many_at_a_time(place: str, ter
 
 
 def test_forfeited_tokens_are_charged_whatever_is_left(place: str, terms: PrivacyBudget) -> None:
-    ledger = Ledger(place, terms)
+    ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
     with pytest.raises(LeaseRefused, match="nothing was ever charged"):
         ledger.forfeit(5)
     ledger.settle(ledger.lease(COARSE, 100).lease, 100)
     assert ledger.forfeit(50) == COARSE
-    assert ledger.lease(COARSE, 1000).count == 267 - 150
+    assert ledger.lease(COARSE, 1000).count == room - 150
     ledger.forfeit(1000)
-    assert ledger.balance().charged == {COARSE: 1267}
+    assert ledger.balance().charged == {COARSE: room + 1000}
     assert Ledger(place, terms).lease(COARSE, 1).count == 0
     assert [json.loads(row.body)["count"] for row in stored(place) if row.kind == "forfeit"] == [50, 1000]
 
