@@ -54,6 +54,8 @@ def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
     if recomputed:
         console.print(_recomputed(recomputed))
     console.print(stated.guarantee, style="dim")
+    if stated.exhausted and not stated.stopped:
+        console.print("Exhausted: not one more token fits into the budget.")
     if stated.stopped:
         console.print("Stopped: a part's measured losses used up the budget; nothing private is released any more.")
 
@@ -68,9 +70,7 @@ def _totals(stated: LedgerStatement) -> Table:
     promised = "nothing" if stated.epsilon is None else f"{stated.epsilon:g}"
     limited = ", where the budget is enforced" if stated.enforced == "bound" else ""
     table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
-    table.add_row("spent", _number(stated.epsilon_spent), "whatever the private text is")
-    table.add_row("", _number(stated.epsilon_pld), "the same tokens by privacy loss distributions")
-    table.add_row("", _number(stated.epsilon_bound), f"at order {stated.order:g}{limited}")
+    table.add_row("spent", _number(stated.epsilon_spent), f"an estimate, at order {stated.order:g}{limited}")
     table.add_row("left", _number(stated.epsilon_left), "")
     if isinstance(stated, OperatorStatement):
         enforced = ", where the budget is enforced" if stated.enforced == "measured" else ""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import ray
@@ -57,6 +57,7 @@ class Budget:
         self._opening = threading.Lock()
         self._metrics = BudgetMetrics()
         self._ledger: Ledger | None = None
+        self._composed: tuple[Any, ...] = ()
         try:
             if restarted:
                 self._opened().take_over()
@@ -135,7 +136,12 @@ class Budget:
             time.sleep(WATCH_S)
 
     def _stated(self, event: str | None) -> OperatorStatement:
-        return statement(self._opened().balance(), from_json(event) if event else None)
+        """The statement, composed once for each last row."""
+        balance = self._opened().balance()
+        if self._composed[:2] != (balance.head, event):
+            self._composed = balance.head, event, statement(balance, from_json(event) if event else None)
+        composed: OperatorStatement = self._composed[2]
+        return composed
 
     def _opened(self) -> Ledger:
         with self._opening:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -19,10 +18,11 @@ from services.privacy.settings import Enforced
 
 DIGITS = 4
 
-# Beyond these a privacy loss distribution takes more than seconds to compose, and the rounding of its grid, up to
-# 1e-4 for every token, makes it worse than the Rényi epsilon.
-PLD_TOKENS = 100_000
-PLD_EPSILON = 100.0
+NOTE = (
+    "The guarantee is epsilon and delta, for everything that is ever released. epsilon_spent, epsilon_left and "
+    "tokens_left are accounts of the charges so far: estimates, and no guarantee at a moment that is chosen after "
+    "looking at answers."
+)
 
 _STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -40,12 +40,13 @@ class Charge(BaseModel):
 class Statement(BaseModel):
     """What a client may know: nothing here depends on the private text.
 
-    Epsilons are rounded up to `DIGITS` decimals, what is left of one is rounded down. `epsilon_spent` is that of all
-    tokens charged, by the data-independent bounds of their events and Rényi divergences: at their best order while all
-    have the same event, else at the promise's `order`; or, while all come from one private release that is paid for
-    once, by its privacy loss distribution. `epsilon_pld` is the epsilon of the same tokens by privacy loss
-    distributions, where these say more; it is a claim only while the events do not depend on answers. `tokens_left`
-    counts tokens of `event`, the current one. A number is None where it is not known, has no limit, or may not be told.
+    The promise is `epsilon` and `delta`, for everything that is ever released. A Rényi filter at `order` keeps it,
+    whatever depends on earlier answers (Feldman & Zrnic 2021). `epsilon_spent` is what the filter compares with the
+    promise: that of all tokens charged, by the data-independent bounds of their events; or, while all come from one
+    private release that is paid for once, by its privacy loss distribution. A filter guarantees nothing for a moment
+    that is chosen after looking at answers, so it is an estimate, as `note` says. Epsilons are rounded up to `DIGITS` decimals,
+    what is left of one is rounded down. `tokens_left` counts tokens of `event`, the current one; `exhausted` says that
+    there is none. A number is None where it is not known, has no limit, or may not be told.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,9 +60,10 @@ class Statement(BaseModel):
     guarantee: str
     epsilon_spent: float | None
     epsilon_left: float | None
-    epsilon_pld: float | None
+    note: str = NOTE
     tokens_charged: int
     tokens_left: int | None
+    exhausted: bool
     stopped: bool
     event: dict[str, Any] | None
 
@@ -108,18 +110,16 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     terms, charged = balance.terms, balance.charged
     event = event or balance.latest
     bound = Filter(terms.model_copy(update={"enforced": "bound"})).epsilon(charged)
-    spent = min(bound, _best(charged, terms.delta)) if len(charged) == 1 else bound
     tokens, left = sum(charged.values()), _tokens_left(balance, event)
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
     return OperatorStatement(
         **(terms.model_dump() | {"adjacency": _adjacency(terms, charged)}),
-        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left)
-        + _overdrawn(terms, bound),
-        epsilon_spent=_up(spent),
-        epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
+        guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound),
+        epsilon_spent=_up(bound),
+        epsilon_left=_rest(terms.epsilon, bound) if limits_bound else None,
         epsilon_bound=_up(bound),
-        epsilon_pld=_up(_pld_where_useful(charged, terms.delta, spent)),
+        exhausted=left == 0,
         epsilon_measured=_up(measured),
         epsilon_measured_left=None if limits_bound or measured is None else _rest(terms.epsilon, measured),
         tokens_charged=tokens,
@@ -151,21 +151,6 @@ def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
     return next((each for each in reversed(terms.adjacencies) if each in own), terms.adjacencies[0])
 
 
-def _overdrawn(terms: PrivacyBudget, bound: float) -> str:
-    """In words that the tokens charged cost more than the budget, as those of an earlier version's ledger may."""
-    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
-        return ""
-    return (
-        f" The tokens charged so far cost {accounting.shown(bound)}, more than the budget of {terms.epsilon:g}: an "
-        "earlier version charged them for a part present or absent, which protects no user. The budget is exhausted."
-    )
-
-
-def _best(charged: Mapping[Event, int], delta: float) -> float:
-    """At the best order for these counts: a claim only while nothing about the events could follow the answers."""
-    return accounting.epsilon(accounting.rdp(charged), delta).epsilon
-
-
 def _measured(balance: Balance) -> float | None:
     if not any(event.measured for event in balance.charged):
         return None
@@ -173,25 +158,23 @@ def _measured(balance: Balance) -> float | None:
     return Filter(terms).epsilon(balance.charged, balance.losses)
 
 
-def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None) -> str:
-    """The weakest event's, because what is charged is charged for all of them together."""
+def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None, bound: float) -> str:
+    """The weakest event's, because what is charged is charged for all of them together.
+
+    Tokens that cost more than the budget, as those of an earlier version's ledger may, have what they cost.
+    """
     guarantees = [event.guarantee for event in events]
     if not guarantees:
         return "Nothing that depends on the private text was released."
     weakest = max(guarantees, key=lambda guarantee: _STATUSES.index(guarantee.status))
-    return promise_sentence(terms, weakest, tokens)
-
-
-def _pld_where_useful(charged: Mapping[Event, int], delta: float, spent: float) -> float | None:
-    if sum(charged.values()) > PLD_TOKENS or spent > PLD_EPSILON:
-        return None
-    epsilon = _pld(frozenset(charged.items()), delta)
-    return None if epsilon is None or epsilon > spent else epsilon
-
-
-@lru_cache(maxsize=16)
-def _pld(charged: frozenset[tuple[Event, int]], delta: float) -> float | None:
-    return accounting.pld_epsilon(dict(charged), delta)
+    if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
+        return promise_sentence(terms, weakest, tokens)
+    spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
+    reason = "an earlier version counted them for a part present or absent, which protects no user"
+    return (
+        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of {terms.epsilon:g}, which is "
+        f"exhausted{f': {reason}' if terms.adjacency not in terms.adjacencies else ''}."
+    )
 
 
 def _tokens_left(balance: Balance, event: Event | None) -> int | None:

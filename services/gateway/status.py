@@ -22,8 +22,7 @@ _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
 class Status:
     """Asks the named budget and coordinator actors; `timeout_s` bounds each probe.
 
-    A statement may take longer than a probe, since it composes privacy loss distributions. What is left is counted in
-    the tokens of now, or, while the coordinator does not answer, in those charged last.
+    What is left is counted in the tokens of now, or, while the coordinator does not answer, in those charged last.
     """
 
     def __init__(

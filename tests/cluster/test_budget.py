@@ -44,7 +44,7 @@ def test_json_says_where_the_budget_stands(ledger: Ledger, path: Path) -> None:
         50,
         158,
     )
-    assert 0 < stated["epsilon_pld"] < stated["epsilon_spent"] < 8
+    assert 0 < stated["epsilon_spent"] == stated["epsilon_bound"] < 8
     assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
     assert ledger.lease(EVENT, 1).count == 1, "reading replaces no writer"
 

@@ -233,7 +233,7 @@ def test_a_job_begins_the_ledger_and_records_it(
 ) -> None:
     kept_in = "-sqlite" if manifests.overlay == "cpu-dev" else ""
     component = f"../components/ledger-init{kept_in}"
-    # A component sees what the kustomization that lists it makes, not what its resources made: so in the overlay itself.
+    # A component changes what its own kustomization makes, so the overlay itself must list it.
     shutil.copytree(K8S, tmp_path, dirs_exist_ok=True)
     overlay = tmp_path / "overlays" / manifests.overlay / "kustomization.yaml"
     fields = yaml.safe_load(overlay.read_text())

@@ -148,7 +148,7 @@ def test_clients_are_told_nothing_that_was_measured(ledger: Ledger) -> None:
     ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
     told = statement(ledger.balance()).client()
     assert type(told) is Statement
-    assert (told.epsilon_spent, told.epsilon_left, told.epsilon_pld, told.tokens_left) == (None,) * 4
+    assert (told.epsilon_spent, told.epsilon_left, told.tokens_left) == (None,) * 3
     assert not [name for name in told.model_dump() if "measured" in name]
     cheaper = statement(ledger.balance().__class__(**{**vars(ledger.balance()), "losses": NO_LOSSES}))
     assert told == cheaper.client(), "the same whatever the losses were"
