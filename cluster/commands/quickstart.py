@@ -127,7 +127,7 @@ def show(outcome: Outcome, statement: dict[str, Any], service: Service, director
     console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
     console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")
     console.print(
-        f"epsilon {outcome.epsilon_total:g} at delta {outcome.delta:g} is promised for everything that is ever released; "
+        f"epsilon {outcome.epsilon_total:g} at delta {outcome.delta:g} is promised for all that is ever released; "
         f"an estimate of what is spent so far: {shown(outcome.epsilon_spent, DIGITS)}"
     )
     console.print(f"ledger: {service.configuration.budget.ledger}\n")

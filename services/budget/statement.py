@@ -44,9 +44,9 @@ class Statement(BaseModel):
     whatever depends on earlier answers (Feldman & Zrnic 2021). `epsilon_spent` is what the filter compares with the
     promise: that of all tokens charged, by the data-independent bounds of their events; or, while all come from one
     private release that is paid for once, by its privacy loss distribution. A filter guarantees nothing for a moment
-    that is chosen after looking at answers, so it is an estimate, as `note` says. Epsilons are rounded up to `DIGITS` decimals,
-    what is left of one is rounded down. `tokens_left` counts tokens of `event`, the current one; `exhausted` says that
-    there is none. A number is None where it is not known, has no limit, or may not be told.
+    that is chosen after looking at answers, so it is an estimate, as `note` says. Epsilons are rounded up to `DIGITS`
+    decimals, what is left of one is rounded down. `tokens_left` counts tokens of `event`, the current one; `exhausted`
+    says that there is none. A number is None where it is not known, has no limit, or may not be told.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -172,8 +172,8 @@ def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None
     spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
     reason = "an earlier version counted them for a part present or absent, which protects no user"
     return (
-        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of {terms.epsilon:g}, which is "
-        f"exhausted{f': {reason}' if terms.adjacency not in terms.adjacencies else ''}."
+        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of {terms.epsilon:g}, "
+        f"which is exhausted{f': {reason}' if terms.adjacency not in terms.adjacencies else ''}."
     )
 
 

