@@ -22,6 +22,8 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
   `max_num_seqs` rows and `max_num_batched_tokens` tokens. `max_num_active_seqs` and `max_num_scheduled_tokens` bound
   the public part of a batch and leave room for the readers.
 - `_preprocess` sets the positions of padding to zero, which would be the readers'; they are written again after it.
+- Backends that split a batch into decodes and prefills expect the decodes first. Readers come last: in a batch that
+  ingests a prompt they count as prefills of one token, which is correct, and in any other all rows are decodes.
 - The `-1` slots are skipped by `reshape_and_cache_flash` on CUDA and by `cpu_attn_reshape_and_cache` on the CPU.
 - Microbatches, pipeline, data and context parallelism, speculative decoding and models that keep other state than
   attention's (Mamba), take multimodal input or M-RoPE positions are refused in `load_model`.
@@ -216,7 +218,8 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             num_tokens += self._batch.readers
             num_reqs += self._batch.readers
             if self.slots is not None:
-                options |= {"force_has_lora": True, "force_num_active_loras": len(np.unique(self._batch.adapters))}
+                # vLLM's kernels count the tokens without an adapter as one more.
+                options |= {"force_has_lora": True, "force_num_active_loras": len(np.unique(self._batch.adapters)) + 1}
         return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *arguments, **options)
 
     def _get_slot_mappings(

@@ -1,0 +1,72 @@
+"""Readers run on any decoder with q, o and MLP projections, alike in both engines; other models are refused by name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from tests.ensembles import write_adapters
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+FAMILIES = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=32)),
+    "mistral, window of 16": lambda: MistralForCausalLM(
+        MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=16)
+    ),
+}
+TOKENS = tuple(torch.randint(0, 128, (90,), generator=torch.Generator().manual_seed(0)).tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_answer_alike(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    FAMILIES[family]().save_pretrained(tmp_path / "model")
+    adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
+    settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters)
+    engines = [create(settings), create(replace(settings, kind="transformers"))]
+    for length in (20, 21, 60):
+        request = Request("family", TOKENS[:length], (PUBLIC, "first", ZERO, "second"))
+        rows, expected = (engine.next_token([request]) for engine in engines)
+        assert (rows.exp() - expected.exp()).abs().max() < 1e-4
+        assert (rows[1] - rows[0]).abs().max() > 0.1
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("query_key_value", "'part' changes query_key_value, but a reader attends to the public model's"),
+        ("dense", "has no modules named o_proj"),
+    ],
+)
+def test_a_model_without_the_projections_is_refused(target: str, message: str, tmp_path: Path) -> None:
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES))
+    model.save_pretrained(tmp_path / "model")
+    get_peft_model(model, LoraConfig(target_modules=[target])).save_pretrained(tmp_path / "part")
+    if target == "dense":
+        config = tmp_path / "part" / "adapter_config.json"
+        config.write_text(config.read_text().replace('"dense"', '"o_proj"'))
+    with pytest.raises(ValueError, match=message):
+        create(EngineSettings(tmp_path / "model", "transformers", "float32", 64, adapters={"part": tmp_path / "part"}))
