@@ -78,6 +78,46 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
         engine.release(request.sequence)
 
 
+# The first two make engines of their own, and close them: vLLM has one in a process at a time.
+def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
+    engine = VllmEngine(settings)
+    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
+    for more in range(3):
+        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
+        rows = engine.next_token(step)
+    assert_same(rows, expected(step))
+    assert len(engine._sessions) == 300
+    engine.close()
+
+
+def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are right whatever was on the device before, and each row costs one load, in the step or ahead of it."""
+    arguments = vllm_engine._engine_args
+    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
+    loads: list[int] = []
+    load = AdapterSlots._load
+
+    def counted(slots: AdapterSlots, adapter: int) -> None:
+        loads.append(adapter)
+        load(slots, adapter)
+
+    monkeypatch.setattr(AdapterSlots, "_load", counted)
+    engine = VllmEngine(settings)
+    for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("541", "")]):
+        engine.prepare([NAMES[int(part)] for part in announced])
+        before = len(loads)
+        requests = [
+            Request(
+                "first", context(20 + step), (PUBLIC, *(NAMES[int(part)] for part in drawn[:2] if part != drawn[2]))
+            ),
+            Request("second", context(30 + step), (NAMES[int(drawn[2])], ZERO)),
+        ]
+        assert_same(engine.next_token(requests), expected(requests))
+        rows = sum(len(request.adapters) for request in requests) - 1
+        assert len(loads) - before == rows - len(announced)
+    engine.close()
+
+
 def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None:
     requests = [Request(f"many-{seed}", context(20, seed), (PUBLIC, NAMES[seed % 6])) for seed in range(11)]
     for length in (20, 21):
@@ -135,42 +175,3 @@ def test_a_context_that_no_cache_holds_is_refused(
     request = Request("large", context(CONTEXT - 3), (PUBLIC,))
     with pytest.raises(ValueError, match=r"tokens: .* more than the cache holds; raise cache_gib"):
         engine.next_token([request])
-
-
-def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
-    engine = VllmEngine(settings)
-    requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
-    for more in range(3):
-        step = [replace(request, tokens=request.tokens + (5,) * more) for request in requests]
-        rows = engine.next_token(step)
-    assert_same(rows, expected(step))
-    assert len(engine._sessions) == 300
-    engine.close()
-
-
-def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are right whatever was on the device before, and each row costs one load, in the step or ahead of it."""
-    arguments = vllm_engine._engine_args
-    monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
-    loads: list[int] = []
-    load = AdapterSlots._load
-
-    def counted(slots: AdapterSlots, adapter: int) -> None:
-        loads.append(adapter)
-        load(slots, adapter)
-
-    monkeypatch.setattr(AdapterSlots, "_load", counted)
-    engine = VllmEngine(settings)
-    for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("551", "")]):
-        engine.prepare([NAMES[int(part)] for part in announced])
-        before = len(loads)
-        requests = [
-            Request(
-                "first", context(20 + step), (PUBLIC, *(NAMES[int(part)] for part in drawn[:2] if part != drawn[2]))
-            ),
-            Request("second", context(30 + step), (NAMES[int(drawn[2])], ZERO)),
-        ]
-        assert_same(engine.next_token(requests), expected(requests))
-        rows = sum(len(request.adapters) for request in requests) - 1
-        assert len(loads) - before == rows - len(announced)
-    engine.close()
