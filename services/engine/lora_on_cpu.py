@@ -10,9 +10,9 @@ padded weights for each token of the batch, tokens without an adapter included. 
   several times faster than as many products of one row;
 - what to gather is computed once a step.
 
-The number and the shapes of the operations depend on the number of rows alone, not on which adapters they ask. Runs of
-many tokens with one adapter (the prefill of an adapter with keys and values of its own) are one product a run. GPU
-builds have kernels of their own and are not touched.
+The number and the shapes of the operations depend on the number of rows alone, not on which adapters they ask. Only
+where the mapping says `is_prefill`, runs of many tokens with one adapter are one product a run: those of an adapter with
+keys and values of its own. GPU builds have kernels of their own and are not touched.
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         slots = slot_of[np.array(mapping.index_mapping, dtype=np.int64)]
         starts = np.flatnonzero(np.diff(slots, prepend=-2))
         lengths = np.diff(starts, append=len(slots))
-        long = (lengths >= MIN_RUN) & (slots[starts] >= 0)
+        long = (lengths >= MIN_RUN) & (slots[starts] >= 0) & mapping.is_prefill
         self._runs = [
             (int(start), int(start + length), int(slots[start]))
             for start, length in zip(starts[long], lengths[long], strict=True)

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -253,8 +254,11 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         own_adapters = input_batch.request_lora_mapping[: self._batch.requests]
         mapping = np.concatenate([own_adapters.repeat(num_scheduled_tokens), self._batch.adapters])
         self.slots.bring(self._batch.adapters.tolist() + own_adapters[own_adapters > 0].tolist())
+        # Reader rows are single tokens whichever adapters they ask; only requests' own adapters have runs of tokens.
+        own_runs = bool(own_adapters.any())
+        lora_mapping = LoRAMapping(tuple(mapping.tolist()), (0,) * self._batch.requests, is_prefill=own_runs)
         # vLLM is given no LoRA requests: it walks all loaded adapters for each of them, and the slots are filled.
-        self._set_active_loras((0,) * self._batch.requests, tuple(mapping.tolist()), set())
+        self.lora_manager.set_active_adapters(set(), lora_mapping)
 
 
 def _indices(values: Sequence[int]) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
@@ -25,10 +26,12 @@ def layer(targets: set[str]) -> Any:
     return made
 
 
-def run(made: Any, slots: list[int], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def run(made: Any, slots: list[int], x: torch.Tensor, y: torch.Tensor, is_prefill: bool = True) -> torch.Tensor:
     wrapper = RowPunicaWrapper(512, 512, "cpu")
     ids = [None, 30, 10, 20, None]  # by slot
-    mapping = SimpleNamespace(index_mapping=tuple(ids[slot] if slot >= 0 else 0 for slot in slots))
+    mapping = SimpleNamespace(
+        index_mapping=tuple(ids[slot] if slot >= 0 else 0 for slot in slots), is_prefill=is_prefill
+    )
     wrapper.update_metadata(mapping, ids, SLOTS, 0)
     wrapper.add_lora_linear(y, x, made.lora_a_stacked, made.lora_b_stacked, 1.0, made.output_slices)
     return y
@@ -57,7 +60,32 @@ def test_each_row_gets_its_own_adapter(slots: list[int], targets: set[str]) -> N
             if slot >= 0:
                 expected[row, offset : offset + width] += b[slot, 0] @ (a[slot, 0] @ x[row])
             offset += width
-    assert torch.allclose(run(made, slots, x, y), expected, atol=1e-4)
+    for is_prefill in (True, False):
+        assert torch.allclose(run(made, slots, x, y.clone(), is_prefill), expected, atol=1e-4)
+
+
+class Recorded(TorchDispatchMode):
+    """The operations that run, with the shapes they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append((func, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_operations_do_not_depend_on_which_adapters_are_asked() -> None:
+    """Not even where all rows ask one adapter, as those of a shard do of which nothing was drawn."""
+    made, found = layer({"q_proj"}), []
+    for drawn in ([1] * 40, [1, 2, 3, 2] * 10, [3] * 20 + [1, 2] * 10):
+        x, y = torch.randn(47, INPUTS), torch.randn(47, sum(WIDTHS))
+        with Recorded() as recorded:
+            run(made, [-1] * 7 + drawn, x, y, is_prefill=False)
+        found.append(recorded.operations)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) > 5
 
 
 def test_slices_that_no_adapter_changes_hold_nothing() -> None:
