@@ -11,8 +11,8 @@ padded weights for each token of the batch, tokens without an adapter included. 
 - what to gather is computed once a step.
 
 The number and the shapes of the operations depend on the number of rows alone, not on which adapters they ask. Only
-where the mapping says `is_prefill`, runs of many tokens with one adapter are one product a run: those of an adapter with
-keys and values of its own. GPU builds have kernels of their own and are not touched.
+where the mapping says `is_prefill`, runs of many tokens with one adapter are one product a run: those of an adapter
+with keys and values of its own. GPU builds have kernels of their own and are not touched.
 """
 
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self.slots = AdapterSlots(self.lora_manager, adapters, zero)
 
     def begin(self, rows: int) -> None:
-        """Begin an answer of so many rows."""
+        """Begin an answer of `rows` rows."""
         self._answer = None
         self._answer_rows = rows
 
