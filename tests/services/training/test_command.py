@@ -71,6 +71,8 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--parts", "0"], "parts: must be at least 1"),
         (["--model", "/no/such/model"], "no such directory"),
         (["--targets", ","], "targets"),
+        (["--attention", "shared"], "attention: Input should be 'public' or 'own'"),
+        (["--dp-sgd", "--attention", "public"], "attention: DP-SGD trains an adapter with keys and values of its own"),
     ],
 )
 def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:
