@@ -3,7 +3,8 @@
     python -m tests.benchmarks.plain PORT --context-length 1024 --cache-gib 2 --threads 2
 
 Everything that has a default has vLLM's: one request a sequence, which runs ahead on the tokens that it samples itself.
-Decodes greedily and streams OpenAI's completions, as far as the measurement reads them.
+On a CPU alone, where both sides run it, the model is not compiled: that takes minutes, and its worker is in the
+engine's process. Decodes greedily and streams OpenAI's completions, as far as the measurement reads them.
 """
 
 import json
@@ -28,9 +29,16 @@ class Plain:
 
     def __init__(self, context_length: int) -> None:
         from vllm import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        arguments = AsyncEngineArgs(model=str(resolve()), dtype="bfloat16", max_model_len=context_length)
+        arguments = AsyncEngineArgs(
+            model=str(resolve()),
+            dtype="bfloat16",
+            max_model_len=context_length,
+            enforce_eager=current_platform.is_cpu(),
+            distributed_executor_backend="uni",
+        )
         self._engine = AsyncLLM.from_engine_args(arguments)
 
     async def stream(self, prompt: Sequence[int], tokens: int) -> AsyncGenerator[str, None]:

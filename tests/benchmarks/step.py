@@ -59,9 +59,17 @@ class PlainEngine:
 
     def __init__(self, model: Path) -> None:
         from vllm import EngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        arguments = EngineArgs(model=str(model), dtype="bfloat16", max_model_len=CONTEXT, disable_log_stats=True)
+        arguments = EngineArgs(
+            model=str(model),
+            dtype="bfloat16",
+            max_model_len=CONTEXT,
+            enforce_eager=current_platform.is_cpu(),  # as the shard's engine
+            distributed_executor_backend="uni",
+            disable_log_stats=True,
+        )
         self._engine = LLMEngine.from_engine_args(arguments)
 
     def decode(self, questions: Sequence[Question]) -> float:
@@ -94,7 +102,13 @@ class Bench:
 @contextmanager
 def started(model: Path) -> Iterator[ActorHandle]:
     """Ray, a budget and the plain engine."""
-    threads = {"env_vars": {"OMP_NUM_THREADS": str(psutil.cpu_count()), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}}
+    threads = {
+        "env_vars": {
+            "OMP_NUM_THREADS": str(psutil.cpu_count()),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+        }
+    }
     with tempfile.TemporaryDirectory() as folder, connected():
         promised = PrivacyBudget(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="user")
         budget.start(f"{folder}/ledger.db", promised, namespace=NAMESPACE, lifetime="detached")
