@@ -107,6 +107,7 @@ def started(model: Path) -> Iterator[ActorHandle]:
             "OMP_NUM_THREADS": str(psutil.cpu_count()),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     }
     with tempfile.TemporaryDirectory() as folder, connected():
