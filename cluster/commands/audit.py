@@ -98,7 +98,9 @@ def likelihood(
             section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
         except NoPairError as error:
             raise bad("protocol", str(error)) from error
-    finish([section], output, as_json)
+        draws = sections.draws_section(subjects, releases, steps)
+        return finish([section, draws], output, as_json)
+    return finish([section], output, as_json)
 
 
 @audit.command()
@@ -233,6 +235,7 @@ def all_(
     certified = _subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
         sections.likelihood_section(certified, delta, releases, confidence, steps),
+        sections.draws_section(certified, releases, steps),
         sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
     compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)

@@ -27,6 +27,7 @@ class Finding:
         confidence: of `lower`.
         certain: epsilon is at least this, at `CERTAIN`.
         exact: epsilon of the very pair attacked, from its exact law, without statistics; None where it is not known.
+        refuted: what was seen that the mechanism as described makes all but impossible, as sentences.
         details: what else describes the attack.
     """
 
@@ -39,6 +40,7 @@ class Finding:
     confidence: float
     certain: float
     exact: float | None = None
+    refuted: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,15 +66,19 @@ class Finding:
     @property
     def verdict(self) -> Verdict:
         """``doubtful`` is a bound above the claim at `confidence` alone: by chance that happens, too."""
-        if math.isinf(self.claim):
-            return "no claim"
-        if self.broken_claims:
+        if self.refuted or self.broken_claims:
             return "broken"
+        if self.claims and math.isinf(self.claim):
+            return "no claim"
         return "doubtful" if self.lower > self.claim else "holds"
 
     @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if self.refuted:
+            return f"{self.subject}: the {self.attack} refutes what is described: {'; '.join(self.refuted)}"
+        if not self.claims:
+            return f"{self.subject}: the {self.attack} are as described"
         against = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in self.claims.items())
         match self.verdict:
             case "broken":

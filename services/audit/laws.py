@@ -55,6 +55,44 @@ def token_law(protocol: Protocol, world: World) -> Reals:
     return np.asarray(chances @ laws / chances.sum(), dtype=np.float64)
 
 
+def described_law(protocol: Protocol, world: World) -> Reals:
+    """float64 [V]: the law of a token by the protocol's published formula, in float64 and without its code.
+
+    What is released in integers differs by rounding alone (some 1e-4), less than an audit's tokens tell.
+    """
+    public, rows = np.exp(world.public), np.exp(world.rows)
+    match protocol:
+        case PMixed(radius=float(radius), mollifier="ratio") | AdaPMixed(radius=float(radius), mollifier="ratio"):
+            moved = [_moved(public, row, radius, protocol.projection) for row in rows]
+
+            def released(key: Key) -> Reals:
+                return np.asarray(np.mean([moved[kind] for kind in key], axis=0) if key else public / public.sum())
+
+        case Exponential(radius=radius):
+            clipped = np.clip(world.rows - world.public, -radius, radius)
+
+            def released(key: Key) -> Reals:
+                weights = public * np.exp(np.mean(clipped[list(key)], axis=0))
+                return np.asarray(weights / weights.sum())
+
+        case _:
+            return token_law(protocol, world)
+    keys, chances = draws(protocol, world)
+    return np.asarray(chances @ np.array([released(key) for key in keys]) / chances.sum())
+
+
+def _moved(public: Reals, row: Reals, radius: float, by: str) -> Reals:
+    """The part's distribution moved into the ball e^-c p0 <= r <= e^c p0."""
+    public, row = public / public.sum(), row / row.sum()
+    low, high = math.exp(-radius), math.exp(radius)
+    ratios = row / public
+    if by == "mix":
+        room = [(high - 1) / (ratios.max() - 1), (1 - low) / (1 - ratios.min())] if ratios.max() > 1 else [1.0]
+        return np.asarray(public + min(1.0, *room) * (row - public))
+    scale = bisect(lambda log: float(public @ np.clip(np.exp(log) * ratios, low, high)) - 1, -100.0, 100.0, xtol=1e-13)
+    return np.asarray(public * np.clip(math.exp(scale) * ratios, low, high))
+
+
 def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
     """The kinds of the parts that a token may ask, and the chance of each such draw, from the protocol's description.
 

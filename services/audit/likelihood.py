@@ -2,7 +2,8 @@
 
 The auditor knows both worlds and everything but the randomness, sees the tokens of some queries, and orders trials by
 the log-likelihood ratio of what it saw. The threshold is chosen on one half of the trials, epsilon is bounded on the
-other.
+other. The tokens are also compared with their exact law in either world, so that a wrong draw or noise that is used
+twice is found out where it changes epsilon too little to see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from services.audit import laws, pairs, worlds
 from services.audit.finding import CERTAIN, Finding
+from services.audit.frequencies import refuted, token_counts
 from services.audit.roc import Roc, best_test, epsilon_of
 from services.audit.worlds import Pair, Reals
 from services.privacy import planning
@@ -70,7 +72,10 @@ def audit(
     before, after = laws.pair_laws(protocol, pair)
     trials = max(2, releases // _EFFORT.get(type(protocol), 1) // tokens)
     ratio = laws.log_ratio(before, after)
-    first, second = (_scores(protocol, world, ratio, trials, tokens) for world in (pair.before, pair.after))
+    seen = [worlds.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
+    described = [laws.described_law(protocol, world) for world in (pair.before, pair.after)]
+    counts = [*token_counts(described[0], seen[0], "before"), *token_counts(described[1], seen[1], "after")]
+    first, second = (_scores(ratio[each], trials, tokens) for each in seen)
     lower, certain = held_out_epsilons(first, second, delta, (confidence, CERTAIN))
     finding = Finding(
         attack="likelihood-ratio test",
@@ -82,6 +87,7 @@ def audit(
         confidence=confidence,
         certain=certain,
         exact=laws.tokens_epsilon(before, after, tokens, delta),
+        refuted=refuted(counts),
         details={
             "adjacency": event.adjacency,
             "tokens": tokens,
@@ -118,10 +124,9 @@ def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
     return pairs.worst_pair(protocol, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order))
 
 
-def _scores(protocol: Protocol, world: worlds.World, ratio: Reals, trials: int, tokens: int) -> Reals:
-    seen = worlds.tokens(protocol, world, trials * tokens)
+def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:
     # Sums of the same tokens in another order must be equal, or a threshold would fall between them.
-    return np.asarray(np.round(ratio[seen].reshape(trials, tokens).sum(axis=1), 9))
+    return np.asarray(np.round(ratios.reshape(trials, tokens).sum(axis=1), 9))
 
 
 def describe(audited: Audited) -> dict[str, Any]:

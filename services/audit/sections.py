@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from services.audit import extraction, likelihood, membership, one_run, published
 from services.audit.extraction import Extracted
 from services.audit.finding import Finding
+from services.audit.frequencies import audit_draws
 from services.audit.ground import Ground
 from services.audit.membership import Seen
 from services.audit.pairs import NoPairError
@@ -84,6 +85,32 @@ def likelihood_section(
             "Claims, and what is shown of them": bars(findings),
             "One part's model replaced": roc_figure(curves, bounds),
         },
+    )
+
+
+def draws_section(subjects: Sequence[Subject], draws: int, say: Say) -> Section:
+    """The draws of every subject against their law."""
+    findings = []
+    for subject in {each.name: each for each in subjects}.values():
+        say(f"{subject.name}, {draws} draws")
+        findings.append(audit_draws(subject.protocol, draws, subject.name))
+    return Section(
+        title="Draws",
+        text=(
+            "How many parts are drawn for a token, which, and how often the same twice running, against what the "
+            "protocol describes: exact binomial tests, together wrong once in a million audits."
+        ),
+        findings=findings,
+        rows=[
+            {
+                "mechanism": each.subject,
+                "draws": each.details["draws"],
+                "tests": each.details["tests"],
+                "refuted": "; ".join(each.refuted) or "nothing",
+                "verdict": each.verdict,
+            }
+            for each in findings
+        ],
     )
 
 

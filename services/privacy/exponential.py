@@ -24,6 +24,7 @@ from torch import Tensor
 
 from services.privacy import planning
 from services.privacy.blocks import rows_at_once
+from services.privacy.bounded_range import ROUNDING, bounded_range_rdp, hockey_stick
 from services.privacy.candidates import sequences
 from services.privacy.channel import real_orders
 from services.privacy.events import (
@@ -42,12 +43,6 @@ from services.privacy.settings import Settings
 
 Reals = NDArray[np.float64]
 
-# Cells of the search for the worst case, and how often those that may hold it are divided again. The bound found
-# exceeds the largest value by a share of about 4 / _CELLS**2.
-_CELLS = 256
-_STAGES = 4
-# What float64 may lose of the log of a moment.
-_ROUNDING = 2.0**-49
 # Cells and nodes of the quadrature of a moment, and what it may be off by, relatively.
 _HALVINGS, _NODES = 30, 16
 _QUADRATURE_ERROR = 1e-9
@@ -77,12 +72,12 @@ class _BoundedRangeEvent(Event):
     def rdp(self, orders: Orders) -> Divergences:
         """Exact for bounded range where every part is drawn; else that of the dominating pair, if it is smaller."""
         orders = real_orders(orders)
-        pair = (_pair_log_moment(orders, self.drawn, self.range) + _ROUNDING) / (orders - 1)
+        pair = (_pair_log_moment(orders, self.drawn, self.range) + ROUNDING) / (orders - 1)
         return np.minimum(bounded_range_rdp(orders, self.range), pair)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         most = np.log1p(self.drawn * np.expm1(self.range))
-        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.drawn, self.range), most, interval)
+        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range, self.drawn), most, interval)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -256,24 +251,6 @@ def _summed(answers: Answers, radius: float) -> Tensor:
     return sums
 
 
-def bounded_range_rdp(orders: Orders, eta: float) -> Divergences:
-    """The largest Rényi divergence, in both directions, of two laws whose log-ratio has a range of width eta."""
-    orders = real_orders(orders)
-    forward, backward = (_largest_log_moment(b, eta) for b in (orders, 1 - orders))
-    return np.asarray((np.maximum(0.0, np.maximum(forward, backward)) + _ROUNDING) / (orders - 1))
-
-
-def hockey_stick(epsilon: Reals, drawn: float, eta: float) -> Reals:
-    """Upper bound on the hockey-stick divergence at each epsilon >= 0, of a part drawn with probability g = ``drawn``.
-
-    With K = e^eta and z = 1 + (e^epsilon - 1) / g, advanced joint convexity (Balle, Barthe, Gaboardi 2018) leaves g
-    times the largest divergence of bounded range, sup E max(0, t - z) = (sqrt K - sqrt z)^2 / (K - 1) for z in [1, K].
-    """
-    z = 1 + np.expm1(epsilon) / drawn
-    root = np.sqrt(np.minimum(z, np.exp(eta)))
-    return np.asarray(drawn * (np.exp(eta / 2) - root) ** 2 / np.expm1(eta))
-
-
 def _pair_log_moment(orders: Reals, drawn: float, eta: float) -> Reals:
     """log E_Q[(P/Q)^a] of the pair whose hockey-stick divergences are `hockey_stick` in both directions.
 
@@ -299,33 +276,3 @@ def _quadrature() -> tuple[Reals, Reals]:
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     widths = np.diff(edges)[:, None]
     return (edges[:-1, None] + widths * (nodes + 1) / 2).ravel(), (widths * weights / 2).ravel()
-
-
-def _largest_log_moment(powers: Reals, eta: float) -> Reals:
-    """log of the largest E_Q[t^b], t of mean 1 and range e^eta, for each power b <= 0 or b >= 1; never understated.
-
-    E_Q f(t) of a convex f is largest where t takes the two ends of [e^-s, e^(eta - s)] only, which leaves s. Branch and
-    bound: the t of every s in a cell lie between the least and the largest of the cell, so the two-valued t with these
-    values bounds them all; cells below what an edge reaches cannot hold the largest.
-    """
-    rows, b = np.arange(len(powers)), powers[:, None]
-    first, last = np.zeros(len(powers)), np.full(len(powers), eta)
-    bound = last
-    for _ in range(_STAGES):
-        edges = first[:, None] + (last - first)[:, None] * np.linspace(0, 1, _CELLS + 1)
-        reached = _log_moment(b, edges, eta - edges).max(axis=1)
-        bounds = _log_moment(b, edges[:, 1:], eta - edges[:, :-1])
-        open_cells = bounds >= reached[:, None]
-        bound = bounds.max(axis=1)
-        first = edges[rows, open_cells.argmax(axis=1)]
-        last = edges[rows, _CELLS - open_cells[:, ::-1].argmax(axis=1)]
-    return bound
-
-
-def _log_moment(b: Reals, below: Reals, above: Reals) -> Reals:
-    """log E[t^b] for t of mean 1 with the values e^-below and e^above."""
-    with np.errstate(divide="ignore"):  # a value that has no mass
-        log_high, log_low = np.log(np.expm1(below)), below + np.log(np.expm1(above))
-    return np.asarray(
-        np.logaddexp(log_high + b * above, log_low - b * below) - np.log(np.expm1(below + above)),
-    )

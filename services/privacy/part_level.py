@@ -6,9 +6,10 @@ A user's text in the corpus or not replaces a part's model, so no promise of the
 import numpy as np
 from scipy.special import log_expit
 
+from services.privacy.bounded_range import bounded_range_rdp
 from services.privacy.channel import Channel
 from services.privacy.events import Divergences, Event, Orders
-from services.privacy.exponential import FixedSizeExponentialEvent, bounded_range_rdp
+from services.privacy.exponential import FixedSizeExponentialEvent
 from services.privacy.gnmax import GNMaxEvent
 from services.privacy.pmixed import RatioEvent
 from services.privacy.published import log_binomial

@@ -18,13 +18,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from services.privacy.channel import real_orders
+from services.privacy.bounded_range import bounded_range_rdp, hockey_stick
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
+from services.privacy.hockey_stick import symmetric_pld
 from services.privacy.sampling import TOTAL, sample
 
 Reals = NDArray[np.float64]
@@ -42,8 +42,6 @@ LOSS_UNITS = 2**20
 _CAP = 20.0
 # Of float64 in rate d_k and its exponential, relative.
 _FLOAT_ERROR = 2.0**-45
-# What float64 may lose of the log of a moment.
-_ROUNDING = 2.0**-49
 # The largest share of epsilon that rounding may take.
 _LARGEST_LOSS = 0.5
 _WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
@@ -86,38 +84,12 @@ class SelectionEvent(Event):
         return self.epsilon / self.rounds
 
     def rdp(self, orders: Orders) -> Divergences:
-        """The worst case of bounded range, exactly; between the tables of `neighbours`.
-
-        Of all t = P / Q with mean 1 under Q and log t in an interval of length epsilon, E_Q t^a is largest where t
-        takes the ends e^-s and e^(epsilon - s) alone. With x = e^s it is ((x - 1) e^(a epsilon) + e^epsilon - x) x^-a /
-        (e^epsilon - 1), whose largest value has a closed form. Both directions are equal: Q / P has the same range.
-        """
-        a, eta = real_orders(orders), self.range
-        # e^(a eta) - e^eta and e^(a eta) - 1, both over e^(a eta).
-        ahead, whole = -np.expm1((1 - a) * eta), -np.expm1(-a * eta)
-        s = np.log(a / (a - 1)) + np.log(ahead) - np.log(whole)
-        s = np.clip(s, 0.0, eta)
-        with np.errstate(divide="ignore"):
-            high = np.log(np.expm1(s)) + a * (eta - s)
-            low = s + np.log(np.expm1(eta - s)) - a * s
-        moment = np.logaddexp(high, low) - np.log(np.expm1(eta))
-        # The Rényi divergence never exceeds the largest privacy loss.
-        each = np.minimum((np.maximum(moment, 0.0) + _ROUNDING) / (a - 1), eta)
-        return np.asarray(self.rounds * each)
+        """The worst case of bounded range, exactly; between the tables of `neighbours`."""
+        return self.rounds * bounded_range_rdp(orders, self.range)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """From the largest hockey-stick divergence at each privacy loss z in [-epsilon, epsilon], of one round:
-
-        (e^(epsilon / 2) - e^(z / 2))^2 / (e^epsilon - 1), attained by t of two values (Dong, Durfee, Rogers 2020).
-        """
-        eta = self.range
-        points = np.arange(np.floor(-eta / interval), np.ceil(eta / interval) + 1).astype(int)
-        losses = np.asarray(points * interval)
-        root = np.exp(eta / 2) - np.exp(np.clip(losses, -eta, eta) / 2)
-        inside = np.clip(root**2 / np.expm1(eta), 0.0, 1.0)
-        deltas = np.minimum.accumulate(np.where(losses < -eta, -np.expm1(losses), inside))
-        pmf = create_pmf_pessimistic_connect_dots(interval, points, deltas)
-        return PrivacyLossDistribution(pmf, pmf).self_compose(self.rounds)
+        each = symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range), self.range, interval)
+        return each.self_compose(self.rounds)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -114,6 +114,7 @@ def test_tokens_follow_the_law(name: str, parameters: dict[str, Any]) -> None:
     count = 2_000 if name in ("adapmixed", "gnmax") else 5_000
     for world in (pair.before, pair.after):
         law = laws.token_law(protocol, world)
+        np.testing.assert_allclose(law, laws.described_law(protocol, world), atol=2e-4)
         seen = np.bincount(worlds.tokens(protocol, world, count), minlength=len(law))
         assert law.sum() == pytest.approx(1)
         assert (np.abs(seen - count * law) <= 6 * np.sqrt(count * law * (1 - law)) + 1).all()
