@@ -63,7 +63,15 @@ class Engine(Section):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(2048, gt=1)
     cache_gib: float = Field(2.0, gt=0)
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="the share of a GPU's memory for engines, which is divided among those that share it",
+    )
+    batch_invariant: bool = Field(
+        True, description="on a GPU, a row has the same bits whatever else is computed beside it"
+    )
 
 
 class Shards(Section):
@@ -83,6 +91,8 @@ class Shards(Section):
 class Coordinator(Section):
     replicas: int = Field(1, gt=0, description="coordinators, among which the gateways spread; one budget for all")
     num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
+    num_cpus: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
+    memory_gib: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
     max_live: int = Field(64, gt=0)
     max_waiting: int = Field(256, ge=0)
     max_rows: int = Field(2048, gt=0, description="next-token distributions that a step holds at most")

@@ -275,11 +275,21 @@ def _start_coordinator(
         lease_tokens=configuration.budget.lease_tokens,
         device="cuda" if configuration.coordinator.num_gpus else "cpu",
         threads=os.cpu_count() or 1,
-        **configuration.coordinator.model_dump(exclude={"num_gpus", "replicas"}),
+        **configuration.coordinator.model_dump(exclude={"num_cpus", "num_gpus", "memory_gib", "replicas"}),
     )
     options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)
-    num_gpus = configuration.coordinator.num_gpus
-    return CoordinatorActor.options(num_cpus=0, num_gpus=num_gpus, **options).remote(settings)
+    return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
+
+
+def _reserved(configuration: Configuration) -> dict[str, object]:
+    """What a coordinator reserves; several of them run on different nodes where there are as many."""
+    coordinator = configuration.coordinator
+    return {
+        "num_cpus": coordinator.num_cpus,
+        "num_gpus": coordinator.num_gpus,
+        "memory": round(coordinator.memory_gib * 2**30),
+        "scheduling_strategy": "SPREAD" if coordinator.replicas > 1 else "DEFAULT",
+    }
 
 
 def _options(configuration: Configuration, name: str, environment: Mapping[str, str], keep: bool) -> dict[str, object]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import ray
 
+from services.local_ray import secure
+
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -16,6 +18,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     address = address or os.environ.get("RAY_ADDRESS")
+    secure(address)
     local = {} if address else {"include_dashboard": False}
     ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
     try:

@@ -32,7 +32,7 @@ def plan_shards(
             index=index,
             parts=len(served) // each,
             models={number: adapter.name for number, adapter in served.items()},
-            engine=_engine_settings(configuration, manifest, model, served.values()),
+            engine=_engine_settings(configuration, manifest, model, served.values(), num_gpus),
             num_cpus=shards.num_cpus,
             num_gpus=num_gpus,
             environment=_environment(configuration, num_gpus),
@@ -84,22 +84,33 @@ def _blocks(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
 
 
 def _engine_settings(
-    configuration: Configuration, manifest: Manifest, model: Path, adapters: Iterable[Adapter]
+    configuration: Configuration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
 ) -> EngineSettings:
+    """Engines that reserve a fraction of a GPU share it: each takes its fraction of the memory for engines."""
     engine = configuration.engine
+    share = num_gpus if 0 < num_gpus < 1 else 1.0
     return EngineSettings(
         model=model,
         kind=engine.kind,
         dtype=engine.dtype,
         context_length=engine.context_length,
         cache_gib=engine.cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
+        gpu_memory_utilization=engine.gpu_memory_utilization * share,
         attention=manifest.attention,
         adapters={one.name: manifest.adapter_path(configuration.ensemble, one) for one in adapters},
     )
 
 
 def _environment(configuration: Configuration, num_gpus: float) -> dict[str, str]:
-    """Ray gives an actor one thread for each CPU it reserves; an engine on the CPU wants them all."""
+    """Of a shard's process.
+
+    Ray gives an actor one thread for each CPU it reserves; an engine on the CPU uses them all. On a GPU the products of
+    vLLM's ordinary kernels add up in an order that depends on the batch, those of LoRA adapters in one that changes
+    from run to run; its batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable
+    when it is imported.
+    """
     threads = configuration.shards.threads or (None if num_gpus else os.cpu_count())
-    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    if num_gpus:
+        environment["VLLM_BATCH_INVARIANT"] = str(int(configuration.engine.batch_invariant))
+    return environment

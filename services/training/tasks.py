@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
+from services.local_ray import secure
 from services.training import public_model
 from services.training.adapter import Files
 from services.training.base import Base
@@ -52,6 +53,7 @@ def connected() -> Iterator[None]:
         return
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    secure(address)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:

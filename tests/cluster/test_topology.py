@@ -70,6 +70,23 @@ def test_a_shard_reserves_a_gpu_where_there_are_any(configuration: Configuration
     assert [plan.num_gpus for plan in plans] == [reserved, reserved]
 
 
+@pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9), (2.0, 0.9)])
+def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, share: float) -> None:
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": reserved}}, tmp_path)
+    (plan,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=2)
+    assert plan.engine.gpu_memory_utilization == pytest.approx(share)
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_kernels_on_a_gpu_are_batch_invariant_unless_told_otherwise(tmp_path: Path, invariant: bool) -> None:
+    values = {"ensemble": "e", **({} if invariant else {"engine": {"batch_invariant": False}})}
+    configuration = Configuration.of(values, tmp_path)
+    (on_gpu,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=1)
+    (on_cpu,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=0)
+    assert on_gpu.environment["VLLM_BATCH_INVARIANT"] == str(int(invariant))
+    assert "VLLM_BATCH_INVARIANT" not in on_cpu.environment
+
+
 def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> None:
     shards = {"parts_per_shard": 2, "copies": 2, "count": 1}
     configuration = Configuration.of({"ensemble": "ensemble", "shards": shards}, tmp_path)

@@ -1,0 +1,50 @@
+"""A Ray cluster of this machine's own: it listens on the loopback interface alone, and runs nothing without a token.
+
+Whoever reaches the ports of a Ray cluster can run code in it and read what the models say. Ray's token keeps others
+out; that nobody else reaches the ports is the second lock.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from ray._private import ray_constants, services
+from ray._private.authentication import authentication_token_setup as authentication
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+
+
+def secure(address: str | None) -> None:
+    """Prepare `ray.init(address)`; None starts a cluster.
+
+    The token of a cluster that is started is kept in ~/.ray/auth_token, readable by this user alone, for later
+    commands. The environment wins: RAY_AUTH_MODE=disabled goes without a token.
+    """
+    logging.getLogger(authentication.__name__).setLevel(logging.ERROR)
+    if address is None:
+        _make_token()  # Ray asks for it by default
+    elif not _is_loopback(address):
+        return
+    else:
+        authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    # Ray 2.60 has this switch for Windows and macOS. `get_node_ip_address` reads it whenever it is asked; the GCS, the
+    # raylet and every worker listen on the address that it returns.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether this is a cluster that listens on the loopback interface, which `auto` finds by its processes."""
+    found = {one for one in services.find_gcs_addresses() if one.startswith("127.")}
+    return address in found or (address == "auto" and bool(found))
+
+
+def _make_token() -> None:
+    """Ray would make the file readable by whom the umask lets."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as created:
+            created.write(generate_new_authentication_token())
+    except FileExistsError:
+        file.chmod(0o600)

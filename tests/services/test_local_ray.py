@@ -1,0 +1,71 @@
+"""A cluster that a command starts is out of reach: it listens on loopback, and runs nothing without the token."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STARTED = """
+import os, subprocess, sys
+import psutil, ray
+from services.local_ray import secure
+
+secure(None)
+ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+
+@ray.remote
+class Named:
+    def answer(self):
+        return 42
+
+actor = Named.options(name="named", namespace="n").remote()
+ray.get(actor.answer.remote())
+here = psutil.Process()
+for process in (here, *here.children(recursive=True)):
+    for connection in process.net_connections(kind="inet"):
+        if connection.status == psutil.CONN_LISTEN:
+            print("listens", connection.laddr.ip.removeprefix("::ffff:"))
+address = ray.get_runtime_context().gcs_address
+for mode in ("", "disabled"):
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    joined = subprocess.run(
+        [sys.executable, "-c", sys.argv[1], address],
+        env={**environment, **({"RAY_AUTH_MODE": mode} if mode else {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    print("joined" if "found 42" in joined.stdout else "refused")
+"""
+JOINS = """
+import sys
+import ray
+from services.local_ray import secure
+
+secure(sys.argv[1])
+ray.init(sys.argv[1], log_to_driver=False)
+print("found", ray.get(ray.get_actor("named", "n").answer.remote()))
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_of_ones_own_listens_on_loopback_and_asks_for_its_token(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    home = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTED, JOINS],
+        env={**environment, **home},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    said = ran.stdout.splitlines()
+    listened = {line.removeprefix("listens ") for line in said if line.startswith("listens")}
+    assert listened == {"127.0.0.1"}
+    assert [line for line in said if not line.startswith("listens")] == ["joined", "refused"]
+    token = tmp_path / ".ray" / "auth_token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
