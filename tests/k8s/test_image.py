@@ -53,9 +53,9 @@ def test_the_image_runs_as_the_user_of_the_manifests(dockerfile: str, manifests:
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
 
-def test_base_images_are_named_by_version(dockerfile: str) -> None:
+def test_the_base_image_is_named_by_version_and_digest(dockerfile: str) -> None:
     (python,) = re.findall(r"^ARG PYTHON=(\S+)$", dockerfile, re.MULTILINE)
-    assert re.match(r"3\.11\.\d+-", python)
+    assert re.fullmatch(r"3\.11\.\d+-[a-z-]+@sha256:[0-9a-f]{64}", python)
     assert {one.split()[0] for one in arguments(dockerfile, "FROM")} == {"python:${PYTHON}"}
 
 

@@ -1,5 +1,7 @@
 """A ledger in PostgreSQL: one writer at a time, and on disk when a transaction returns."""
 
+import os
+
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -22,6 +24,8 @@ _LINK = {
     "tcp_user_timeout": "30000",
 }
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 _ADVICE = {
     None: "check that the server runs and that the URL is right",
@@ -37,7 +41,7 @@ def engine(url: URL, access: Access) -> Engine:
     Raises:
         LedgerUnavailable: the driver that the URL names is not installed.
     """
-    link = {name: value for name, value in _LINK.items() if name not in url.query}
+    link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
     pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
     try:
         # The lock is taken in a statement of its own, so the statements after it must each see what is there by then.
@@ -53,9 +57,19 @@ def engine(url: URL, access: Access) -> Engine:
     return made
 
 
+def _encryption(url: URL) -> dict[str, str]:
+    """TLS over a network, unless the URL or libpq's own PGSSLMODE says otherwise; libpq uses none over a Unix socket.
+
+    `sslmode=verify-full` also demands the server's certificate, and is for the URL, which names the root's.
+    """
+    return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
+
+
 def explained(error: DBAPIError) -> LedgerError:
     """What a failure of the database means, in words."""
     advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "look at the database")
+    if "does not support SSL" in str(error.orig):
+        advice = "set up TLS there; only where the network between is trusted, add sslmode=disable to the ledger's URL"
     return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 

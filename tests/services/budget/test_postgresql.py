@@ -1,8 +1,11 @@
 """What is particular to a ledger in PostgreSQL, a real one, which is killed and whose connections are lost."""
 
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -271,3 +274,31 @@ def tables(postgresql: Server, url: str) -> set[str]:
     with postgresql.connect(url) as connection:
         found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
     return {name for (name,) in found}
+
+
+@contextmanager
+def server_without_tls() -> Iterator[str]:
+    """Where a server listens that refuses TLS and would take anything else for a start in the clear; its URL."""
+    with socket.create_server(("127.0.0.2", 0)) as listening:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.recv(8)  # the request for TLS
+                        connection.sendall(b"N")
+                        connection.recv(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"postgresql://user:hunter2@127.0.0.2:{listening.getsockname()[1]}/ledger"
+
+
+def test_a_ledger_over_a_network_demands_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    with server_without_tls() as url:
+        with pytest.raises(LedgerUnavailable, match="sslmode=disable"):
+            read(url)
+        with pytest.raises(LedgerUnavailable) as refused:
+            read(f"{url}?sslmode=prefer&connect_timeout=3")
+        assert "does not support SSL" not in str(refused.value), "told otherwise, the client goes on without"

@@ -1,0 +1,134 @@
+"""What a GPU gives: `python -m tests.benchmarks.gpu --json`. Without one it says so and ends.
+
+- `rows_that_differ`: of the rows asked alone and again beside other sequences, in batches of growing size and three
+  times over, those whose bits differ; with batch-invariant kernels (the default of `engine.batch_invariant`) there
+  must be none.
+- `tokens_per_second`: decoding of all sequences, one row of the public model and one of each part for a token.
+- `private_over_plain`: these tokens, over those with the public model's rows alone.
+- `invariant_over_ordinary`: tokens per second with batch-invariant kernels over those with vLLM's ordinary ones.
+
+vLLM reads the choice of kernels when it is imported, so each side has a process of its own, one after the other.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from services.training.public_model import resolve
+from tests.ensembles import write_adapters
+
+CONTEXT = 512
+BATCHES = (1, 3, 8, 17, 64)
+REPEATS = 3
+SIDES = {"invariant": "1", "ordinary": "0"}
+
+
+@dataclass(frozen=True)
+class Load:
+    model: Path
+    adapters: Mapping[str, Path]
+    sequences: int
+    steps: int
+    prompt: int
+
+
+def measure(load: Load) -> dict[str, Any]:
+    """One side, in a process whose environment says which."""
+    engine = create(EngineSettings(model=load.model, adapters=load.adapters, context_length=CONTEXT))
+    try:
+        compared, different = compare_batches(engine, load)
+        plain, private = tokens_per_second(engine, load, ()), tokens_per_second(engine, load, tuple(load.adapters))
+    finally:
+        engine.close()
+    return {
+        "rows_compared": compared,
+        "rows_that_differ": different,
+        "tokens_per_second": {"plain": plain, "private": private},
+        "private_over_plain": private / plain,
+    }
+
+
+def compare_batches(engine: Engine, load: Load) -> tuple[int, int]:
+    """How many rows were asked again beside others, and how many of them came out with other bits."""
+    names = (PUBLIC, *load.adapters)
+    alone = engine.next_token([Request("alone", prompt_of(engine, load, 0), names)]).clone()
+    engine.release("alone")
+    compared = different = 0
+    for size in (size for size in BATCHES if size <= load.sequences):
+        for _ in range(REPEATS):
+            requests = [Request(f"beside-{index}", prompt_of(engine, load, index), names) for index in range(size)]
+            rows = engine.next_token(requests)[: len(names)]
+            compared += len(names)
+            different += int((rows != alone).any(dim=-1).sum())
+            for request in requests:
+                engine.release(request.sequence)
+    return compared, different
+
+
+def tokens_per_second(engine: Engine, load: Load, adapters: tuple[str, ...]) -> float:
+    """Decode greedily by the public row, all sequences together; their prompts are ingested before."""
+    texts = {f"text-{index}": list(prompt_of(engine, load, index)) for index in range(load.sequences)}
+    rows_each = 1 + len(adapters)
+    began = 0.0
+    for step in range(load.steps + 1):
+        if step == 1:
+            began = time.perf_counter()
+        requests = [Request(name, tuple(tokens), (PUBLIC, *adapters)) for name, tokens in texts.items()]
+        following = engine.next_token(requests)[::rows_each].argmax(dim=-1).tolist()
+        for tokens, token in zip(texts.values(), following, strict=True):
+            tokens.append(token)
+    seconds = time.perf_counter() - began
+    for name in texts:
+        engine.release(name)
+    return load.sequences * load.steps / seconds
+
+
+def prompt_of(engine: Engine, load: Load, index: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(index)
+    return tuple(torch.randint(engine.vocabulary, (load.prompt,), generator=generator).tolist())
+
+
+def _choose_kernels(invariant: str) -> None:
+    os.environ["VLLM_BATCH_INVARIANT"] = invariant
+
+
+def main(
+    parts: Annotated[int, typer.Option(min=1)] = 8,
+    sequences: Annotated[int, typer.Option(min=1)] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Tokens that each sequence decodes.")] = 64,
+    prompt: Annotated[int, typer.Option(min=1, max=CONTEXT // 2, help="Tokens.")] = 128,
+    model: Annotated[str | None, typer.Option(help="A model's directory; by default the embedded one.")] = None,
+    on_cpu: Annotated[bool, typer.Option("--on-cpu", help="Try this program out where there is no GPU.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare rows across batches and measure decoding, with batch-invariant kernels and without."""
+    if not torch.cuda.is_available() and not on_cpu:
+        print(json.dumps({"skipped": "no CUDA GPU is here"}) if as_json else "skipped: no CUDA GPU is here")
+        return
+    base = resolve(model)
+    with tempfile.TemporaryDirectory() as folder:
+        names = tuple(f"part-{index:03d}" for index in range(parts))
+        load = Load(base, write_adapters(Path(folder), names, base), sequences, steps, prompt)
+        found: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
+        for side, invariant in SIDES.items():
+            with ProcessPoolExecutor(1, get_context("spawn"), _choose_kernels, (invariant,)) as process:
+                found[side] = process.submit(measure, load).result()
+    rates = [found[side]["tokens_per_second"]["private"] for side in SIDES]
+    found["invariant_over_ordinary"] = rates[0] / rates[1]
+    print(json.dumps(found, indent=2)) if as_json else Console().print(found)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,44 @@
+"""The whole check of a GPU in one command: `pytest -m gpu`. Without one it skips and says so.
+
+The kernels are chosen when vLLM is imported, so the engines run in processes of their own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU is here"),
+]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Any:
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--steps", "16", "--json"]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+@pytest.mark.parametrize("invariant", ["1", "0"])
+def test_every_engine_agrees_with_a_plain_forward_pass(invariant: str) -> None:
+    environment = {**os.environ, "VLLM_BATCH_INVARIANT": invariant}
+    command = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "tests/services/engine/test_conformance.py"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:
+    assert measured["invariant"]["rows_compared"] > 100
+    assert measured["invariant"]["rows_that_differ"] == 0
+
+
+def test_tokens_are_decoded(measured: Any) -> None:
+    assert measured["invariant"]["tokens_per_second"]["private"] > 0
