@@ -29,9 +29,10 @@ class DrawQueue:
         return tuple(self._filled(sequence))[1:]
 
     def advance(self, sequences: Iterable[str]) -> None:
-        """Drop the current draws of sequences whose tokens are made."""
+        """Drop the current draws of sequences whose tokens are made. Some may have ended during the step."""
         for sequence in sequences:
-            self._queues[sequence].popleft()
+            if queue := self._queues.get(sequence):
+                queue.popleft()
 
     def forget(self, sequences: Iterable[str]) -> None:
         """Drop every draw of sequences that have ended. Unknown sequences are no error."""

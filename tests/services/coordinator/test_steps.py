@@ -195,6 +195,23 @@ def test_a_context_that_the_engine_refuses_ends_alone(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
 
 
+def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(PARTS, 0.5, 0.4))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            answering = asyncio.create_task(generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), 20))
+            while not ray.get(shards[0].operations.remote()):
+                await asyncio.sleep(0.01)
+            await coordinator.cancel(["b"])
+            return await answering
+
+    deltas = asyncio.run(run())
+    assert reasons(deltas) == {"a": "length", "b": "cancelled", "c": "length"}
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == sum(delta.tokens for delta in deltas)
+
+
 @pytest.mark.slow
 def test_streams_go_on_when_their_shard_is_restarted(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
