@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from services.budget import actor as budget
+from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.pmixed import RatioEvent
 from services.privacy.submix import SubMixEvent
@@ -51,7 +52,8 @@ def test_the_budget_is_shown_as_it_is_enforced(port: int, tmp_path: Path) -> Non
     stated = ray.get(actor.operator_statement.remote())
     assert scraped(port, "privmix_budget_epsilon") == 8
     assert scraped(port, "privmix_budget_epsilon_spent") == pytest.approx(stated.epsilon_bound, abs=1e-4)
-    assert scraped(port, "privmix_budget_tokens_left") == stated.tokens_left == 167
+    left = Filter(terms()).affordable({EVENT: 100}, EVENT)
+    assert scraped(port, "privmix_budget_tokens_left") == stated.tokens_left == left
     assert scraped(port, "privmix_leases") == 1
     ray.kill(actor)
 

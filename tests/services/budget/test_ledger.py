@@ -1,5 +1,7 @@
 """One writer: what it grants is on disk before it says so, and it grants nothing when anything is amiss."""
 
+import json
+
 import pytest
 
 from services.budget.errors import (
@@ -12,7 +14,10 @@ from services.budget.errors import (
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.records import Leased
+from services.budget.statement import statement
 from services.privacy.pmixed import RatioEvent
+from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append
 
@@ -138,6 +143,24 @@ def test_another_promise_is_refused_with_what_differs(
         Ledger(place, terms.model_copy(update={field: value}))
     assert read(place) == kept
     assert ledger.lease(COARSE, 1).count == 1, "an attempt that was refused replaces nobody"
+
+
+def test_a_ledger_of_an_earlier_version_is_read_at_a_users_cost(place: str, terms: PrivacyBudget) -> None:
+    """It was begun for a part present or absent, at which 267 tokens fitted; a user's cost of them is more."""
+    user = terms.model_copy(update={"adjacency": "user"})
+    Ledger(place, terms.model_copy(update={"adjacency": "part, add or remove"}))
+    record = Leased(lease="old", event=json.loads(COARSE.to_json()), count=267)
+    append(place, epoch=1, kind="lease", body=record.model_dump_json())
+    ledger = Ledger(place, user)
+    assert ledger.lease(COARSE, 1).count == 0
+    stated = statement(ledger.balance())
+    assert (stated.adjacency, stated.exhausted, stated.tokens_left) == ("user", True, 0)
+    assert known(stated.epsilon_spent) > 8
+    assert "more than the budget of 8, which is exhausted: an earlier version" in stated.guarantee
+    assert "(8, 1e-05)" not in stated.guarantee, "what was promised is not what was kept"
+    ledger.settle("old", 100)
+    assert ledger.lease(COARSE, 1).count == 1, "tokens that were never released come back"
+    assert "exhausted" not in statement(ledger.balance()).guarantee
 
 
 def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
