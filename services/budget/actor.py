@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -60,7 +59,7 @@ class Budget:
         self._composed: tuple[Any, ...] = ()
         try:
             if restarted:
-                self._opened().take_over()
+                self._opened().resume()
             else:
                 self._opened()
         except LedgerError as error:
@@ -130,9 +129,11 @@ class Budget:
     def _watch(self) -> None:
         """Tell other deployments for ever that this one lives, and check the ledger, for the alerts."""
         while True:
-            self._metrics.checked(self.health())
-            with suppress(LedgerError):
+            try:
+                self._metrics.checked(self.health())
                 self._opened().beat()
+            except Exception as error:  # whatever fails, the next beat is tried
+                _log.warning("the ledger was not reached: %s", type(error).__name__)
             time.sleep(WATCH_S)
 
     def _stated(self, event: str | None) -> OperatorStatement:

@@ -234,6 +234,11 @@ class Ledger:
         """
         self._commit(lambda state: (None, ()))
 
+    def resume(self) -> None:
+        """Become the writer again after a restart, if this deployment had the ledger."""
+        if self._state is not None and self._state.holders[-1:] == (self._holder,):
+            self.take_over()
+
     def check(self) -> None:
         """Returns if a token could be charged now, the budget aside. Takes nothing over.
 

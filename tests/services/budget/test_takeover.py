@@ -87,11 +87,19 @@ def test_a_restarted_process_goes_on_for_its_deployment_and_its_predecessor_neve
     old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restarted = Ledger(place, roomy, holder="old")
-    restarted.take_over()
+    restarted.resume()
+    assert read(place).epoch == 2
     assert restarted.lease(COARSE, 1).count == 1
     silence(monkeypatch)
     with pytest.raises(Fenced, match="writes no more"):
         old.lease(COARSE, 1)
+
+
+def test_a_restarted_process_of_a_deployment_that_does_not_serve_yet_takes_nothing(
+    old: Ledger, place: str, roomy: PrivacyBudget
+) -> None:
+    Ledger(place, roomy, holder="new").resume()
+    assert old.lease(COARSE, 1).count == 1
 
 
 def test_a_restarted_process_of_a_replaced_deployment_waits(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
