@@ -83,7 +83,7 @@ def test_the_adapters_differ_by_far_more_than_the_tolerance(reference: dict[str,
         for other in EVERY:
             if other != name:
                 distance = (reference[name].exp() - reference[other].exp()).abs().sum(-1) / 2
-                assert distance.mean() > 0.1
+                assert distance.mean() > 0.06
 
 
 def test_agrees_with_a_plain_forward_pass_on_real_text(
