@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from cluster.application import Arguments, build
 from cluster.configuration import Configuration, ConfigurationError
+from cluster.launch import check_ensemble
 from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
@@ -30,7 +31,11 @@ def test_a_misspelt_argument_is_refused() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tmp_path: Path) -> None:
     config = configure(tmp_path, own_ensemble(ensemble, tmp_path))
-    namespace = Configuration.load(config).namespace
+    configuration = Configuration.load(config)
+    namespace = configuration.namespace
+    with pytest.raises(ConfigurationError, match="privmix ledger init"):
+        build(Arguments(config=config))
+    check_ensemble(configuration, may_begin=True)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
     with pytest.raises(ConfigurationError, match="another promise"):
