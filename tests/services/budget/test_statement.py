@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.budget.errors import LedgerMismatch
 from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
@@ -104,3 +105,17 @@ def test_without_a_promise_there_is_nothing_to_keep(balance: Balance, terms: Pri
     stated = statement(replace(balance, terms=unlimited, charged=Counter({EnsembleEvent(): 5}), latest=EnsembleEvent()))
     assert (stated.epsilon, stated.epsilon_spent, stated.epsilon_left, stated.tokens_left) == (None,) * 4
     assert stated.guarantee.startswith("No privacy guarantee")
+
+
+def test_a_ledger_of_an_earlier_version_is_read_anew(balance: Balance, terms: PrivacyBudget) -> None:
+    """Its events cost more under a user's adjacency; past the budget it is exhausted, and says so."""
+    earlier = terms.model_copy(update={"adjacency": "part, add or remove"})
+    earlier.demand(terms.model_copy(update={"adjacency": "user"}))
+    with pytest.raises(LedgerMismatch, match="adjacency"):
+        earlier.demand(terms.model_copy(update={"adjacency": "record"}))
+    within = statement(replace(balance, terms=earlier))
+    assert (within.adjacency, within.tokens_left) == ("user", 208 - 100)
+    assert "exhausted" not in within.guarantee
+    beyond = statement(replace(balance, terms=earlier, charged=Counter({COARSE: 267})))
+    assert (beyond.tokens_left, beyond.epsilon_left) == (0, 0.0)
+    assert "exhausted" in beyond.guarantee
