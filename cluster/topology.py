@@ -22,8 +22,13 @@ def plan_shards(
         halves: serve, in place of each part i's own model, those of its halves, as the models 2 i and 2 i + 1.
 
     Raises:
-        ConfigurationError: `halves`, and the ensemble was trained without.
+        ConfigurationError: `halves`, and the ensemble was trained without; or several models attend to their own keys.
     """
+    if manifest.attention == "own" and (len(manifest.parts) > 1 or halves):
+        raise ConfigurationError(
+            f"ensemble: the adapters of {configuration.ensemble} attend to their own keys and values, which is "
+            "served for one model alone; train the parts again with `privmix train`, as readers"
+        )
     shards, each = configuration.shards, 2 if halves else 1
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)

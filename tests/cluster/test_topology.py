@@ -1,6 +1,7 @@
 """Which shard serves which models."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,7 +23,7 @@ def part(index: int, halves: bool) -> Part:
     return Part(index=index, halves=pair, **dict(adapter(name)))
 
 
-def manifest(parts: int, halves: bool) -> Manifest:
+def manifest(parts: int, halves: bool, attention: Literal["public", "own"] = "public") -> Manifest:
     return Manifest(
         ensemble="e",
         base_model="m",
@@ -30,6 +31,7 @@ def manifest(parts: int, halves: bool) -> Manifest:
         tokenizer=DIGEST,
         salt_id="s",
         rank=4,
+        attention=attention,
         parts=tuple(part(index, halves) for index in range(parts)),
     )
 
@@ -99,3 +101,10 @@ def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path)
     with pytest.raises(ConfigurationError, match="2 shards at most"):
         shards_served(configuration, manifest(3, halves=False))
+
+
+def test_several_parts_with_attention_of_their_own_are_refused(configuration: Configuration) -> None:
+    with pytest.raises(ConfigurationError, match=r"train the parts again with `privmix train`, as readers"):
+        plan_shards(configuration, manifest(2, halves=False, attention="own"), MODEL, gpus=0)
+    (alone,) = plan_shards(configuration, manifest(1, halves=False, attention="own"), MODEL, gpus=0)
+    assert alone.engine.attention == "own"
