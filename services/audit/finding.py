@@ -75,7 +75,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        if self.refuted:
+        if self.refuted and not self.broken_claims:
             return f"{self.subject}: the {self.attack} refutes what is described: {'; '.join(self.refuted)}"
         if not self.claims:
             return f"{self.subject}: the {self.attack} are as described"
