@@ -1,7 +1,7 @@
 """What many samples of one flow tell, for data that is not private (Bridges et al. 2024, Section 5 and Appendix F).
 
 The exponential mechanism's density is a posterior distribution with a tempered likelihood, so the samples of a
-flow that is fitted to it give intervals of predictions and the most probable parameters. Each sample would be a release.
+flow that is fitted to it give intervals of predictions and the most probable parameters.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,91 @@
+"""How long ExpM+NF trains beside Opacus' DP-SGD on the same epochs: `python -m tests.benchmarks.heads --json`.
+
+- `expm_nf_s`: processor seconds of one training, the shortest of several taken in turn.
+- `opacus_s`: of DP-SGD with Opacus' engine and data loader, as its documentation shows; `ratio` is to this one.
+- `bare_s`: of DP-SGD as `services.heads.sgd` runs it, Opacus' gradients and optimizer alone; `ratio_bare` to it.
+"""
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from services.heads import expm_nf, methods, sgd
+from services.heads.data import DATASETS
+from services.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.heads.flows import FlowSettings
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Processor seconds of this process, which other work on the machine does not add to."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def opacus(model: nn.Module, x: Tensor, y: Tensor, multiplier: float, batch: int, epochs: int) -> None:
+    """DP-SGD with Opacus' engine."""
+    from opacus import PrivacyEngine
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private, optimizer, loader = PrivacyEngine(accountant="prv").make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=batch),
+            noise_multiplier=multiplier,
+            max_grad_norm=1.0,
+        )
+        for _ in range(epochs):
+            for rows, targets in loader:
+                optimizer.zero_grad()
+                (private(rows) - targets).square().mean().backward()
+                optimizer.step()
+
+
+def heads(
+    dataset: Annotated[str, typer.Option(help="rand, breast-cancer or clinic.")] = "rand",
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    batch: Annotated[int, typer.Option(min=1)] = 1024,
+    samples: Annotated[int, typer.Option(min=1, help="Parameter vectors in each step of ExpM+NF.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time one training of each, on one thread."""
+    torch.set_num_threads(1)
+    table = DATASETS[dataset]()
+    make, model = methods.build(table), methods.parametrised(table)
+    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
+    noise = sgd.noise_for(1.0, methods.DELTA, len(x), batch, epochs)
+    fit = FitSettings(steps=noise.steps, samples=samples, patience=0)
+    settings = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=fit, batch=batch)
+    private = sgd.DpSgdSettings(loss="l2", batch=batch, epochs=epochs)
+    sgd.train_privately(make(), x, y, noise, private, 0)  # imports Opacus
+    pairs = [
+        (
+            seconds(lambda: expm_nf.train(model, x, y, 1.0, settings, seed=0)),
+            seconds(lambda: opacus(make(), x, y, noise.multiplier, batch, epochs)),
+            seconds(lambda: sgd.train_privately(make(), x, y, noise, private, 0)),
+        )
+        for _ in range(repeats)
+    ]
+    flow, engine, bare = (min(each) for each in zip(*pairs, strict=True))
+    found = {
+        "steps": noise.steps,
+        "expm_nf_s": flow,
+        "opacus_s": engine,
+        "bare_s": bare,
+        "ratio": flow / engine,
+        "ratio_bare": flow / bare,
+    }
+    print(json.dumps(found) if as_json else "\n".join(f"{name}: {value:.3g}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    typer.run(heads)
