@@ -111,12 +111,16 @@ async def coordinating(
         ray.kill(keeper)
 
 
-async def generate(coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int) -> list[Delta]:
-    """All deltas of one generation for each prompt."""
+async def generate(
+    coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int, cancel: Sequence[str] = ()
+) -> list[Delta]:
+    """All deltas of one generation for each prompt. Those in `cancel` are cancelled during the second step."""
     options = SamplingOptions(top_k=200)
     await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
     deltas: list[Delta] = []
     async for batch in coordinator.events("channel"):
+        if not deltas:
+            await coordinator.cancel(cancel)
         deltas += batch
         if sum(delta.finish_reason is not None for delta in deltas) == len(prompts):
             return deltas
@@ -201,11 +205,7 @@ def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(
     async def run() -> list[Delta]:
         serving = shard_map(PMixed(PARTS, 0.5, 0.4))
         async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            answering = asyncio.create_task(generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), 20))
-            while not ray.get(shards[0].operations.remote()):
-                await asyncio.sleep(0.01)
-            await coordinator.cancel(["b"])
-            return await answering
+            return await generate(coordinator, dict(zip("abc", PROMPTS, strict=True)), 20, cancel=["b"])
 
     deltas = asyncio.run(run())
     assert reasons(deltas) == {"a": "length", "b": "cancelled", "c": "length"}
