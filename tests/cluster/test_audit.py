@@ -114,11 +114,11 @@ def asked(chance: float, radius: float, count: int = 20_000) -> Asked:
 
 
 def test_answers_of_two_services_are_compared_with_the_claim() -> None:
-    """Of two tokens that are equally likely without the part, one may become as rare as e^-0.5 / 2 = 0.303 with it."""
-    sound = black_box.audit(asked(0.69, 0.5), asked(0.5, 0.5), 0.95)
+    """Of two tokens that are equally likely under p0, the only part may make one as rare as e^-0.5 / 2 = 0.303."""
+    sound = black_box.audit(asked(0.69, 0.5), asked(0.31, 0.5), 0.95)
     assert sound.verdict == "holds"
-    assert 0.8 * sound.claim < sound.lower
-    assert black_box.audit(asked(0.8, 0.5), asked(0.5, 0.5), 0.95).verdict == "broken"
+    assert 0.7 * sound.claim < sound.lower
+    assert black_box.audit(asked(0.8, 0.5), asked(0.2, 0.5), 0.95).verdict == "broken"
 
 
 @pytest.mark.slow
