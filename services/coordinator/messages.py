@@ -5,7 +5,8 @@ from typing import Literal
 
 from services.privacy.shaping import SamplingOptions
 
-FinishReason = Literal["stop", "length", "privacy_budget", "error", "cancelled"]
+FinishReason = Literal["stop", "length", "privacy_budget", "share", "error", "cancelled"]
+"""`share`: the key that asked has nothing left of its share (said by the gateway, which keeps shares)."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class Generation:
     """One answer to produce; a request with several prompts or choices is several of these.
 
     `prompt` holds token ids; `max_tokens` counts released tokens, each of which is charged; `stop` holds the strings
-    that end the answer and are not part of it. `trace` is the W3C traceparent of the request, where it is traced.
+    that end the answer and are not part of it; with `ignore_eos` the model's end token does not end it. `trace` is the
+    W3C traceparent of the request, where it is traced.
     """
 
     id: str
@@ -22,6 +24,7 @@ class Generation:
     max_tokens: int
     stop: tuple[str, ...] = ()
     trace: str | None = None
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
         self.cached = False
-        self._text = TextStream(detokenizer, generation.prompt, generation.stop)
+        self._text = TextStream(detokenizer, generation.prompt, generation.stop, ignore_eos=generation.ignore_eos)
 
     def waited(self) -> float:
         """Seconds since this was asked last, or since the submission."""

@@ -56,9 +56,11 @@ class TextStream:
     longest, so the text does not depend on where tokens begin and end.
     """
 
-    def __init__(self, detokenizer: Detokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, prompt: Sequence[int], stop: Sequence[str] = (), *, ignore_eos: bool = False
+    ) -> None:
         self.stopped = False
-        self._ends = detokenizer.ends
+        self._ends = frozenset[int]() if ignore_eos else detokenizer.ends
         self._characters = _Characters(detokenizer, prompt)
         self._stops = _Stops(stop)
 

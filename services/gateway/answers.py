@@ -9,7 +9,10 @@ from pydantic import BaseModel
 
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.gateway.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
-from services.gateway.responses import Frame, Piece, Privmix, Style, Usage
+from services.gateway.responses import Frame, Piece, Privmix, Style, Substituted, Usage, ended_by
+
+_ANSWERED_BY = {(True, True): "mixed", (True, False): "public", (False, True): None, (False, False): None}
+"""By whether tokens came from the public model alone, and whether tokens came from the protocol."""
 
 
 @dataclass
@@ -30,12 +33,20 @@ class Choice:
 class Answer:
     """The choices of one request, in the order of their generations."""
 
-    def __init__(self, style: Style, model: str, generations: Sequence[Generation], prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        style: Style,
+        model: str,
+        generations: Sequence[Generation],
+        prompt_tokens: int,
+        substituted: Substituted | None = None,
+    ) -> None:
         self._style = style
         self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
         self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
         self._prompt_tokens = prompt_tokens
         self._sources: set[bool] = set()
+        self._substituted = substituted or Substituted()
 
     @property
     def usage(self) -> Usage:
@@ -55,8 +66,8 @@ class Answer:
 
     @property
     def privmix(self) -> Privmix | None:
-        """Who has answered so far, where that is not the ensemble alone."""
-        return _mark(self._sources)
+        """Where this answer differs from OpenAI's, so far."""
+        return self._mark(self._sources, [choice.finish_reason for choice in self._choices.values()])
 
     def hear(self, deltas: Sequence[Delta]) -> None:
         """Take what the coordinator released.
@@ -93,11 +104,20 @@ class Answer:
         for choice, heard in self._by_choice(deltas):
             piece = Piece(choice.index, "".join(delta.text for delta in heard), heard[-1].finish_reason)
             if piece.text or piece.finish_reason:
-                chunk = self._style.chunk(self._frame, piece, _mark(_sources(heard)))
+                chunk = self._style.chunk(self._frame, piece, self._mark(_sources(heard), [piece.finish_reason]))
                 yield chunk.model_copy(update={"usage": self.usage}) if with_usage else chunk
 
     def closing(self) -> BaseModel:
         return self._style.closing(self._frame, self.usage)
+
+    def _mark(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
+        """None where there is nothing to say. What was substituted is said where a choice ends."""
+        marks = {
+            "answered_by": _ANSWERED_BY[True in sources, False in sources],
+            "ended_by": next(filter(None, map(ended_by, reasons)), None),
+            **(self._substituted if any(reasons) else {}),
+        }
+        return Privmix.model_validate(marks) if any(value is not None for value in marks.values()) else None
 
     def _by_choice(self, deltas: Sequence[Delta]) -> Iterator[tuple[Choice, list[Delta]]]:
         heard: dict[str, list[Delta]] = {}
@@ -109,9 +129,3 @@ class Answer:
 def _sources(deltas: Sequence[Delta]) -> set[bool]:
     """Whether the tokens came from the public model alone; both, if some did."""
     return {delta.public for delta in deltas if delta.tokens}
-
-
-def _mark(sources: set[bool]) -> Privmix | None:
-    if True not in sources:
-        return None
-    return Privmix(answered_by="mixed" if False in sources else "public")

@@ -83,7 +83,7 @@ def from_coordinator(error: CoordinatorError) -> ApiError:
 def from_http(error: HTTPException) -> ApiError:
     """A refusal by the router: there is no such route, or not with this method."""
     message, code = {
-        404: ("there is no such route; see /v1/models, /v1/completions, /v1/chat/completions", "route_not_found"),
+        404: ("there is no such route; /docs lists those that there are", "route_not_found"),
         405: ("this route does not take this method; the header Allow names those it takes", "method_not_allowed"),
     }.get(error.status_code, ("the request was refused", "refused"))
     return ApiError(error.status_code, message, code=code, headers=error.headers)

@@ -29,14 +29,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def check_model(asked: GenerationRequest, settings: GatewaySettings) -> None:
-    if asked.model not in settings.served_model_names:
-        raise model_not_found(settings)
-
-
-def model_not_found(settings: GatewaySettings) -> ApiError:
-    served = ", ".join(settings.served_model_names)
-    return ApiError(404, f"model: there is no such model; served here: {served}", code="model_not_found", param="model")
+def check_model(name: str, settings: GatewaySettings) -> None:
+    """
+    Raises:
+        ApiError: 404, no model of this name is served.
+    """
+    if name not in settings.served_model_names:
+        message = f"model: there is no such model; served here: {', '.join(settings.served_model_names)}"
+        raise ApiError(404, message, code="model_not_found", param="model")
 
 
 def check_counts(asked: GenerationRequest, prompts: int, settings: GatewaySettings) -> None:

@@ -9,7 +9,8 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from services.gateway.errors import invalid
-from services.gateway.schema import Message, PromptText
+from services.gateway.fields import PromptText
+from services.gateway.schema import Message
 
 # Longer text leaves the event loop: a thousand characters take about half a millisecond.
 INLINE_CHARACTERS = 2048
@@ -61,7 +62,19 @@ class Prompts:
         except TemplateError:
             # The template's own reason could quote a message.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
-        return [await self._encode(text, add_special_tokens=False)]
+        return [await self.encode(text, add_special_tokens=False)]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The vocabulary's entry for each token id."""
+        return [str(self._rust.id_to_token(token)) for token in tokens]
+
+    def check(self, tokens: Sequence[int], field: str) -> None:
+        """
+        Raises:
+            ApiError: one of these is no token of the model.
+        """
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
+            raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
     def text(self, prompt: PromptText) -> str:
         """What `echo` repeats."""
@@ -69,12 +82,13 @@ class Prompts:
 
     async def _prompt_tokens(self, prompt: PromptText) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return await self._encode(prompt, add_special_tokens=True)
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise invalid("prompt", f"token ids of this model are 0 to {self._vocabulary - 1}")
+            return await self.encode(prompt, add_special_tokens=True)
+        self.check(prompt, "prompt")
         return tuple(prompt)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The token ids of any text, even none."""
+
         def encode() -> tuple[int, ...]:
             return tuple(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)
 

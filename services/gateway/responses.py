@@ -7,7 +7,25 @@ from typing import Literal, TypedDict
 
 from pydantic import BaseModel, Field
 
-from services.coordinator.messages import FinishReason
+from services.coordinator import messages
+
+FinishReason = Literal["stop", "length"]
+"""OpenAI's, as far as it applies. Any limit on tokens ends an answer with `length`, which clients treat as cut short.
+`content_filter` would claim a finding about the text. `Privmix.ended_by` says which limit it was."""
+
+EndedBy = Literal["privacy_budget", "share"]
+
+
+def finish_reason(reason: messages.FinishReason | None) -> FinishReason | None:
+    """OpenAI's word for how a generation ended; None while it goes on."""
+    if reason is None:
+        return None
+    return "stop" if reason == "stop" else "length"
+
+
+def ended_by(reason: messages.FinishReason | None) -> EndedBy | None:
+    """The limit of the service that ended a generation, if one did."""
+    return reason if reason in ("privacy_budget", "share") else None
 
 
 def _absent(value: object) -> bool:
@@ -22,10 +40,28 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Privmix(BaseModel):
-    """Present where the public model alone answered, for all tokens or for some of them."""
+class Substituted(TypedDict, total=False):
+    """What was done instead of what the client asked for."""
 
-    answered_by: Literal["public", "mixed"]
+    temperature: float
+    seed: Literal["ignored"]
+
+
+class Privmix(BaseModel):
+    """Where the service differs from OpenAI's; absent where there is nothing to say.
+
+    Attributes:
+        answered_by: the public model alone answered, for all tokens or for some of them.
+        ended_by: the limit that ended a choice whose `finish_reason` is `length`, other than `max_tokens`: the privacy
+            budget of the ensemble, or the share of it that the key has.
+        temperature: what a greedy request was sampled at instead.
+        seed: "ignored" where one was given.
+    """
+
+    answered_by: Literal["public", "mixed"] | None = Field(default=None, exclude_if=_absent)
+    ended_by: EndedBy | None = Field(default=None, exclude_if=_absent)
+    temperature: float | None = Field(default=None, exclude_if=_absent)
+    seed: Literal["ignored"] | None = Field(default=None, exclude_if=_absent)
 
 
 class Frame(TypedDict):
@@ -98,15 +134,39 @@ class ChatChunk(_Body):
 
 
 class Model(BaseModel):
+    """One served name. `max_model_len` is vLLM's field: prompt and answer together, in tokens."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "privmix"
+    root: str
+    parent: None = None
+    max_model_len: int
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Tokenized(BaseModel):
+    """An answer to `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    """An answer to `POST /detokenize`."""
+
+    prompt: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +175,7 @@ class Piece:
 
     index: int
     text: str
-    finish_reason: FinishReason | None = None
+    finish_reason: messages.FinishReason | None = None
 
 
 class Style(ABC):
@@ -151,7 +211,9 @@ class CompletionStyle(Style):
     def whole(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> Completion:
         choices = [
             CompletionChoice(
-                index=piece.index, text=self._echo(piece.index) + piece.text, finish_reason=piece.finish_reason
+                index=piece.index,
+                text=self._echo(piece.index) + piece.text,
+                finish_reason=finish_reason(piece.finish_reason),
             )
             for piece in pieces
         ]
@@ -162,7 +224,7 @@ class CompletionStyle(Style):
         return self.chunk(frame, Piece(index, echo), None) if echo else None
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> Completion:
-        choice = CompletionChoice(index=piece.index, text=piece.text, finish_reason=piece.finish_reason)
+        choice = CompletionChoice(index=piece.index, text=piece.text, finish_reason=finish_reason(piece.finish_reason))
         return Completion(**frame, choices=[choice], privmix=privmix)
 
     def closing(self, frame: Frame, usage: Usage) -> Completion:
@@ -179,7 +241,11 @@ class ChatStyle(Style):
 
     def whole(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
         choices = [
-            ChatChoice(index=piece.index, message=ChatMessage(content=piece.text), finish_reason=piece.finish_reason)
+            ChatChoice(
+                index=piece.index,
+                message=ChatMessage(content=piece.text),
+                finish_reason=finish_reason(piece.finish_reason),
+            )
             for piece in pieces
         ]
         return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
@@ -189,14 +255,14 @@ class ChatStyle(Style):
 
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
         delta = ChatDelta(content=piece.text or None)
-        return self._chunk(frame, piece.index, delta, piece.finish_reason, privmix)
+        return self._chunk(frame, piece.index, delta, finish_reason(piece.finish_reason), privmix)
 
     def closing(self, frame: Frame, usage: Usage) -> ChatChunk:
         return ChatChunk(**frame, choices=[], usage=usage)
 
     @staticmethod
     def _chunk(
-        frame: Frame, index: int, delta: ChatDelta, finish_reason: FinishReason | None, privmix: Privmix | None
+        frame: Frame, index: int, delta: ChatDelta, reason: FinishReason | None, privmix: Privmix | None
     ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason)
+        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason)
         return ChatChunk(**frame, choices=[choice], privmix=privmix)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
 
+from services.gateway.fields import LEAST_TEMPERATURE, Nearest
+
 
 class GatewaySettings(BaseModel):
     """Settings of one gateway replica.
@@ -25,6 +27,11 @@ class GatewaySettings(BaseModel):
 
     api_keys: tuple[SecretStr, ...] = ()
 
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages whose scripts may call this service; "*" is any."""
+    greedy_temperature: float | None = Field(None, ge=LEAST_TEMPERATURE, le=2)
+    ignore_seed: bool = False
+
     max_body_bytes: PositiveInt = 1 << 20
     max_n: PositiveInt = 8
     max_prompts: PositiveInt = 16
@@ -34,10 +41,17 @@ class GatewaySettings(BaseModel):
 
     stall_timeout_s: PositiveFloat = 120.0
     """How long a request waits for the next token before it fails with 503."""
+    heartbeat_s: PositiveFloat = 10.0
+    """A stream on which nothing was written for this long gets a comment."""
     health_timeout_s: PositiveFloat = 5.0
     statement_timeout_s: PositiveFloat = 30.0
     write_interval_s: float = Field(0.01, ge=0)
     """Tokens of one stream that come within this time of its last write leave in one write."""
+
+    @property
+    def nearest(self) -> Nearest:
+        """What is done where a client asks for what cannot be private."""
+        return Nearest(self.greedy_temperature, self.ignore_seed)
 
     @field_validator("api_keys")
     @classmethod

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": waiting\n\n"
 
 T = TypeVar("T")
 
@@ -26,6 +27,40 @@ def events(bodies: Iterable[BaseModel]) -> bytes:
 def error_event(failure: ApiError) -> bytes:
     """How OpenAI's clients learn of a failure in the middle of a stream."""
     return b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
+
+
+async def kept_alive(chunks: AsyncGenerator[bytes, None], interval_s: float) -> AsyncGenerator[bytes, None]:
+    """`chunks`, with a comment wherever none comes for `interval_s`, so that no proxy takes the stream for dead.
+
+    The first comment begins the response, so a refusal after it is an event instead of a status.
+
+    Raises:
+        ApiError: as `chunks`, while nothing was written.
+    """
+    begun = False
+    arriving: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            arriving = arriving or asyncio.ensure_future(anext(chunks))
+            await asyncio.wait((arriving,), timeout=interval_s)
+            if arriving.done():
+                arrived, arriving = arriving, None
+                written = arrived.result()
+            else:
+                written = HEARTBEAT
+            begun = True
+            yield written
+    except StopAsyncIteration:
+        return
+    except ApiError as failure:
+        if not begun:
+            raise
+        yield error_event(failure)
+    finally:
+        if arriving is not None:
+            arriving.cancel()
+            await asyncio.gather(arriving, return_exceptions=True)
+        await chunks.aclose()
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

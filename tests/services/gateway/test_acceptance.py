@@ -1,16 +1,19 @@
 """What OpenAI's clients send at values that change nothing is accepted, and what they mean is understood."""
 
+import json
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from services.gateway.fields import Nearest
 from services.gateway.limits import answer_length
 from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.settings import GatewaySettings
 from services.privacy.shaping import SamplingOptions
 from services.training import public_model
+from tests.services.gateway.conftest import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
@@ -30,6 +33,11 @@ SHARED: list[dict[str, Any]] = [
     {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
     dict.fromkeys(("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "stream_options", "user")),
     dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias", "seed", "logprobs")),
+    {"repetition_penalty": 1.0, "length_penalty": 1, "no_repeat_ngram_size": 0, "min_p": 0, "typical_p": 1.0},
+    {"use_beam_search": False, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 0},
+    {"stream_options": {"include_usage": True}},
+    {"logprobs": False, "ignore_eos": True},
+    {"colour": None, "shiny": False, "shades": [], "depths": {}},
 ]
 OF_COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": ["one", "two"], "n": 2, "best_of": 2},
@@ -49,6 +57,7 @@ OF_CHATS: list[dict[str, Any]] = [
     {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "medium"},
     {"messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": "Hello"}]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+    {"messages": [*CHAT["messages"], {"role": "assistant", "content": "Yes?", "reasoning_content": "Hm."}]},
     {
         "messages": [
             *CHAT["messages"],
@@ -78,9 +87,26 @@ def parsed(**fields: Any) -> CompletionRequest:
 
 
 def test_sampling_options() -> None:
-    assert parsed().options == SamplingOptions(1.0, 1.0, None)
-    assert parsed(temperature=0.5, top_p=0.9, top_k=40).options == SamplingOptions(0.5, 0.9, 40)
-    assert parsed(top_k=-1).options == parsed(top_k=0).options == SamplingOptions()
+    assert parsed().options() == SamplingOptions(1.0, 1.0, None)
+    assert parsed(temperature=0.5, top_p=0.9, top_k=40).options() == SamplingOptions(0.5, 0.9, 40)
+    assert parsed(top_k=-1).options() == parsed(top_k=0).options() == SamplingOptions()
+
+
+GREEDY: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}, {"temperature": 0.0, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("fields", GREEDY)
+def test_greedy_requests_are_sampled_where_the_operator_says_so(
+    make_client: MakeClient, fields: dict[str, Any]
+) -> None:
+    assert make_client(greedy_temperature=0.7).post(COMPLETIONS, json=COMPLETION | fields).status_code == 503
+    asked = CompletionRequest.parse(json.dumps(COMPLETION | fields).encode(), Nearest(greedy_temperature=0.7))
+    assert asked.options(Nearest(greedy_temperature=0.7)) == SamplingOptions(0.7)
+
+
+def test_a_seed_is_ignored_where_the_operator_says_so(make_client: MakeClient) -> None:
+    assert make_client(ignore_seed=True).post(CHATS, json=CHAT | {"seed": 7}).status_code == 503
+    assert make_client(greedy_temperature=0.7).post(CHATS, json=CHAT | {"seed": 7}).status_code == 400
 
 
 def test_stop_is_a_string_or_several() -> None:

@@ -272,11 +272,13 @@ async def test_a_coordinator_that_fails_unexpectedly_is_not_taken_for_a_refusal(
 async def test_a_budget_that_ends_in_the_middle(coordinator: ActorHandle, cluster: str) -> None:
     async with connected(cluster) as hub:
         answer = await ask(hub, [1, 2, END])
-        assert answer["choices"][0] == {"index": 0, "text": "1 2 ", "logprobs": None, "finish_reason": "privacy_budget"}
+        assert answer["choices"][0] == {"index": 0, "text": "1 2 ", "logprobs": None, "finish_reason": "length"}
+        assert answer["privmix"] == {"ended_by": "privacy_budget"}
         assert answer["usage"]["completion_tokens"] == 2
         events = [event for write in await chunks(hub, [1, 2, END]) for event in write]
         assert events[-1] == "[DONE]"
-        assert events[-2]["choices"][0]["finish_reason"] == "privacy_budget"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert events[-2]["privmix"] == {"ended_by": "privacy_budget"}
 
 
 async def test_a_budget_that_ends_before_the_first_token(coordinator: ActorHandle, cluster: str) -> None:
