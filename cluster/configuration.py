@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from services.gateway.fields import LEAST_TEMPERATURE
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
 
@@ -109,6 +110,12 @@ class Http(Section):
     replicas: int = Field(1, gt=0)
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
     api_keys: tuple[SecretStr, ...] = ()
+    cors_origins: tuple[str, ...] = Field((), description='web pages that may call the service; ["*"]: all')
+    greedy_temperature: float | None = Field(
+        None, ge=LEAST_TEMPERATURE, le=2, description="None: greedy requests are refused; else sampled at this"
+    )
+    ignore_seed: bool = Field(False, description="accept a seed, which has no effect")
+    heartbeat_s: float = Field(10.0, gt=0, description="a stream that waits longer gets a comment")
     max_body_bytes: int = Field(1 << 20, gt=0)
     max_n: int = Field(8, gt=0)
     max_prompts: int = Field(16, gt=0)

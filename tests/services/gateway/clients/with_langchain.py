@@ -1,0 +1,27 @@
+"""The `langchain-openai` package: chat and completion models, whole and streamed.
+
+Run as `python with_langchain.py URL KEY`; prints one JSON object.
+"""
+
+import json
+import sys
+from typing import Any
+
+from langchain_openai import ChatOpenAI, OpenAI
+
+URL, KEY = sys.argv[1:]
+ASKED: Any = {"model": "privmix", "base_url": URL, "api_key": KEY, "max_tokens": 8, "max_retries": 0, "timeout": 300}
+HISTORY = [("system", "Be brief."), ("human", "When does the clinic open?"), ("ai", "At nine."), ("human", "Thanks.")]
+
+answer = ChatOpenAI(**ASKED).invoke(HISTORY)
+streamed = list(ChatOpenAI(**ASKED, stream_usage=True).stream(HISTORY))
+completion = OpenAI(**ASKED).invoke("The patient")
+print(
+    json.dumps(
+        {
+            "chat": [answer.response_metadata["finish_reason"], answer.usage_metadata["output_tokens"]],
+            "stream": ["-", len("".join(chunk.content for chunk in streamed))],
+            "completion": ["-", len(completion)],
+        }
+    )
+)

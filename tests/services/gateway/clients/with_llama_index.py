@@ -1,0 +1,39 @@
+"""The `llama-index-llms-openai-like` package: chat and completion, whole and streamed.
+
+Run as `python with_llama_index.py URL KEY`; prints one JSON object.
+"""
+
+import json
+import sys
+from typing import Any
+
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+
+URL, KEY = sys.argv[1:]
+ASKED: Any = {
+    "model": "privmix",
+    "api_base": URL,
+    "api_key": KEY,
+    "max_tokens": 8,
+    "temperature": 0.7,
+    "max_retries": 0,
+}
+CHAT = [ChatMessage(role="user", content="When does the clinic open?")]
+
+talking = OpenAILike(**ASKED, is_chat_model=True, context_window=512)
+answer = talking.chat(CHAT)
+*_, last = talking.stream_chat(CHAT)
+completing = OpenAILike(**ASKED, is_chat_model=False, context_window=512)
+completion = completing.complete("The patient")
+*_, end = completing.stream_complete("The patient")
+print(
+    json.dumps(
+        {
+            "chat": [answer.raw.choices[0].finish_reason, answer.raw.usage.completion_tokens],
+            "stream": ["-", len(last.message.content)],
+            "completion": [completion.raw.choices[0].finish_reason, len(completion.text)],
+            "streamed completion": ["-", len(end.text)],
+        }
+    )
+)

@@ -1,0 +1,52 @@
+"""The `openai` package: completions and chats, whole and streamed, synchronous and asynchronous.
+
+Run as `python with_openai.py URL KEY`; prints one JSON object.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import openai
+
+URL, KEY = sys.argv[1:]
+MESSAGES: Any = [{"role": "user", "content": "When does the clinic open?"}]
+ASKED: Any = {"model": "privmix", "max_tokens": 8}
+
+
+def sync() -> dict[str, object]:
+    client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
+    completion = client.completions.create(prompt="The patient", **ASKED)
+    chat = client.chat.completions.create(messages=MESSAGES, **ASKED)
+    pieces = list(client.completions.create(prompt="The patient", stream=True, **ASKED))
+    chunks = list(client.chat.completions.create(messages=MESSAGES, stream=True, **ASKED))
+    return {
+        "completion": [completion.choices[0].finish_reason, completion.usage.completion_tokens],
+        "chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
+        "pieces": [pieces[-1].choices[0].finish_reason, len("".join(piece.choices[0].text for piece in pieces))],
+        "chunks": [
+            chunks[-1].choices[0].finish_reason,
+            len("".join(chunk.choices[0].delta.content or "" for chunk in chunks)),
+        ],
+    }
+
+
+async def parallel() -> dict[str, object]:
+    async with openai.AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300) as client:
+        chat, stream = await asyncio.gather(
+            client.chat.completions.create(messages=MESSAGES, **ASKED),
+            client.chat.completions.create(messages=MESSAGES, stream=True, **ASKED),
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        # The helper that follows a stream checks every event against the package's types.
+        async with client.chat.completions.stream(messages=MESSAGES, **ASKED) as followed:
+            final = await followed.get_final_completion()
+    return {
+        "async chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
+        "async stream": ["-", len(text)],
+        "followed": [final.choices[0].finish_reason, len(final.choices[0].message.content or "")],
+    }
+
+
+print(json.dumps(sync() | asyncio.run(parallel())))
