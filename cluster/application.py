@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
 from cluster.configuration import Configuration
-from cluster.launch import check_ensemble, gateway, start_actors
+from cluster.launch import check_ensemble, check_keys, gateway, start_actors
 from services.fleet import fleet
 from services.fleet.replicas import ShardReplica
 
@@ -37,6 +37,7 @@ def build(arguments: Arguments) -> Application:
             as the application's status.
     """
     configuration = Configuration.load(arguments.config)
+    check_keys(configuration, _log.warning, listens=False)
     actors = start_actors(configuration, check_ensemble(configuration, _log.info), _log.info, keep=True)
     replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
     return gateway(configuration, actors, beside=replicas.bind(configuration.namespace, fleet.NAME))

@@ -11,6 +11,7 @@ from cluster.commands.compare import compare
 from cluster.commands.demo import demo_corpus
 from cluster.commands.evaluate import evaluate
 from cluster.commands.heads import heads
+from cluster.commands.keys import keys
 from cluster.commands.ledger import ledger
 from cluster.commands.plan import plan
 from cluster.commands.protocols import protocols
@@ -25,6 +26,7 @@ from cluster.commands.tune import tune
 from cluster.configuration import ConfigurationError
 from cluster.parameters import ACCEPTED
 from services.budget.errors import LedgerError
+from services.keys.records import KeysError
 from services.training.errors import InputError, TrainingError
 
 
@@ -39,7 +41,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (ConfigurationError, InputError) as error:
             _end(ctx, str(error), 2)
-        except (LedgerError, TrainingError) as error:
+        except (KeysError, LedgerError, TrainingError) as error:
             _end(ctx, str(error), 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to go on", 130)
@@ -74,6 +76,7 @@ for command in (
 ):
     app.command()(command)
 app.command(context_settings=ACCEPTED)(plan)
+app.add_typer(keys)
 app.add_typer(ledger)
 app.add_typer(audit)
 app.add_typer(heads)

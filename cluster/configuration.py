@@ -110,6 +110,7 @@ class Http(Section):
     replicas: int = Field(1, gt=0)
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
     api_keys: tuple[SecretStr, ...] = ()
+    anonymous: bool = Field(False, description="serve other machines although there are no keys")
     cors_origins: tuple[str, ...] = Field((), description='web pages that may call the service; ["*"]: all')
     greedy_temperature: float | None = Field(
         None, ge=LEAST_TEMPERATURE, le=2, description="None: greedy requests are refused; else sampled at this"
@@ -120,6 +121,14 @@ class Http(Section):
     max_n: int = Field(8, gt=0)
     max_prompts: int = Field(16, gt=0)
     max_tokens: int = Field(1024, gt=0)
+
+
+class Keys(Section):
+    """Where the keys of clients are kept, and their shares of the budget."""
+
+    database: str | None = Field(
+        None, description="a SQLite file or a database URL; None: beside the ledger, in `keys.db` or in its database"
+    )
 
 
 class Configuration(BaseSettings):
@@ -137,6 +146,7 @@ class Configuration(BaseSettings):
     engine: Engine = Engine()
     shards: Shards = Shards()
     coordinator: Coordinator = Coordinator()
+    keys: Keys = Keys()
     http: Http = Http()
 
     @classmethod
@@ -180,12 +190,16 @@ class Configuration(BaseSettings):
     def _from_folder(self, folder: Path) -> Self:
         ledger = self.budget.ledger
         located = ledger if "://" in ledger else str((folder / ledger).absolute())
+        keys = self.keys.database
+        if keys is not None and "://" not in keys:
+            keys = str((folder / keys).absolute())
         model = str((folder / self.model).absolute()) if self.model and (folder / self.model).is_dir() else self.model
         return self.model_copy(
             update={
                 "ensemble": (folder / self.ensemble).absolute(),
                 "model": model,
                 "budget": self.budget.model_copy(update={"ledger": located}),
+                "keys": self.keys.model_copy(update={"database": keys}),
             }
         )
 

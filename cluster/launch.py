@@ -28,10 +28,14 @@ from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
 from services.gateway.deployment import Gateway
 from services.gateway.settings import GatewaySettings
+from services.keys import actor as keys
+from services.keys.database import Database, beside
+from services.keys.store import KeyStore
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
 
 APPLICATION = "privmix"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CLOSING_S = 10.0
 
 Report = Callable[[str], None]
@@ -46,6 +50,7 @@ class Actors:
     fleet: ActorHandle
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
+    keys: ActorHandle
 
     def shard_map(self) -> ShardMap:
         """Who serves now."""
@@ -64,7 +69,7 @@ class Actors:
             ray.kill(coordinator)
         with suppress(RayError, TimeoutError):
             ray.get(self.fleet.close.remote(), timeout=CLOSING_S)
-        for actor in (self.fleet, self.budget):
+        for actor in (self.fleet, self.budget, self.keys):
             ray.kill(actor)
 
 
@@ -94,6 +99,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
             left running.
     """
     checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
+    check_keys(configuration, report)
     url = _listen(configuration)  # before anything is loaded: the port may be another's
     actors = start_actors(configuration, checked, report)
     report("Opening the HTTP route")
@@ -103,6 +109,32 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         actors.kill()
         raise
     return Service(url, configuration, actors.promise, actors)
+
+
+def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
+    """Whether clients must show a key; a service without any serves this machine alone, unless it is told otherwise.
+
+    Args:
+        listens: on `http.host`; else where Ray Serve was told to, which is not known here.
+
+    Raises:
+        ConfigurationError: other machines would be let in without a key.
+        KeysError: the database of the keys cannot be opened.
+    """
+    http, database = configuration.http, Database(keys_database(configuration))
+    if http.api_keys or KeyStore(database).required():
+        return
+    if listens and http.host not in LOOPBACK and not http.anonymous:
+        raise ConfigurationError(
+            f"http.host: {http.host} lets other machines in, and there are no keys. Make one "
+            f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
+        )
+    report("WARNING: there are no keys: everyone who reaches this service may spend its privacy budget")
+
+
+def keys_database(configuration: Configuration) -> str:
+    """Where keys are kept: a path or a URL."""
+    return configuration.keys.database or beside(configuration.budget.ledger)
 
 
 @dataclass(frozen=True)
@@ -161,11 +193,19 @@ def start_actors(
         # A service that has the ledger goes on until this one makes its first charge.
         report("Opening the ledger")
         keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
+        keys_actor = keys.start(
+            keys_database(configuration),
+            capacity=configuration.coordinator.max_live * configuration.coordinator.replicas,
+            max_waiting=configuration.coordinator.max_waiting * configuration.coordinator.replicas,
+            namespace=configuration.namespace,
+            lifetime="detached",
+            keep=keep,
+        )
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
-    return Actors(promised, model, fleet_actor, coordinators, keeper)
+    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor)
 
 
 def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
@@ -181,7 +221,9 @@ def gateway(configuration: Configuration, actors: Actors, beside: Application | 
         namespace=configuration.namespace,
         coordinator_actors=coordinator_names(configuration),
         budget_actor=budget.NAME,
-        **configuration.http.model_dump(exclude={"host", "port", "replicas"}),
+        fleet_actor=fleet.NAME,
+        keys_actor=keys.NAME,
+        **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous"}),
     )
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
     application: Application = route.bind(settings, beside)

@@ -11,6 +11,8 @@ from rich.table import Table
 from services.budget.errors import LedgerError
 from services.budget.reader import read
 from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
+from services.keys.database import beside
+from services.keys.usage import KeyUsage, used_by_key
 
 
 def budget(
@@ -26,6 +28,11 @@ def budget(
     delta: Annotated[
         float | None, typer.Option(min=0, max=1, help="The delta to recompute at; by default the promise's.")
     ] = None,
+    by_key: Annotated[bool, typer.Option("--by-key", help="Show what each key used of it.")] = False,
+    keys: Annotated[
+        str | None,
+        typer.Option(envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: their database; by default as the service."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the privacy budget promises, what is spent and what is left, whether the service runs or not."""
@@ -39,11 +46,16 @@ def budget(
     everything = statement(balance)
     stated = everything if operator else everything.ledger()
     recomputed = recompute(balance, delta or balance.terms.delta) if again else None
+    used = used_by_key(keys or beside(ledger)) if by_key else None
     if as_json:
         record = stated.model_dump(mode="json")
-        print(json.dumps(record | ({"recomputed": recomputed.model_dump()} if recomputed else {}), indent=2))
+        record |= {"recomputed": recomputed.model_dump()} if recomputed else {}
+        record |= {"keys": [each.model_dump(mode="json") for each in used]} if used is not None else {}
+        print(json.dumps(record, indent=2))
     else:
         _show(stated, recomputed)
+        if used is not None:
+            Console().print(_by_key(used, stated.tokens_charged))
 
 
 def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
@@ -99,6 +111,18 @@ def _recomputed(recomputed: Recomputed) -> Table:
     table.add_row(f"Rényi, best order ({recomputed.best_order:g})", _number(recomputed.epsilon_rdp))
     for interval, epsilon in recomputed.epsilon_pld.items():
         table.add_row(f"privacy loss distribution, grid {interval}", _number(epsilon))
+    return table
+
+
+def _by_key(used: list[KeyUsage], charged: int) -> Table:
+    table = Table("key", "owner", title="Tokens by key", title_justify="left")
+    for column in ("used", "held", "share"):
+        table.add_column(column, justify="right")
+    for each in used:
+        share = "-" if each.share.tokens is None else str(each.share.tokens)
+        table.add_row(escape(each.name), escape(each.owner), str(each.usage.spent), str(each.usage.held), share)
+    # Open leases, what was lost with a coordinator, requests without a key, and earlier ledgers beside these keys.
+    table.add_row("not by a key", "", str(charged - sum(each.usage.charged for each in used)), "", "", style="dim")
     return table
 
 

@@ -4,20 +4,16 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from hmac import compare_digest
 from uuid import uuid4
 
-from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services import tracing
 from services.gateway.answers import Answer
-from services.gateway.errors import ApiError, unexpected
+from services.gateway.errors import unexpected
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +24,11 @@ _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @dataclass
 class Record:
-    """What is logged of a request besides its route and its time; `key` counts the API keys from 1."""
+    """What is logged of a request besides its route and its time; `key` is the id of the key."""
 
     request_id: str
     status: int = CLIENT_GONE
-    key: int | None = None
+    key: str | None = None
     answer: Answer | None = None
 
 
@@ -78,30 +74,6 @@ class AccessLog:
             finally:
                 _log(entry, scope, time.monotonic() - started)
                 tracing.say(span, _told(entry, scope))
-
-
-def authorise(connection: HTTPConnection, keys: Sequence[SecretStr]) -> None:
-    """Let a client in that shows one of the keys as a bearer token, and note which; everyone, if there are none.
-
-    Raises:
-        ApiError: 401.
-    """
-    scheme, _, shown = connection.headers.get("authorization", "").partition(" ")
-    # Digests have one length, and all keys are looked at, so the time tells nothing of them.
-    matches = [compare_digest(_digest(shown.strip()), _digest(key.get_secret_value())) for key in keys]
-    if keys and not (scheme.lower() == "bearer" and any(matches)):
-        raise ApiError(
-            401,
-            "give an API key of this service in the header: Authorization: Bearer KEY",
-            code="invalid_api_key",
-            kind="authentication_error",
-            headers={"www-authenticate": "Bearer"},
-        )
-    record(connection).key = matches.index(True) + 1 if keys else None
-
-
-def _digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()
 
 
 def _request_id(headers: Headers) -> str:

@@ -1,19 +1,23 @@
 """The HTTP routes, from their collaborators; the same app under Ray Serve and in tests."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from services.gateway.access import CLIENT_GONE, REQUEST_ID, AccessLog, authorise
+from services.gateway import administration
+from services.gateway.access import CLIENT_GONE, REQUEST_ID, AccessLog
 from services.gateway.catalogue import CatalogueRoutes, version_route
+from services.gateway.console import ConsoleRoutes
 from services.gateway.errors import ApiError, from_http
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
 from services.gateway.health import health_routes
 from services.gateway.hub import Hub
+from services.gateway.keys import LIMITED, RATES, KeyService
 from services.gateway.metrics import refusals
 from services.gateway.openapi import describe
 from services.gateway.pages import pages
@@ -22,21 +26,33 @@ from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRe
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES)
+EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
+PULSE_S = 1.0
 
 
 def build_app(
     settings: GatewaySettings, prompts: Prompts, hub: Hub, status: Status, *, answer_request_id: bool = True
 ) -> FastAPI:
     """The gateway's ASGI application. Its lifespan keeps the hub's line to the coordinator open."""
+    keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with hub.running():
-            yield
+            pulsing = asyncio.create_task(_pulse(hub, keys))
+            try:
+                yield
+            finally:
+                pulsing.cancel()
 
-    async def authorised(request: Request) -> None:
-        authorise(request, settings.api_keys)
+    def refusal(_: Request, error: Exception) -> Response:
+        failure = from_http(error) if isinstance(error, HTTPException) else error
+        if not isinstance(failure, ApiError):
+            return Response(status_code=CLIENT_GONE)
+        refusals.inc(tags={"reason": failure.code})
+        hub.seen.refused(failure.code)
+        return failure.response()
 
     app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(AccessLog, answer_id=answer_request_id)
@@ -46,30 +62,23 @@ def build_app(
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, ANSWERED_BY, "retry-after"],
+            expose_headers=EXPOSED,
         )
     for error in (ApiError, HTTPException, ClientDisconnect):
-        app.add_exception_handler(error, _refusal)
+        app.add_exception_handler(error, refusal)
     app.include_router(health_routes(status))
     app.include_router(version_route())
     app.include_router(pages())
-    guarded = [Depends(authorised)]
-    app.include_router(GenerationRoutes(settings, prompts, hub).router(), dependencies=guarded)
-    app.include_router(CatalogueRoutes(settings, prompts, status).router(), dependencies=guarded)
+    app.include_router(GenerationRoutes(settings, prompts, hub, keys).router())
+    app.include_router(CatalogueRoutes(settings, prompts, status, keys).router())
+    app.include_router(ConsoleRoutes(settings, status, keys).router())
+    app.include_router(administration.AdministrationRoutes(keys).router())
     describe(app, BODIES)
     return app
 
 
-def _refusal(_: Request, error: Exception) -> Response:
-    match error:
-        case ApiError():
-            return _counted(error)
-        case HTTPException():
-            return _counted(from_http(error))
-        case _:
-            return Response(status_code=CLIENT_GONE)
-
-
-def _counted(error: ApiError) -> Response:
-    refusals.inc(tags={"reason": error.code})
-    return error.response()
+async def _pulse(hub: Hub, keys: KeyService) -> None:
+    """Tell the keys actor what this gateway sees, and that it lives."""
+    while True:
+        await asyncio.sleep(PULSE_S)
+        await keys.pulse(hub.seen.take(hub.live))

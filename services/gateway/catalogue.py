@@ -3,10 +3,11 @@
 from importlib.metadata import version
 from time import time
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from services.budget.statement import Statement
 from services.gateway.errors import invalid
+from services.gateway.keys import KeyService
 from services.gateway.limits import check_model, read_body
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.prompts import Prompts
@@ -14,25 +15,33 @@ from services.gateway.responses import Detokenized, Model, ModelList, Tokenized,
 from services.gateway.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
+from services.keys.records import Scope
+
+# `/v1/models` is for every key.
+_SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", "/detokenize": "generate"}
 
 
 class CatalogueRoutes:
     """What a client asks before it generates; `/v1/models` as OpenAI's, `/tokenize` and `/detokenize` as vLLM's."""
 
-    def __init__(self, settings: GatewaySettings, prompts: Prompts, status: Status) -> None:
+    def __init__(self, settings: GatewaySettings, prompts: Prompts, status: Status, keys: KeyService) -> None:
         self._settings = settings
         self._prompts = prompts
         self._status = status
+        self._keys = keys
         self._started = int(time())
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["service"], responses=REFUSALS)
+        router = APIRouter(tags=["service"], responses=REFUSALS, dependencies=[Depends(self._known)])
         router.add_api_route("/v1/models", self.models, methods=["GET"])
         router.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         router.add_api_route("/v1/privacy", self.privacy, methods=["GET"])
         router.add_api_route("/tokenize", self.tokenize, methods=["POST"], openapi_extra=body(TokenizeRequest))
         router.add_api_route("/detokenize", self.detokenize, methods=["POST"], openapi_extra=body(DetokenizeRequest))
         return router
+
+    async def _known(self, request: Request) -> None:
+        await self._keys.identify(request, _SCOPES.get(request.url.path))
 
     async def models(self) -> ModelList:
         """The names of the one ensemble."""

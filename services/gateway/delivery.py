@@ -1,6 +1,7 @@
 """From the hub to the client: a whole answer, or a stream of chunks."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
 
 from pydantic import BaseModel
@@ -8,18 +9,21 @@ from pydantic import BaseModel
 from services.coordinator.messages import Generation
 from services.gateway.answers import Answer
 from services.gateway.errors import ApiError
-from services.gateway.hub import Hub
+from services.gateway.hub import Mailbox
 from services.gateway.sse import DONE, error_event, events
 
+Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[Mailbox]]
+"""`Hub.submit`, or an `Entrance`'s."""
 
-async def whole(hub: Hub, generations: Sequence[Generation], answer: Answer) -> BaseModel:
+
+async def whole(submit: Submit, generations: Sequence[Generation], answer: Answer) -> BaseModel:
     """Wait for every choice to end.
 
     Raises:
         ApiError: the submission was refused, or the answer failed on the way.
     """
     try:
-        async with hub.submit(generations) as mailbox:
+        async with submit(generations) as mailbox:
             while not mailbox.drained:
                 answer.hear(await mailbox.take())
     except ApiError as failure:
@@ -28,7 +32,7 @@ async def whole(hub: Hub, generations: Sequence[Generation], answer: Answer) -> 
 
 
 async def streamed(
-    hub: Hub,
+    submit: Submit,
     generations: Sequence[Generation],
     answer: Answer,
     write_interval_s: float,
@@ -45,7 +49,7 @@ async def streamed(
     opening = list(answer.opening())
     begun = ended = False
     try:
-        async with hub.submit(generations) as mailbox:
+        async with submit(generations) as mailbox:
             while not ended:
                 deltas = await mailbox.take()
                 answer.hear(deltas)

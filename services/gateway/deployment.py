@@ -53,6 +53,7 @@ class Gateway:
             settings.namespace,
             coordinator,
             settings.budget_actor,
+            settings.fleet_actor,
             settings.health_timeout_s,
             settings.statement_timeout_s,
         )

@@ -10,7 +10,9 @@ from services.coordinator.messages import Generation
 from services.gateway.access import record
 from services.gateway.answers import Answer
 from services.gateway.delivery import streamed, whole
+from services.gateway.entrance import Entrance
 from services.gateway.hub import Hub
+from services.gateway.keys import KeyService
 from services.gateway.limits import answer_length, check_counts, check_model, read_body
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.prompts import Prompts
@@ -18,6 +20,7 @@ from services.gateway.responses import ChatCompletion, ChatStyle, Completion, Co
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.settings import GatewaySettings
 from services.gateway.sse import EventStream, kept_alive, unless_disconnected
+from services.keys.messages import Identity
 
 ANSWERED_BY = "x-privmix-answered-by"
 
@@ -25,10 +28,11 @@ ANSWERED_BY = "x-privmix-answered-by"
 class GenerationRoutes:
     """`POST /v1/completions` and `POST /v1/chat/completions`."""
 
-    def __init__(self, settings: GatewaySettings, prompts: Prompts, hub: Hub) -> None:
+    def __init__(self, settings: GatewaySettings, prompts: Prompts, hub: Hub, keys: KeyService) -> None:
         self._settings = settings
         self._prompts = prompts
         self._hub = hub
+        self._keys = keys
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["generation"], responses=REFUSALS)
@@ -50,6 +54,7 @@ class GenerationRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
+        identity = await self._keys.identify(request, "generate")
         settings = self._settings
         asked = CompletionRequest.parse(await read_body(request, settings.max_body_bytes), settings.nearest)
         check_model(asked.model, settings)
@@ -57,20 +62,22 @@ class GenerationRoutes:
         prompts = await self._prompts.tokens(asked.prompt)
         echoes = [self._prompts.text(prompt) for prompt in asked.prompt for _ in range(asked.n)]
         style = CompletionStyle(echoes if asked.echo else None)
-        return await self._answer(request, asked, prompts, style, settings.default_max_tokens)
+        return await self._answer(request, identity, asked, prompts, style, settings.default_max_tokens)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
+        identity = await self._keys.identify(request, "generate")
         settings = self._settings
         asked = ChatRequest.parse(await read_body(request, settings.max_body_bytes), settings.nearest)
         check_model(asked.model, settings)
         check_counts(asked, 1, settings)
         prompts = await self._prompts.chat_tokens(asked.messages)
-        return await self._answer(request, asked, prompts, ChatStyle(), settings.default_chat_max_tokens)
+        return await self._answer(request, identity, asked, prompts, ChatStyle(), settings.default_chat_max_tokens)
 
     async def _answer(
         self,
         request: Request,
+        identity: Identity,
         asked: GenerationRequest,
         prompts: Sequence[tuple[int, ...]],
         style: Style,
@@ -88,9 +95,11 @@ class GenerationRoutes:
             style, asked.model, generations, sum(map(len, prompts)), _substituted(asked, options.temperature)
         )
         record(request).answer = answer
+        self._hub.seen.request()
+        entrance = Entrance(self._hub, self._keys, identity)
         if asked.stream:
             chunks = streamed(
-                self._hub,
+                entrance.submit,
                 generations,
                 answer,
                 self._settings.write_interval_s,
@@ -100,9 +109,11 @@ class GenerationRoutes:
             chunks = kept_alive(chunks, self._settings.heartbeat_s)
             # The status line must wait for the first chunk: until then this can still be refused.
             first = await unless_disconnected(request.receive, anext(chunks))
-            return EventStream(first, chunks, _marks(answer))
-        written = await unless_disconnected(request.receive, whole(self._hub, generations, answer))
-        return Response(written.model_dump_json(), media_type="application/json", headers=_marks(answer))
+            return EventStream(first, chunks, _marks(answer) | entrance.headers)
+        written = await unless_disconnected(request.receive, whole(entrance.submit, generations, answer))
+        return Response(
+            written.model_dump_json(), media_type="application/json", headers=_marks(answer) | entrance.headers
+        )
 
 
 def _substituted(asked: GenerationRequest, temperature: float) -> Substituted:

@@ -6,9 +6,11 @@ concurrent streams cheap.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -19,11 +21,16 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from services.coordinator.messages import CoordinatorError, Delta, Generation
 from services.gateway.errors import ApiError, from_coordinator, unavailable
+from services.gateway.seen import Seen
+
+Ended = Callable[[int | None], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
+# For the last deltas of generations that were cancelled.
+WIND_UP_S = 30.0
 # Only with a limit does Ray close the coordinator's end when this process dies; without one it would read on for a
 # dead gateway, and tokens that nobody receives would be charged. Batches grow while the limit is reached.
 UNREAD_BATCHES = 16
@@ -32,9 +39,16 @@ UNREAD_BATCHES = 16
 class Mailbox:
     """The deltas of one request's generations, from the hub to the one task that answers the request."""
 
-    def __init__(self, ids: Iterable[str], stall_timeout_s: float) -> None:
+    def __init__(
+        self, ids: Iterable[str], stall_timeout_s: float, seen: Seen, since: float, cut: frozenset[str] = frozenset()
+    ) -> None:
         self.open = set(ids)
         """Generations whose last delta has not come."""
+        self.charged = 0
+        """Tokens released so far, without those that the public model answered at no charge."""
+        self._cut = cut
+        self._seen = seen
+        self._since: float | None = since
         self._stall_timeout_s = stall_timeout_s
         self._waiting: list[Delta] = []
         self._failure: ApiError | None = None
@@ -42,7 +56,10 @@ class Mailbox:
         self._complete = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
+        if delta.finish_reason == "length" and delta.id in self._cut:
+            delta = replace(delta, finish_reason="share")
         self._waiting.append(delta)
+        self._count(delta)
         if delta.finish_reason is not None:
             self.open.discard(delta.id)
         if not self.open:
@@ -54,6 +71,24 @@ class Mailbox:
             self._failure = failure
             self._complete.set()
             self._arrived.set()
+
+    def _count(self, delta: Delta) -> None:
+        self.charged += 0 if delta.public else delta.tokens
+        self._seen.tokens(delta.tokens)
+        if delta.tokens and self._since is not None:
+            self._seen.first_token(time.monotonic() - self._since)
+            self._since = None
+
+    @property
+    def lost(self) -> bool:
+        """The line broke while a generation was open: nobody knows what was released."""
+        return self._failure is not None
+
+    async def ended(self, seconds: float) -> bool:
+        """Whether every generation has ended within this time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._complete.wait(), seconds)
+        return not self.open
 
     @property
     def drained(self) -> bool:
@@ -93,6 +128,7 @@ class Hub:
         self._namespace = namespace
         self._actor = coordinator_actor
         self._stall_timeout_s = stall_timeout_s
+        self.seen = Seen()
         self._coordinator: ActorHandle | None = None
         self._line = ""
         self._mailboxes: dict[str, Mailbox] = {}
@@ -114,27 +150,64 @@ class Hub:
             with suppress(asyncio.CancelledError):
                 await keeper
 
+    @property
+    def live(self) -> int:
+        """Generations that have not ended."""
+        return len(self._mailboxes)
+
     @asynccontextmanager
-    async def submit(self, generations: Sequence[Generation]) -> AsyncIterator[Mailbox]:
+    async def submit(
+        self,
+        generations: Sequence[Generation],
+        *,
+        since: float | None = None,
+        cut: frozenset[str] = frozenset(),
+        ended: Ended | None = None,
+    ) -> AsyncIterator[Mailbox]:
         """Start generations; those that have not ended when the context is left are cancelled.
+
+        Args:
+            since: when the request arrived, of `time.monotonic()`.
+            cut: generations that were given fewer tokens than the client asked for.
+            ended: is told once how many tokens were charged, after the last of them; None where nobody knows.
 
         Raises:
             ApiError: 429 or 503, nothing was started.
         """
+        arrived = time.monotonic() if since is None else since
+        mailbox = Mailbox((each.id for each in generations), self._stall_timeout_s, self.seen, arrived, cut)
         coordinator = self._coordinator
-        if coordinator is None:
-            raise unavailable(f"the actor {self._actor!r} does not answer")
-        mailbox = Mailbox((generation.id for generation in generations), self._stall_timeout_s)
-        self._mailboxes |= dict.fromkeys(mailbox.open, mailbox)
-        submission = asyncio.ensure_future(coordinator.submit.remote(self._line, list(generations)))
+        submission: asyncio.Future[None] | None = None
         try:
+            if coordinator is None:
+                raise unavailable(f"the actor {self._actor!r} does not answer")
+            self._mailboxes |= dict.fromkeys(mailbox.open, mailbox)
+            submission = asyncio.ensure_future(coordinator.submit.remote(self._line, list(generations)))
             await self._accepted(submission)
             yield mailbox
         finally:
-            for generation in generations:
-                self._mailboxes.pop(generation.id, None)
-            if mailbox.open:
-                self._in_background(_cancel(coordinator, submission, sorted(mailbox.open)))
+            ids = [generation.id for generation in generations]
+            self.in_background(self._wind_up(coordinator, submission, mailbox, ids, ended))
+
+    async def _wind_up(
+        self,
+        coordinator: ActorHandle | None,
+        submission: asyncio.Future[None] | None,
+        mailbox: Mailbox,
+        ids: Sequence[str],
+        ended: Ended | None,
+    ) -> None:
+        """Cancel what is left, and count its tokens to the last."""
+        begun = coordinator is not None and submission is not None and not _refused(submission)
+        if begun and mailbox.open:
+            await _cancel(coordinator, submission, sorted(mailbox.open))
+            if ended is not None:
+                await mailbox.ended(WIND_UP_S)
+        for id_ in ids:
+            self._mailboxes.pop(id_, None)
+        if ended is not None:
+            unknown = begun and (mailbox.open or mailbox.lost)
+            await ended(None if unknown else mailbox.charged)
 
     async def _accepted(self, submission: asyncio.Future[None]) -> None:
         try:
@@ -146,7 +219,7 @@ class Hub:
         except (RayError, TimeoutError):
             raise unavailable(f"the actor {self._actor!r} does not answer") from None
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that outlives the request: Ray cancels with a call whatever was called in its context."""
         task = asyncio.create_task(work, context=Context())
         self._background.add(task)
@@ -194,8 +267,18 @@ class Hub:
             mailbox.fail(unavailable("the coordinator was lost while it answered", "coordinator_lost"))
 
 
-async def _cancel(coordinator: ActorHandle, submission: asyncio.Future[None], ids: Sequence[str]) -> None:
+def _refused(submission: asyncio.Future[None]) -> bool:
+    """Whether the coordinator said that it starts nothing."""
+    if not submission.done() or submission.cancelled():
+        return False
+    error = submission.exception()
+    return isinstance(error, RayTaskError) and isinstance(error.cause, CoordinatorError)
+
+
+async def _cancel(coordinator: ActorHandle | None, submission: asyncio.Future[None] | None, ids: Sequence[str]) -> None:
     """Cancel what was submitted, once it was: Ray may run calls to an async actor in another order than they came."""
+    if coordinator is None or submission is None:
+        return
     with suppress(RayError):
         with suppress(TaskCancelledError):  # it may have been carried out all the same
             await submission

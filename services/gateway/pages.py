@@ -16,9 +16,9 @@ _HEADERS = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer"
 
 
 def pages() -> APIRouter:
-    """`/docs`; they need no key, because they hold nothing but themselves."""
+    """`/docs` and `/console`; they need no key, because they hold nothing but themselves."""
     router = APIRouter(include_in_schema=False)
-    for path, file in {"/docs": "docs.html"}.items():
+    for path, file in {"/docs": "docs.html", "/console": "console.html"}.items():
         text = (_FOLDER / file).read_text(encoding="utf-8")
         router.add_api_route(path, _page(text), methods=["GET"])
     return router

@@ -24,6 +24,9 @@ class GatewaySettings(BaseModel):
     namespace: str = "privmix"
     coordinator_actors: tuple[str, ...] = Field(("coordinator",), min_length=1)
     budget_actor: str = "budget"
+    fleet_actor: str = "fleet"
+    keys_actor: str | None = None
+    """None: only `api_keys` count, and tokens are charged to nobody's share."""
 
     api_keys: tuple[SecretStr, ...] = ()
 

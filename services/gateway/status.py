@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import ray
+from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from services.budget.metrics import LedgerHealth
@@ -19,18 +20,34 @@ _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
 }
 
 
+class Shard(BaseModel):
+    """One actor that holds part models."""
+
+    name: str
+    parts: tuple[int, ...]
+    answers: bool
+    resident_bytes: int | None
+
+
 class Status:
-    """Asks the named budget and coordinator actors; `timeout_s` bounds each probe.
+    """Asks the named budget, coordinator and fleet actors; `timeout_s` bounds each probe.
 
     What is left is counted in the tokens of now, or, while the coordinator does not answer, in those charged last.
     """
 
     def __init__(
-        self, namespace: str, coordinator_actor: str, budget_actor: str, timeout_s: float, statement_timeout_s: float
+        self,
+        namespace: str,
+        coordinator_actor: str,
+        budget_actor: str,
+        fleet_actor: str,
+        timeout_s: float,
+        statement_timeout_s: float,
     ) -> None:
         self._namespace = namespace
         self._coordinator = coordinator_actor
         self._budget = budget_actor
+        self._fleet = fleet_actor
         self._timeout_s = timeout_s
         self._statement_timeout_s = statement_timeout_s
         self._checking = asyncio.Lock()
@@ -52,6 +69,18 @@ class Status:
         except _SILENCE:
             raise unavailable(f"the actor {self._budget!r} does not answer") from None
         return statement
+
+    async def shards(self) -> list[Shard]:
+        """Every shard's actor, and whether it answers.
+
+        Raises:
+            ApiError: 503, the fleet actor does not answer.
+        """
+        try:
+            told = await self._ask(self._fleet, "status", 3 * self._timeout_s)
+        except _SILENCE:
+            raise unavailable(f"the actor {self._fleet!r} does not answer") from None
+        return [Shard.model_validate(shard) for shard in told["shards"]]
 
     async def troubles(self) -> dict[str, str]:
         """Why no private token can be made and charged now, by the actor that cannot do its work; empty if one can.

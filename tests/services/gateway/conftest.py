@@ -47,7 +47,9 @@ def make_client(prompts: Prompts) -> MakeClient:
             }
         )
         hub = Hub(settings.namespace, settings.coordinator_actors[0], settings.stall_timeout_s)
-        status = Status(settings.namespace, settings.coordinator_actors[0], settings.budget_actor, 1.0, 1.0)
+        status = Status(
+            settings.namespace, settings.coordinator_actors[0], settings.budget_actor, settings.fleet_actor, 1.0, 1.0
+        )
         return TestClient(build_app(settings, prompts, hub, status))
 
     return make

@@ -57,9 +57,9 @@ def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     return vars(entry)
 
 
-@pytest.mark.parametrize(("shown", "key"), [("first-key", 1), ("second-key", 2), ("no-key", None)])
-def test_a_key_is_logged_by_its_number(
-    make_client: MakeClient, caplog: pytest.LogCaptureFixture, shown: str, key: int | None
+@pytest.mark.parametrize(("shown", "key"), [("first-key", "api-key-1"), ("second-key", "api-key-2"), ("no-key", None)])
+def test_a_key_is_logged_by_its_id(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, shown: str, key: str | None
 ) -> None:
     client = make_client(api_keys=("first-key", "second-key"))
     with caplog.at_level(logging.DEBUG, "services.gateway"):

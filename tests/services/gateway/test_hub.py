@@ -167,7 +167,7 @@ def answering(generations: Sequence[Generation], style: Style | None = None) -> 
 
 async def ask(hub: Hub, *prompts: Sequence[int]) -> dict[str, Any]:
     generations = asking(*prompts)
-    body = await whole(hub, generations, answering(generations))
+    body = await whole(hub.submit, generations, answering(generations))
     return json.loads(body.model_dump_json())
 
 
@@ -180,7 +180,7 @@ async def refused(hub: Hub, *prompts: Sequence[int]) -> ApiError:
 async def chunks(hub: Hub, *prompts: Sequence[int], style: Style | None = None, usage: bool = False) -> list[list[Any]]:
     """The events of a stream, by write."""
     generations = asking(*prompts)
-    writes = [write async for write in streamed(hub, generations, answering(generations, style), 0.05, usage)]
+    writes = [write async for write in streamed(hub.submit, generations, answering(generations, style), 0.05, usage)]
     return [[_body(event) for event in write.decode().split("\n\n") if event] for write in writes]
 
 
@@ -236,7 +236,7 @@ async def test_an_echo_comes_first_and_once(coordinator: ActorHandle, cluster: s
         }
         assert texts == {0: "the prompt: 5 ", 1: "6 "}
         generations = asking([5], [6])
-        body = json.loads((await whole(hub, generations, answering(generations, style))).model_dump_json())
+        body = json.loads((await whole(hub.submit, generations, answering(generations, style))).model_dump_json())
         assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
 
 
@@ -318,7 +318,7 @@ async def test_what_the_public_model_answered_is_marked(coordinator: ActorHandle
 async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
     async with connected(cluster) as hub:
         generations = asking([FOR_EVER], [1])
-        waiting = asyncio.create_task(whole(hub, generations, answering(generations)))
+        waiting = asyncio.create_task(whole(hub.submit, generations, answering(generations)))
         await asyncio.sleep(0.5)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -327,7 +327,7 @@ async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, clust
         assert generations[1].id not in await coordinator.cancelled.remote()
 
         generations = asking([FOR_EVER])
-        stream = streamed(hub, generations, answering(generations), 0.0, False)
+        stream = streamed(hub.submit, generations, answering(generations), 0.0, False)
         await anext(stream)
         await stream.aclose()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
@@ -338,7 +338,7 @@ async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
 ) -> None:
     async with connected(cluster) as hub:
         generations = asking([FOR_EVER])
-        waiting = asyncio.create_task(whole(hub, generations, answering(generations)))
+        waiting = asyncio.create_task(whole(hub.submit, generations, answering(generations)))
         await asyncio.sleep(0)
         waiting.cancel()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
@@ -358,7 +358,7 @@ class Replica:
         await self._connected.__aexit__(None, None, None)
 
     async def answer(self, generations: Sequence[Generation]) -> None:
-        self._answering = asyncio.create_task(whole(self._hub, generations, answering(generations)))
+        self._answering = asyncio.create_task(whole(self._hub.submit, generations, answering(generations)))
         await asyncio.wait([self._answering])
         await asyncio.sleep(3600)
 
@@ -393,7 +393,7 @@ async def test_a_lost_coordinator_fails_what_waits_and_is_found_again(cluster: s
     async with connected(namespace) as hub:
         waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(8)]
         generations = asking([FOR_EVER])
-        stream = streamed(hub, generations, answering(generations), 0.0, False)
+        stream = streamed(hub.submit, generations, answering(generations), 0.0, False)
         await anext(stream)
         await asyncio.sleep(0.5)
         ray.kill(doomed)

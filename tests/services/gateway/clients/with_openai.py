@@ -41,10 +41,12 @@ async def parallel() -> dict[str, object]:
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
         # The helper that follows a stream checks every event against the package's types.
         async with client.chat.completions.stream(messages=MESSAGES, **ASKED) as followed:
-            final = await followed.get_final_completion()
+            events = [event.type async for event in followed]
+            final = followed.current_completion_snapshot
     return {
         "async chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
         "async stream": ["-", len(text)],
+        "events": ["-", events.count("chunk")],
         "followed": [final.choices[0].finish_reason, len(final.choices[0].message.content or "")],
     }
 

@@ -1,0 +1,78 @@
+"""How one request enters: charged to its key's shares, in its turn, with as many tokens as it was granted."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+from services.coordinator.messages import Delta, Generation
+from services.gateway.hub import Hub, Mailbox
+from services.gateway.keys import KeyService, rate_headers
+from services.keys.messages import Admitted, Identity
+
+
+class Entrance:
+    """Submits the generations of one request; `headers` are for its answer, known once it was admitted."""
+
+    def __init__(self, hub: Hub, keys: KeyService, identity: Identity) -> None:
+        self.headers: dict[str, str] = {}
+        self._hub = hub
+        self._keys = keys
+        self._identity = identity
+        self._arrived = time.monotonic()
+
+    @asynccontextmanager
+    async def submit(self, generations: Sequence[Generation]) -> AsyncIterator[Mailbox]:
+        """As `Hub.submit`, of as much as the key's share pays for; what it does not pay for ends with `share`.
+
+        Raises:
+            ApiError: nothing was started, and nothing is charged.
+        """
+        if not self._identity.subjects:
+            async with self._hub.submit(generations, since=self._arrived) as mailbox:
+                yield mailbox
+            return
+        id_ = uuid4().hex
+        wanted = sum(generation.max_tokens for generation in generations)
+        admitting = asyncio.ensure_future(self._keys.admit(id_, self._identity, wanted, len(generations)))
+        try:
+            admitted = await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            self._hub.in_background(self._give_up(id_, admitting))
+            raise
+        self.headers |= rate_headers(admitted.rates)
+        paid = share_out(generations, admitted.tokens)
+        cut = {given.id for asked, given in zip(generations, paid, strict=True) if given.max_tokens < asked.max_tokens}
+        begun = [generation for generation in paid if generation.max_tokens]
+
+        async def settle(used: int | None) -> None:
+            await self._keys.settle(id_, used)
+
+        async with self._hub.submit(begun, since=self._arrived, cut=frozenset(cut), ended=settle) as mailbox:
+            for generation in paid:
+                if not generation.max_tokens:
+                    mailbox.put(Delta(generation.id, "", 0, "share"))
+            yield mailbox
+
+    async def _give_up(self, id_: str, admitting: asyncio.Future[Admitted]) -> None:
+        """The client left while the request waited."""
+        await self._keys.settle(id_, 0)
+        await asyncio.wait([admitting])
+        # It may have been admitted at the same moment.
+        await self._keys.settle(id_, 0)
+
+
+def share_out(generations: Sequence[Generation], tokens: int) -> list[Generation]:
+    """The generations with `tokens` among them, as evenly as their own limits allow."""
+    limits = [0] * len(generations)
+    left = min(tokens, sum(generation.max_tokens for generation in generations))
+    while left:
+        wanting = [i for i, generation in enumerate(generations) if limits[i] < generation.max_tokens]
+        each, rest = divmod(left, len(wanting))
+        for place, i in enumerate(wanting):
+            more = min(each + (place < rest), generations[i].max_tokens - limits[i])
+            limits[i] += more
+            left -= more
+    return [replace(generation, max_tokens=limit) for generation, limit in zip(generations, limits, strict=True)]

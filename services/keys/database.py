@@ -1,0 +1,155 @@
+"""The database of keys, shares and usage: a SQLite file, or PostgreSQL by URL.
+
+Not the ledger: keys outlive ensembles and change, while a ledger belongs to one ensemble, has one writer and is only
+ever appended to. With PostgreSQL both may be in one database, because their tables have names of their own.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from services.keys.records import KeysUnavailable
+
+ADVISORY_LOCK = 0x6B657973  # "keys": one writer at a time, as in SQLite
+BUSY_TIMEOUT_S = 30
+
+_metadata = MetaData()
+
+keys_table = Table(
+    "privmix_keys",
+    _metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("owner", String(128), nullable=False),
+    Column("group", String(64)),
+    Column("scopes", Text, nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("hint", String(16), nullable=False),
+    Column("previous_hash", String(64), index=True),
+    Column("previous_until", String(40)),
+    Column("created", String(40), nullable=False),
+    Column("expires", String(40)),
+    Column("revoked", String(40)),
+)
+
+shares_table = Table(
+    "privmix_shares",
+    _metadata,
+    Column("subject", String(80), primary_key=True),
+    Column("share", Text, nullable=False),
+)
+
+usage_table = Table(
+    "privmix_usage",
+    _metadata,
+    Column("subject", String(80), primary_key=True),
+    Column("day", String(10), primary_key=True),
+    Column("spent", BigInteger, nullable=False, default=0),
+    Column("held", BigInteger, nullable=False, default=0),
+)
+
+reservations_table = Table(
+    "privmix_reservations",
+    _metadata,
+    Column("id", String(64), primary_key=True),
+    Column("subjects", Text, nullable=False),
+    Column("day", String(10), nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("generations", BigInteger, nullable=False),
+    Column("gateway", String(64), nullable=False),
+)
+
+
+def beside(ledger: str) -> str:
+    """Where keys are kept by default: in the ledger's PostgreSQL database, or in `keys.db` in its directory."""
+    if "://" not in ledger:
+        return str(Path(ledger).with_name("keys.db"))
+    url = make_url(ledger)
+    return ledger if url.get_backend_name() != "sqlite" else str(Path(url.database or "").with_name("keys.db"))
+
+
+class Database:
+    """The database that `place`, a path or a URL, names; its tables are made when it is opened.
+
+    Raises:
+        KeysUnavailable: it cannot be opened.
+    """
+
+    def __init__(self, place: str | Path, *, create: bool = True) -> None:
+        url = _resolve(str(place))
+        self.name = str(url) if url.get_backend_name() != "sqlite" else url.database or ""
+        if not create and url.get_backend_name() == "sqlite" and not Path(self.name).exists():
+            raise KeysUnavailable(f"keys {self.name}: there is no such file; `privmix keys create` makes it")
+        self._engine = _engine(url)
+        with self.transaction() as connection:
+            _metadata.create_all(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction, alone among all that use the database; on disk when this returns.
+
+        Raises:
+            KeysUnavailable: the database failed.
+            IntegrityError: a row that must be unique is there already.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            raise KeysUnavailable(f"keys {self.name}: {' '.join(str(error.orig).split())}") from error
+
+
+def _resolve(place: str) -> URL:
+    if "://" not in place:
+        return URL.create("sqlite", database=str(Path(place).expanduser().absolute()))
+    try:
+        url = make_url(place)
+    except (ArgumentError, ValueError) as error:
+        raise KeysUnavailable("keys: this is neither a path nor a database URL") from error
+    match url.get_backend_name():
+        case "postgresql" | "postgres":
+            return url.set(drivername="postgresql+psycopg") if "+" not in url.drivername else url
+        case "sqlite" if url.database and url.database != ":memory:":
+            return _resolve(url.database)
+        case other:
+            raise KeysUnavailable(f"keys are kept in a SQLite file or in PostgreSQL, not in {other}")
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        return engine
+    engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_size=2)
+    lock = f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(lock))
+    return engine
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    connection.isolation_level = None  # transactions begin where the event above says
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")

@@ -1,0 +1,204 @@
+"""Keys over HTTP: who is let in, what an administrator may do, and that no share is overspent by a token."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from services.coordinator.messages import Generation
+from services.gateway.entrance import share_out
+from services.gateway.keys import rate_headers, refusal
+from services.keys.database import Database
+from services.keys.messages import RateState, RateStates, Refused
+from services.keys.store import KeyStore
+from services.privacy.shaping import SamplingOptions
+from tests.ensembles import write_ensemble
+from tests.running import RunningService, configure, running, settled
+
+PROMPT = "The patient called because"
+KEYS, CLIENTS, SHARE = 10, 50, 24
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(1, 200))
+def test_a_share_is_divided_evenly_and_to_the_token(limits: list[int], tokens: int) -> None:
+    generations = [Generation(str(i), (1,), SamplingOptions(), limit) for i, limit in enumerate(limits)]
+    given_ = [generation.max_tokens for generation in share_out(generations, tokens)]
+    assert sum(given_) == min(tokens, sum(limits))
+    assert all(mine <= limit for mine, limit in zip(given_, limits, strict=True))
+    unfilled = [mine for mine, limit in zip(given_, limits, strict=True) if mine < limit]
+    assert not unfilled or max(given_) - min(unfilled) <= 1 or max(unfilled) - min(unfilled) <= 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "code", "retry"),
+    [
+        (Refused("share_exhausted"), 429, "share_exhausted", None),
+        (Refused("daily_share_exhausted", retry_after_s=3600.2), 429, "daily_share_exhausted", "3601"),
+        (Refused("requests_per_minute", 6, 9.5), 429, "rate_limit_exceeded", "10"),
+        (Refused("tokens_per_minute", 60, 0.1), 429, "rate_limit_exceeded", "1"),
+        (Refused("live_streams", 2), 429, "too_many_streams", None),
+        (Refused("overloaded", retry_after_s=1.0), 429, "overloaded", "1"),
+        (Refused("request_too_large", 64), 400, "request_too_large", None),
+        (Refused("larger_than_a_minute", 64), 400, "request_too_large", None),
+        (Refused("more_than_live_streams", 2), 400, "request_too_large", None),
+    ],
+)
+def test_refusals_as_clients_know_them(refused: Refused, status: int, code: str, retry: str | None) -> None:
+    error = refusal(refused, 100, 3)
+    assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
+
+
+def test_rate_headers_are_those_of_openai() -> None:
+    rates = RateStates(RateState(60, 59, 1.0), None)
+    assert rate_headers(rates) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1.000s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/a"), ("PUT", "/v1/keys/a/share")],
+)
+def test_nobody_administers_without_a_key_for_it(client: TestClient, method: str, path: str) -> None:
+    response = client.request(method, path, json={})
+    assert response.status_code == 403
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("missing_scope", "permission_error")
+    assert "privmix keys create" in error["message"]
+
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Guarded:
+    """A running service with an administrator's key."""
+
+    def __init__(self, service: RunningService, secret: str) -> None:
+        self.service = service
+        self.url = service.base_url
+        self.http = httpx.Client(base_url=service.base_url, headers={"authorization": f"Bearer {secret}"}, timeout=120)
+
+    def create(self, name: str, **fields: Any) -> str:
+        answer = self.http.post("/v1/keys", json={"name": name, **fields}).raise_for_status()
+        secret: str = answer.json()["secret"]
+        return secret
+
+    def usage(self, name: str) -> dict[str, int]:
+        usage: dict[str, int] = self.http.get(f"/v1/keys/{name}").raise_for_status().json()["usage"]
+        return usage
+
+    def client(self, secret: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=secret, max_retries=0, timeout=300)
+
+    def ask(self, secret: str, **fields: Any) -> Any:
+        asked = {"model": "privmix", "prompt": PROMPT, "max_tokens": 6, "extra_body": {"ignore_eos": True}, **fields}
+        return self.client(secret).completions.create(**asked)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    ensemble = write_ensemble(folder / "ensemble", 2)
+    # Fewer places than clients, and less budget than the keys have shares.
+    sections = {"engine": {"kind": "transformers", "context_length": 256}, "coordinator": {"max_live": 16}}
+    _, secret = KeyStore(Database(folder / "keys.db")).create("root", scopes=("administer", "privacy"))
+    with running(configure(folder, ensemble, **sections)) as service:
+        yield Guarded(service, secret.text)
+
+
+@pytest.mark.slow
+def test_a_key_from_its_making_to_its_end(guarded: Guarded) -> None:
+    secret = guarded.create("clinic", owner="ada", share={"tokens": 40, "requests_per_minute": 600})
+    raw = guarded.client(secret).completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=6)
+    assert raw.headers["x-ratelimit-limit-requests"] == "600"
+    with pytest.raises(openai.PermissionDeniedError, match="administer"):
+        guarded.client(secret).get("/keys", cast_to=object)
+    rotated = guarded.http.post("/v1/keys/clinic/rotate").raise_for_status().json()["secret"]
+    with pytest.raises(openai.AuthenticationError):
+        guarded.ask(secret)
+    assert guarded.ask(rotated).usage.completion_tokens == 6
+    guarded.http.put("/v1/keys/clinic/share", json={"largest_request": 10}).raise_for_status()
+    with pytest.raises(openai.BadRequestError, match="11") as refused:
+        guarded.ask(rotated, max_tokens=11)
+    assert refused.value.param == "max_tokens"
+    guarded.http.delete("/v1/keys/clinic").raise_for_status()
+    with pytest.raises(openai.AuthenticationError, match="revoked"):
+        guarded.ask(rotated)
+
+
+@pytest.mark.slow
+def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
+    database = str(guarded.service.ledger.with_name("keys.db"))
+    made = CliRunner().invoke(app, ["keys", "create", "team", "--tokens", "5", "--database", database, "--json"])
+    secret = json.loads(made.stdout)["secret"]
+    answer = guarded.ask(secret, max_tokens=9)
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
+    assert answer.model_extra["privmix"] == {"ended_by": "share"}
+    with pytest.raises(openai.RateLimitError) as refused:
+        guarded.ask(secret)
+    assert refused.value.code == "share_exhausted"
+    CliRunner().invoke(app, ["keys", "limit", "team", "--tokens", "8", "--database", database])
+    assert guarded.ask(secret, n=2).usage.completion_tokens == 3
+    used = CliRunner().invoke(app, ["budget", "--ledger", str(guarded.service.ledger), "--by-key", "--json"])
+    by_name = {each["name"]: each["usage"]["spent"] for each in json.loads(used.stdout)["keys"]}
+    assert by_name["team"] == 8
+    CliRunner().invoke(app, ["keys", "revoke", "team", "--database", database])
+    with pytest.raises(openai.AuthenticationError):
+        guarded.ask(secret)
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_is_charged_for_what_was_released_and_no_more(guarded: Guarded) -> None:
+    secret = guarded.create("leaving", share={"tokens": 200})
+    before = settled(guarded.service, guarded.http)
+    stream = guarded.ask(secret, max_tokens=100, stream=True)
+    next(iter(stream))
+    stream.close()
+    after = settled(guarded.service, guarded.http)
+    usage = guarded.usage("leaving")
+    assert usage["held"] == 0
+    assert 0 < usage["spent"] < 100
+    assert usage["spent"] == after - before
+
+
+@pytest.mark.slow
+def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(guarded: Guarded) -> None:
+    names = [f"racer-{number}" for number in range(KEYS)]
+    secrets = {name: guarded.create(name, share={"tokens": SHARE}) for name in names}
+    before = settled(guarded.service, guarded.http)
+
+    async def client(number: int) -> tuple[str, int, str]:
+        name = names[number % KEYS]
+        released = 0
+        async with openai.AsyncOpenAI(
+            base_url=f"{guarded.url}/v1", api_key=secrets[name], max_retries=0, timeout=600
+        ) as asking:
+            while True:
+                try:
+                    answer = await asking.completions.create(model="privmix", prompt=PROMPT, max_tokens=3 + number % 5)
+                except openai.RateLimitError as error:
+                    return name, released, str(error.code)
+                assert answer.usage is not None
+                released += answer.usage.completion_tokens
+
+    async def race() -> list[tuple[str, int, str]]:
+        return await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+    outcomes = asyncio.run(race())
+    assert {code for *_, code in outcomes} == {"share_exhausted"}
+    released = {name: sum(tokens for each, tokens, _ in outcomes if each == name) for name in names}
+    usages = {name: guarded.usage(name) for name in names}
+    assert released == dict.fromkeys(names, SHARE)
+    assert {name: (usage["spent"], usage["held"]) for name, usage in usages.items()} == dict.fromkeys(names, (SHARE, 0))
+    assert settled(guarded.service, guarded.http) - before == KEYS * SHARE

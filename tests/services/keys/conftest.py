@@ -1,0 +1,23 @@
+"""A database of keys in a file, as the service has it."""
+
+from pathlib import Path
+
+import pytest
+
+from services.keys.database import Database
+from services.keys.store import KeyStore
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "keys.db")
+
+
+@pytest.fixture
+def store(place: str) -> KeyStore:
+    return KeyStore(Database(place))

@@ -1,0 +1,174 @@
+"""What the keys actor admits, charges and gives back, when many ask at once and when someone dies."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from services.keys import actor as keys_actor
+from services.keys.actor import Keys
+from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused
+from services.keys.records import KeyAccount, Secret, Share
+
+pytestmark = pytest.mark.anyio
+
+GATEWAY = "gateway"
+
+
+def start(place: str, capacity: int = 1000, max_waiting: int = 1000) -> Keys:
+    return Keys(place, capacity, max_waiting)
+
+
+async def new_key(keys: Keys, name: str, share: Share, group: str | None = None) -> Identity:
+    _, secret = await keys.create(name, "", group, ("generate",), None, share)
+    identity = await keys.identify(Secret(secret).hash)
+    assert isinstance(identity, Identity)
+    return identity
+
+
+async def admitted(keys: Keys, id_: str, subjects: Sequence[str], wanted: int) -> int:
+    outcome = await keys.admit(id_, subjects, wanted, 1, GATEWAY)
+    assert isinstance(outcome, Admitted)
+    return outcome.tokens
+
+
+async def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(place: str) -> None:
+    keys = start(place, capacity=24)
+    budget, share = 10 * 60, 60
+    names = [f"key-{number}" for number in range(10)]
+    identities = [await new_key(keys, name, Share(tokens=share)) for name in names]
+    lottery = random.Random(7)
+    released = dict.fromkeys(names, 0)
+    refusals: list[tuple[str, int]] = []
+
+    async def client(number: int) -> None:
+        identity, name = identities[number % 10], names[number % 10]
+        for attempt in range(100):
+            id_ = f"{number}-{attempt}"
+            outcome = await keys.admit(id_, identity.subjects, lottery.randint(1, 12), 1, GATEWAY)
+            if isinstance(outcome, Refused):
+                refusals.append((outcome.reason, released[name]))
+                return
+            await asyncio.sleep(lottery.random() * 0.002)
+            used = lottery.randint(0, outcome.tokens)
+            released[name] += used
+            await keys.settle(id_, used)
+
+    await asyncio.gather(*(client(number) for number in range(50)))
+    accounts = await keys.accounts()
+    assert {account.key.name: account.usage.spent for account in accounts} == released
+    assert sum(released.values()) == budget
+    for account in accounts:
+        assert account.share.tokens == share
+        assert account.usage.spent + account.usage.held == share
+    assert refusals == [("share_exhausted", share)] * 50, "none is refused while its share has some left"
+
+
+async def test_keys_of_a_group_share_one_slice(place: str) -> None:
+    keys = start(place)
+    both = [await new_key(keys, name, Share(tokens=30), group="lab") for name in ("one", "two")]
+    await keys.limit_group("lab", Share(tokens=40))
+    assert await admitted(keys, "a", both[0].subjects, 100) == 30
+    await keys.settle("a", 30)
+    assert await admitted(keys, "b", both[1].subjects, 100) == 10
+
+
+async def test_what_a_request_could_never_pay_for_is_refused_at_once(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens_per_minute=50, largest_request=40, live_streams=2))
+    for wanted, generations, reason in ((41, 1, "request_too_large"), (1, 3, "more_than_live_streams")):
+        refused = await keys.admit("a", identity.subjects, wanted, generations, GATEWAY)
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.retry_after_s) == (reason, None)
+    assert (await keys.account("k")).usage.charged == 0
+
+
+async def test_live_streams_are_counted_and_given_back(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(live_streams=2))
+    await keys.admit("a", identity.subjects, 1, 2, GATEWAY)
+    refused = await keys.admit("b", identity.subjects, 1, 1, GATEWAY)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "live_streams"
+    await keys.settle("a", 1)
+    await admitted(keys, "b", identity.subjects, 1)
+
+
+async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> None:
+    keys = start(place, capacity=1)
+    identity = await new_key(keys, "k", Share(tokens=10))
+    await admitted(keys, "first", identity.subjects, 4)
+    for_a_turn = asyncio.create_task(keys.admit("second", identity.subjects, 2, 1, GATEWAY))
+    for_tokens = asyncio.create_task(keys.admit("third", identity.subjects, 9, 1, GATEWAY))
+    await asyncio.sleep(0.1)
+    assert not for_a_turn.done()
+    assert not for_tokens.done()
+    await keys.settle("second", 0)
+    await keys.settle("third", 0)
+    usage = (await keys.account("k")).usage
+    assert (usage.spent, usage.held) == (0, 4)
+    await keys.settle("first", 4)
+    assert await admitted(keys, "fourth", identity.subjects, 100) == 6
+
+
+async def test_an_actor_that_is_made_again_goes_on_from_the_database(place: str) -> None:
+    before = start(place, capacity=1)
+    identity = await new_key(before, "k", Share(tokens=10))
+    await admitted(before, "a", identity.subjects, 6)
+    after = start(place, capacity=1)
+    waiting = asyncio.create_task(after.admit("b", identity.subjects, 4, 1, GATEWAY))
+    await asyncio.sleep(0.1)
+    assert not waiting.done(), "the first is live still"
+    await after.settle("a", 5)
+    await waiting
+    usage = (await after.account("k")).usage
+    assert (usage.spent, usage.held) == (5, 4)
+
+
+async def test_what_a_lost_gateway_held_stays_charged(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_actor, "WATCH_S", 0.02)
+    monkeypatch.setattr(keys_actor, "FORFEIT_S", 0.3)
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens=10))
+    await keys.admit("lost", identity.subjects, 6, 1, "gone")
+    await keys.admit("kept", identity.subjects, 4, 1, "here")
+    for _ in range(30):
+        await keys.pulse("here", Pulse())
+        await asyncio.sleep(0.02)
+    usage = (await keys.account("k")).usage
+    assert (usage.spent, usage.held) == (6, 4)
+
+
+async def test_a_larger_share_is_seen_by_those_that_wait(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens=5))
+    await admitted(keys, "a", identity.subjects, 5)
+    waiting = asyncio.create_task(keys.admit("b", identity.subjects, 5, 1, GATEWAY))
+    await asyncio.sleep(0.05)
+    account: KeyAccount = await keys.limit("k", Share(tokens=50))
+    assert account.share.tokens == 50
+    outcome = await asyncio.wait_for(waiting, 5)
+    assert isinstance(outcome, Admitted)
+    assert outcome.tokens == 5
+
+
+async def test_who_is_known(place: str) -> None:
+    keys = start(place)
+    assert await keys.identify(None) == NoKey("unknown", required=False)
+    key, secret = await keys.create("k", "", None, ("administer",), None, Share())
+    assert await keys.identify(None) == NoKey("unknown")
+    assert await keys.identify(Secret(secret).hash) == Identity(key.id, "k", ("administer",), (f"key:{key.id}",))
+    await keys.revoke("k")
+    assert await keys.identify(Secret(secret).hash) == NoKey("revoked")
+
+
+async def test_pulses_add_up(place: str) -> None:
+    keys = start(place)
+    await keys.pulse("one", Pulse(live=2, tokens=30, requests=3, first_token_s=[0.1, 0.3], refusals={"a": 1}))
+    await keys.pulse("two", Pulse(live=1, tokens=10, requests=1, first_token_s=[0.2], refusals={"a": 1, "b": 2}))
+    report = await keys.traffic()
+    assert (report.live, report.tokens, report.requests, report.gateways) == (3, 40, 4, 2)
+    assert (report.first_token_s, report.first_token_worst_s) == (0.2, 0.3)
+    assert report.refusals == {"a": 2, "b": 2}
+    assert sum(report.tokens_each_second) == 40

@@ -1,0 +1,150 @@
+"""Keys are found by their secrets alone, and shares are charged to the token."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from services.keys.database import Database, beside
+from services.keys.records import KeysError, KeysUnavailable, Secret, Share, UnknownKey, now
+from services.keys.store import Exhausted, KeyStore, Reserved, Wait, subjects_of
+from tests.postgresql import Server
+
+
+def test_a_secret_has_32_random_bytes_and_is_stored_nowhere(store: KeyStore, place: str) -> None:
+    key, secret = store.create("team", owner="ada")
+    assert len(secret.text) == len("pmx_") + 43
+    assert secret.text not in repr(secret)
+    assert store.find(secret.hash) == key
+    written = b"".join(file.read_bytes() for file in Path(place).parent.iterdir())
+    assert secret.text.encode() not in written
+    assert secret.text.removeprefix("pmx_").encode() not in written
+    assert secret.hash.encode() in written
+
+
+def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: KeyStore) -> None:
+    assert not store.required()
+    store.create("only")
+    store.revoke("only")
+    assert store.required()
+
+
+def test_names_are_unique_and_keys_go_by_name_or_id(store: KeyStore) -> None:
+    key, _ = store.create("team")
+    with pytest.raises(KeysError, match="name: "):
+        store.create("team")
+    assert store.account("team") == store.account(key.id)
+    with pytest.raises(UnknownKey, match="'other'"):
+        store.account("other")
+
+
+def test_a_rotated_secret_goes_on_for_its_grace(store: KeyStore) -> None:
+    key, first = store.create("team")
+    _, second = store.rotate("team", timedelta(hours=1))
+    assert store.find(first.hash) is not None
+    assert store.find(second.hash) is not None
+    _, third = store.rotate("team")
+    assert store.find(first.hash) is None
+    assert store.find(second.hash) is None
+    found = store.find(third.hash)
+    assert found is not None
+    assert (found.id, found.hint) == (key.id, third.hint)
+
+
+def test_keys_expire_and_are_revoked(store: KeyStore) -> None:
+    key, secret = store.create("brief", expires=now() + timedelta(seconds=60))
+    assert key.valid(now())
+    assert not key.valid(now() + timedelta(seconds=61))
+    store.revoke("brief")
+    revoked = store.find(secret.hash)
+    assert revoked is not None
+    assert not revoked.valid(now())
+    with pytest.raises(KeysError, match="revoked"):
+        store.rotate("brief")
+    assert store.find(Secret.new().hash) is None
+
+
+def test_a_share_is_charged_before_and_corrected_after(store: KeyStore) -> None:
+    key, _ = store.create("team", share=Share(tokens=20))
+    subjects = subjects_of(key)
+    assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15)
+    assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15), "asked again"
+    assert store.account("team").usage.held == 15
+    assert store.reserve("b", subjects, 10, 1, "gateway") == Wait(subjects[0]), "the first may give back"
+    store.settle("a", 4)
+    assert store.settle("a", 4) is None
+    assert store.reserve("b", subjects, 18, 1, "gateway") == Reserved("b", 16), "all that is left"
+    store.settle("b", None)
+    assert store.reserve("c", subjects, 1, 1, "gateway") == Exhausted(subjects[0], "tokens")
+    usage = store.account("team").usage
+    assert (usage.spent, usage.held, usage.spent_today) == (20, 0, 20)
+
+
+def test_a_day_and_a_group_limit_too(store: KeyStore) -> None:
+    one, _ = store.create("one", group="lab", share=Share(tokens_per_day=8))
+    two, _ = store.create("two", group="lab")
+    store.limit_group("lab", Share(tokens=12))
+    assert store.reserve("a", subjects_of(one), 10, 1, "g") == Reserved("a", 8)
+    store.settle("a", 8)
+    assert store.reserve("b", subjects_of(one), 1, 1, "g") == Exhausted(f"key:{one.id}", "tokens_per_day")
+    assert store.reserve("c", subjects_of(two), 10, 1, "g") == Reserved("c", 4)
+    store.settle("c", 4)
+    assert store.reserve("d", subjects_of(two), 1, 1, "g") == Exhausted("group:lab", "tokens")
+    account = store.account("two")
+    assert account.group_usage is not None
+    assert (account.usage.spent, account.group_usage.spent) == (4, 12)
+
+
+def test_a_share_may_be_changed_while_it_is_used(store: KeyStore) -> None:
+    key, _ = store.create("team", share=Share(tokens=2))
+    store.reserve("a", subjects_of(key), 2, 1, "g")
+    store.settle("a", 2)
+    store.limit("team", Share(tokens=1))
+    assert store.reserve("b", subjects_of(key), 1, 1, "g") == Exhausted(f"key:{key.id}", "tokens")
+    store.limit("team", Share())
+    assert store.reserve("b", subjects_of(key), 5, 1, "g") == Reserved("b", 5)
+
+
+def test_what_was_charged_survives_the_process(store: KeyStore, place: str) -> None:
+    key, _ = store.create("team", share=Share(tokens=9))
+    store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
+    code = f"""
+from services.keys.database import Database
+from services.keys.store import KeyStore
+store = KeyStore(Database({place!r}))
+print(*((held.tokens, held.generations, held.gateway) for held in store.open_reservations()))
+store.settle("a", 3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ, cwd=Path.cwd()
+    )
+    assert done.stdout.strip() == "(5, 2, 'gateway-7')"
+    assert store.account("team").usage.spent == 3
+
+
+def test_where_keys_are_kept_by_default(tmp_path: Path) -> None:
+    assert beside(str(tmp_path / "ledger.db")) == str(tmp_path / "keys.db")
+    assert beside(f"sqlite:///{tmp_path}/ledger.db") == str(tmp_path / "keys.db")
+    assert beside("postgresql://host/base") == "postgresql://host/base"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("mysql://h/d", "not in mysql"), ("/no/such/directory/keys.db", "unable to open"), ("://", "URL")],
+)
+def test_databases_that_cannot_be(place: str, said: str) -> None:
+    with pytest.raises(KeysUnavailable, match=said):
+        Database(place)
+
+
+@pytest.mark.slow
+def test_postgresql_keeps_keys_beside_a_ledger(postgresql: Server) -> None:
+    store = KeyStore(Database(postgresql.database()))
+    key, secret = store.create("team", share=Share(tokens=5))
+    assert store.find(secret.hash) == key
+    assert store.reserve("a", subjects_of(key), 9, 1, "g") == Reserved("a", 5)
+    store.settle("a", 2)
+    assert store.account("team").usage.spent == 2
