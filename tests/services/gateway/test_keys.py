@@ -111,7 +111,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     ensemble = write_ensemble(folder / "ensemble", 2)
     # Fewer places than clients, and less budget than the keys have shares.
-    sections = {"engine": {"kind": "transformers", "context_length": 256}, "coordinator": {"max_live": 16}}
+    sections: dict[str, dict[str, Any]] = {
+        "engine": {"kind": "transformers", "context_length": 256},
+        "coordinator": {"max_live": 16},
+    }
     _, secret = KeyStore(Database(folder / "keys.db")).create("root", scopes=("administer", "privacy"))
     with running(configure(folder, ensemble, **sections)) as service:
         yield Guarded(service, secret.text)
