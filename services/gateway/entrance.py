@@ -67,12 +67,9 @@ class Entrance:
 def share_out(generations: Sequence[Generation], tokens: int) -> list[Generation]:
     """The generations with `tokens` among them, as evenly as their own limits allow."""
     limits = [0] * len(generations)
-    left = min(tokens, sum(generation.max_tokens for generation in generations))
-    while left:
-        wanting = [i for i, generation in enumerate(generations) if limits[i] < generation.max_tokens]
-        each, rest = divmod(left, len(wanting))
-        for place, i in enumerate(wanting):
-            more = min(each + (place < rest), generations[i].max_tokens - limits[i])
-            limits[i] += more
-            left -= more
+    left = tokens
+    by_limit = sorted(range(len(generations)), key=lambda index: generations[index].max_tokens)
+    for behind, index in zip(range(len(generations), 0, -1), by_limit, strict=True):
+        limits[index] = min(generations[index].max_tokens, left // behind)
+        left -= limits[index]
     return [replace(generation, max_tokens=limit) for generation, limit in zip(generations, limits, strict=True)]
