@@ -15,6 +15,7 @@ from rich.table import Table
 from cluster.running import fleet_of
 from cluster.session import connected
 from services.budget import actor as budget
+from services.fleet import fleet
 from services.gateway.status import Status
 
 PROBE_S = 10.0
@@ -49,7 +50,7 @@ def _record(namespace: str) -> dict[str, Any]:
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
     """The budget actor and every coordinator, and what is wrong with each."""
-    statuses = [Status(namespace, name, budget.NAME, PROBE_S, PROBE_S) for name in coordinators]
+    statuses = [Status(namespace, name, budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
     for found in await asyncio.gather(*(status.troubles() for status in statuses)):
         troubles |= found
