@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.keys.database import Database
-from services.keys.records import CLIENT_SCOPES, KeyAccount, Scope, Share, Usage, now
+from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
 from services.keys.store import KeyStore
 
 keys = typer.Typer(name="keys", help="Keys of the service, and their shares of its budget.", no_args_is_help=True)
@@ -35,13 +36,21 @@ LargestOption = Annotated[int | None, typer.Option(min=1, help="Tokens that one 
 DEFAULT = "keys.db"
 
 
+class ScopeChoice(Enum):
+    """Typer reads several choices as an enumeration only."""
+
+    GENERATE = "generate"
+    PRIVACY = "privacy"
+    ADMINISTER = "administer"
+
+
 @keys.command()
 def create(
     name: Annotated[str, typer.Argument(help="A name for the key, of its own.")],
     owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
     group: Annotated[str | None, typer.Option(help="Keys of a group also have one share together.")] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="What it may do; may be given several times.", show_default=False)
+        list[ScopeChoice] | None, typer.Option(help="What it may do; may be given several times.", show_default=False)
     ] = None,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     tokens: TokensOption = None,
@@ -58,7 +67,7 @@ def create(
         name,
         owner=owner,
         group=group,
-        scopes=tuple(scope) if scope else CLIENT_SCOPES,
+        scopes=tuple(each for each in SCOPES if ScopeChoice(each) in scope) if scope else CLIENT_SCOPES,
         expires=now() + timedelta(days=days) if days else None,
         share=Share(
             tokens=tokens,

@@ -97,11 +97,17 @@ class Database:
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
         url = _resolve(str(place))
         self.name = str(url) if url.get_backend_name() != "sqlite" else url.database or ""
-        if not create and url.get_backend_name() == "sqlite" and not Path(self.name).exists():
-            raise KeysUnavailable(f"keys {self.name}: there is no such file; `privmix keys create` makes it")
+        if url.get_backend_name() == "sqlite":
+            self._check_file(create)
         self._engine = _engine(url)
         with self.transaction() as connection:
             _metadata.create_all(connection)
+
+    def _check_file(self, create: bool) -> None:
+        if not Path(self.name).parent.is_dir():
+            raise KeysUnavailable(f"keys {self.name}: there is no directory for it; make it, or name another")
+        if not create and not Path(self.name).exists():
+            raise KeysUnavailable(f"keys {self.name}: there is no such file; `privmix keys create` makes it")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -1,0 +1,100 @@
+"""`privmix keys` without a service, and whom a service without keys serves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.configuration import Configuration, ConfigurationError
+from cluster.launch import check_keys, keys_database
+from services.keys.database import Database
+from services.keys.store import KeyStore
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "keys.db")
+
+
+def keys(*arguments: str, database: str) -> Result:
+    return CliRunner().invoke(app, ["keys", *arguments, "--database", database])
+
+
+def test_keys_are_made_listed_limited_rotated_and_revoked(database: str) -> None:
+    made = json.loads(keys("create", "team", "--owner", "ada", "--tokens", "500", "--json", database=database).stdout)
+    assert made["secret"].startswith("pmx_")
+    assert made["key"]["scopes"] == ["generate", "privacy"]
+    rotated = json.loads(keys("rotate", "team", "--json", database=database).stdout)
+    assert rotated["secret"] != made["secret"]
+    assert "tokens_per_day 20" in keys("limit", "team", "--tokens-per-day", "20", database=database).stdout
+    assert keys("limit", "lab", "--group", "--tokens", "9", database=database).exit_code == 0
+    assert keys("revoke", "team", database=database).exit_code == 0
+    (listed,) = json.loads(keys("list", "--json", database=database).stdout)
+    assert listed["key"]["revoked"] is not None
+    assert listed["share"]["tokens_per_day"] == 20
+    assert listed["share"]["tokens"] is None
+    table = keys("list", database=database).stdout
+    assert "team" in table
+    assert made["secret"] not in table
+
+
+def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -> None:
+    made = keys("create", "root", "--scope", "administer", "--scope", "privacy", "--days", "7", database=database)
+    assert made.stdout.strip().startswith("pmx_")
+    assert "\n" not in made.stdout.strip()
+    account = KeyStore(Database(database)).account("root")
+    assert account.key.scopes == ("administer", "privacy")
+    assert account.key.expires is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("revoke", "nobody"), "no key 'nobody'"),
+        (("create", "team"), "name: there is a key named 'team' already"),
+        (("limit", "team", "--tokens", "-1"), "tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_words(database: str, arguments: tuple[str, ...], said: str) -> None:
+    keys("create", "team", database=database)
+    refused = keys(*arguments, database=database)
+    assert refused.exit_code in (1, 2)
+    assert said in refused.output
+    assert "Traceback" not in refused.output
+
+
+def test_a_place_without_keys_is_named(tmp_path: Path) -> None:
+    assert "privmix keys create" in keys("list", database=str(tmp_path / "none.db")).output
+    assert "there is no directory" in keys("create", "a", database=str(tmp_path / "no" / "keys.db")).output
+
+
+def configured(folder: Path, **http: Any) -> Configuration:
+    return Configuration.of({"ensemble": "ensemble", "http": http}, folder)
+
+
+def test_a_service_without_keys_serves_this_machine_alone(tmp_path: Path) -> None:
+    told: list[str] = []
+    check_keys(configured(tmp_path), told.append)
+    assert told[0].startswith("WARNING: there are no keys")
+    with pytest.raises(ConfigurationError, match=r"http\.host: 0\.0\.0\.0 .*privmix keys create"):
+        check_keys(configured(tmp_path, host="0.0.0.0"))
+    check_keys(configured(tmp_path, host="0.0.0.0", anonymous=True))
+
+
+def test_a_service_with_keys_says_nothing_and_serves_everyone_who_has_one(tmp_path: Path) -> None:
+    told: list[str] = []
+    check_keys(configured(tmp_path, host="0.0.0.0", api_keys=["one"]), told.append)
+    KeyStore(Database(tmp_path / "keys.db")).create("team")
+    check_keys(configured(tmp_path, host="0.0.0.0"), told.append)
+    assert told == []
+
+
+def test_keys_are_kept_where_the_configuration_says(tmp_path: Path) -> None:
+    assert keys_database(configured(tmp_path)) == str(tmp_path / "keys.db")
+    named = Configuration.of({"ensemble": "e", "keys": {"database": "other.db"}}, tmp_path)
+    assert keys_database(named) == str(tmp_path / "other.db")
+    shared = Configuration.of({"ensemble": "e", "budget": {"ledger": "postgresql://host/base"}}, tmp_path)
+    assert keys_database(shared) == "postgresql://host/base"
