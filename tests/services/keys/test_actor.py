@@ -117,6 +117,7 @@ async def test_an_actor_that_is_made_again_goes_on_from_the_database(place: str)
     identity = await new_key(before, "k", Share(tokens=10))
     await admitted(before, "a", identity.subjects, 6)
     after = start(place, capacity=1)
+    assert await admitted(after, "a", identity.subjects, 6) == 6, "Ray sends calls again"
     waiting = asyncio.create_task(after.admit("b", identity.subjects, 4, 1, GATEWAY))
     await asyncio.sleep(0.1)
     assert not waiting.done(), "the first is live still"
