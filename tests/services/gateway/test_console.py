@@ -40,7 +40,9 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run
     ensemble = write_ensemble(folder / "ensemble", 2)
     _, secret = KeyStore(Database(folder / "keys.db")).create("root", owner="ops", scopes=SCOPES)
     engine = {"kind": "transformers", "context_length": 256}
-    with running(configure(folder, ensemble, engine=engine, privacy={"q": 1.0, "tokens": 2000})) as service:
+    with running(
+        configure(folder, ensemble, engine=engine, http={"max_tokens": 200}, privacy={"q": 1.0, "tokens": 2000})
+    ) as service:
         yield service, secret.text
 
 

@@ -114,6 +114,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     ensemble = write_ensemble(folder / "ensemble", 2)
     # Fewer places than clients, and less budget than the keys have shares.
     sections: dict[str, dict[str, Any]] = {
+        "http": {"max_tokens": 200},
         "engine": {"kind": "transformers", "context_length": 256},
         "coordinator": {"max_live": 16},
     }
