@@ -102,6 +102,7 @@ def prompt_of(engine: Engine, load: Load, index: int) -> tuple[int, ...]:
 
 def _choose_kernels(invariant: str) -> None:
     os.environ["VLLM_BATCH_INVARIANT"] = invariant
+    os.dup2(2, 1)  # vLLM logs to standard output, where --json has one object
 
 
 def main(
