@@ -76,7 +76,7 @@ def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str]
     page.keyboard.press("Enter")
     page.get_by_text("As root").wait_for()
     until(page, "document.querySelector('#state').textContent === 'Serving'")
-    assert "epsilon" in page.inner_text("#guarantee")
+    assert "differential privacy" in page.inner_text("#guarantee")
     before = tokens_left(page)
 
     page.get_by_role("button", name="Create a key").click()

@@ -112,7 +112,7 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     ensemble = write_ensemble(folder / "ensemble", 2)
-    # Fewer places than clients, and less budget than the keys have shares.
+    # Fewer places than clients, so that keys take turns.
     sections: dict[str, dict[str, Any]] = {
         "http": {"max_tokens": 200},
         "engine": {"kind": "transformers", "context_length": 256},
