@@ -29,7 +29,8 @@ from filelock import FileLock
 from services.training import public_model
 from tests.running import RunningService, free_port
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1800)]
+# Long, for the environment is made from the package index.
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "clients"

@@ -244,6 +244,7 @@ def valid(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy[
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_requests_of_a_key_that_has_nothing_left_cost_nothing(guarded: Guarded) -> None:
     """Bodies from the service's description, and mutations of them: each is refused at once, and nothing breaks."""
     schemas = guarded.http.get("/openapi.json").json()["components"]["schemas"]
