@@ -95,7 +95,12 @@ def test_a_ledger_that_is_gone_is_not_ready_until_it_is_back(service: RunningSer
     wait_until(service, True)
 
 
-def test_a_writer_that_was_replaced_is_not_ready_again(service: RunningService) -> None:
-    Ledger(service.ledger, read(service.ledger).terms)
+def test_a_writer_that_was_replaced_is_not_ready_until_the_other_has_ended(service: RunningService) -> None:
+    """It has the ledger from its first token on."""
+    question = {"model": "privmix", "prompt": "The", "max_tokens": 1}
+    httpx.post(f"{service.base_url}/v1/completions", json=question, timeout=60).raise_for_status()
+    other = Ledger(service.ledger, read(service.ledger).terms)
     wait_until(service, False)
-    assert "another writer has the ledger" in troubles(service)["budget"]
+    assert "another deployment has the ledger" in troubles(service)["budget"]
+    other.release()
+    wait_until(service, True)
