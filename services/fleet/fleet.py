@@ -184,6 +184,8 @@ class Fleet:
             actors = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
             answers = asyncio.gather(*(actor.status.remote() for actor in actors))
             await asyncio.wait_for(answers, self._settings.start_timeout_s)
+            names = [name for index in groups for name in self._settings.plans[index].shards]
+            self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
             self._lower(groups)
             raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error

@@ -124,8 +124,8 @@ def test_every_protocol_answers_and_is_charged(
 def test_submix_stops_and_the_public_model_answers_for_ever_after(
     ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
 ) -> None:
-    """A beta far too large for the budget: the parts' budgets hold for a few tokens at most."""
-    settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 4.0})
+    """A beta far too large for the budget: the parts' budgets hold for the first token, and a few more at most."""
+    settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
         async with conducting(settings, ledger, manifest[1], public_model) as (coordinator, _):
@@ -140,7 +140,7 @@ def test_submix_stops_and_the_public_model_answers_for_ever_after(
     assert sum(stopped.charged.values()) == public.count(False)
     measured = statement(stopped).epsilon_measured
     assert measured is not None
-    assert measured <= 4
+    assert measured <= 3.2
     again = asyncio.run(serve("second"))
     assert all(delta.public for delta in again if delta.tokens)
     assert any(delta.tokens for delta in again)
