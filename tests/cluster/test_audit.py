@@ -122,6 +122,7 @@ def test_answers_of_two_services_are_compared_with_the_claim() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_service_asked_twice_tells_nothing_and_every_token_is_charged(service: RunningService) -> None:
     before = service.privacy()["tokens_charged"]
     both = [black_box.ask(service.base_url, Question("The weather is"), 256, None) for _ in range(2)]

@@ -64,6 +64,7 @@ def page() -> Iterator[Any]:
 
 @pytest.mark.browser
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str], page: Any, tmp_path: Path) -> None:
     service, root = administered

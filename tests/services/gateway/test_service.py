@@ -315,6 +315,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSmall]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSmall) -> None:
     service = small("refuse")
     client = client_of(service)
@@ -338,6 +339,7 @@ def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_budget_ends_and_the_public_model_answers_marked(small: StartSmall) -> None:
     service = small("public")
     client = client_of(service)
