@@ -19,7 +19,7 @@ from services.training.train import train
 SALT = bytes(range(32))
 PARTS = 4
 EMPTY_PART = 2
-SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=5e-3)
+SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=2e-3)
 
 
 def write_corpus(path: Path, documents: list[Document]) -> Path:

@@ -198,6 +198,7 @@ def test_options_that_do_not_fit_the_model(
     assert not (tmp_path / "none" / FILE).exists()
 
 
+@pytest.mark.slow
 def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
         ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
