@@ -28,6 +28,7 @@ def scale(service: RunningService, shards: int) -> int:
     return parts
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:

@@ -123,12 +123,14 @@ def answered(
         return sample(service, prompt)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_token_tells_more_than_is_claimed(answered: tuple[Counter[str], Counter[str]]) -> None:
     assert answered[0].total() >= SAMPLES - BATCH["n"] * BATCH["prompts"]
     assert largest_loss(*answered) <= claim(2 * RADIUS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_mollifier_at_twice_the_radius_that_is_claimed_is_caught(
     answered: tuple[Counter[str], Counter[str]],

@@ -49,7 +49,8 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
 
 
 @pytest.mark.parametrize(
-    "target", [*TARGETS[:4], *(pytest.param(target, marks=pytest.mark.slow) for target in TARGETS[4:])]
+    "target",
+    [*TARGETS[:4], *(pytest.param(target, marks=[pytest.mark.slow, pytest.mark.long]) for target in TARGETS[4:])],
 )
 def test_no_token_is_received_that_was_not_charged(
     breakable: RunningService, clients: Clients, target: str, record_property: Callable[[str, object], None]
@@ -59,6 +60,7 @@ def test_no_token_is_received_that_was_not_charged(
     run_round(breakable, clients, target, random.Random(seed).uniform(0.2, 2.0))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_twenty_kills_at_random_moments(breakable: RunningService, clients: Clients) -> None:

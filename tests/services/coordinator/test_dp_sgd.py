@@ -51,6 +51,7 @@ async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str)
         return await generate(coordinator, [id_], TOKENS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_its_tokens_cost_what_the_training_did_and_nothing_more(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
     folder, manifest = trained

@@ -94,7 +94,8 @@ REFERENCES = ("dp-sgd", "public", "finetuned", "ensemble")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REFERENCES)) for name in PROTOCOLS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long] * (name in REFERENCES)) for name in PROTOCOLS],
 )
 def test_every_protocol_answers_and_is_charged(
     name: str, ledger: Path, manifest: tuple[Path, Manifest], public_model: Path

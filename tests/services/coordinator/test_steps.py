@@ -212,6 +212,7 @@ def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == sum(delta.tokens for delta in deltas)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_streams_go_on_when_their_shard_is_restarted(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
@@ -232,6 +233,7 @@ def test_streams_go_on_when_their_shard_is_restarted(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "what failed was not charged"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_shard_whose_engine_fails_says_so(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
     broken = ShardActor.options(name="broken", num_cpus=0).remote(engines[0])

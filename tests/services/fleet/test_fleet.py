@@ -98,6 +98,7 @@ async def collect(coordinator: Coordinator, line: str, sequences: int, tokens: i
     raise AssertionError("the line ended before the generations")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     tokens, ids = 150, [f"stream-{number}" for number in range(8)]
@@ -151,6 +152,7 @@ def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> No
         assert len(shard_map.groups) == shards, "what Serve says again is nothing new, to the next actor either"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Running) -> None:
     shard_map = ray.get(copied.fleet.shard_map.remote())

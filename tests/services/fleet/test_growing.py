@@ -31,7 +31,7 @@ COMMANDS = (
 )
 """What a cluster of real machines would say of them."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ NAMESPACE = "replacing"
 STALLED_S = 5.0
 TOKENS = 100
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("lost", ["hangs", "is killed for good"])
