@@ -37,6 +37,7 @@ def evaluate(held_out: Path, ensemble: Path, output: Path, *options: object) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
     single = write_ensemble(tmp_path / "one", 1)
     done = evaluate(held_out, ensemble, tmp_path / "report", "--finetuned", single, "--json")
@@ -66,6 +67,7 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "split.salt").write_bytes(SALT)

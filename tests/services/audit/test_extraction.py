@@ -166,6 +166,7 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 

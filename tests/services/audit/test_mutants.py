@@ -46,6 +46,7 @@ def test_sound_draws_hold(name: str, parameters: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
 def test_sound_tokens_hold(name: str, parameters: dict[str, Any]) -> None:
     assert "broken" not in verdicts(of_tokens(planned(name, **parameters), releases=8_000))
@@ -60,6 +61,7 @@ def test_a_doubled_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def choice(drawn: tuple[int, ...]) -> int:
         return int(np.random.default_rng().choice([*drawn, drawn[-1]]))
@@ -70,6 +72,7 @@ def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -91,6 +94,7 @@ def test_a_radius_off_by_a_twentieth_is_caught(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "parameters"), [each for each in EVERY if "gnmax" not in str(each.id)])
 def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
     name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -115,6 +119,7 @@ def test_draws_that_are_used_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "sampler", "noise", "name"),
     [

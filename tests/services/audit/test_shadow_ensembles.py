@@ -13,6 +13,7 @@ from tests.displays import Recorder
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     size, first, halved, again = Size(users=6, shadows=3, parts=1), Recorder(), Recorder(), Recorder()

@@ -20,7 +20,7 @@ KINDS = (
     "vllm-float32",
     "vllm-bfloat16",
     # Takes minutes where the processor is slow at bfloat16 and has other work besides.
-    pytest.param("transformers-bfloat16", marks=pytest.mark.slow),
+    pytest.param("transformers-bfloat16", marks=[pytest.mark.slow, pytest.mark.long]),
 )
 
 

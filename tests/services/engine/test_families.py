@@ -38,6 +38,7 @@ TOKENS = tuple(torch.randint(0, 128, (90,), generator=torch.Generator().manual_s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_engines_answer_alike(family: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

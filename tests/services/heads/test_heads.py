@@ -28,6 +28,7 @@ from tests.services.heads.test_methods import generated
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_variant_keeps_it() -> None:
     """One row alone has a value in a feature; theorem 3.1 bounds its loss, and the fit follows it all the same."""
     epsilon, pair = 0.1, attacks.lever()
@@ -172,6 +173,7 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_label_of_text_is_learnt_from_the_public_model(public_model: Path) -> None:
     urgent = [f"Please call me back at once, my chest hurts since {hour} o'clock." for hour in range(40)]
     calm = [f"I would like to move my yearly check to {hour} o'clock next month." for hour in range(40)]

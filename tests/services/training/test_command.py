@@ -43,6 +43,7 @@ def test_trains_and_ends_with_one_json_object(ensemble: Ensemble, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]
@@ -91,6 +92,7 @@ def test_demo_corpus_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -111,6 +113,7 @@ def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Path) -> None:
     write_demo_corpus(tmp_path / "demo")

@@ -99,6 +99,7 @@ def test_part_without_text_is_the_public_model(base: Path, ensemble: Ensemble) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_user_changes_one_adapter_alone(ensemble: Ensemble, tmp_path: Path) -> None:
     documents = small_documents()
     changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
@@ -137,6 +138,7 @@ def test_plain_adapters_where_they_are_asked_for(base: Path, ensemble: Ensemble,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     manifest = Manifest.load(directory)
@@ -149,6 +151,7 @@ def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_training_goes_on(ensemble: Ensemble, one_ray: str, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     options = SMALL.model_copy(update={"epochs": 1})
@@ -199,6 +202,7 @@ def test_options_that_do_not_fit_the_model(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
         ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
