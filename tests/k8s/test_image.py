@@ -69,6 +69,7 @@ def test_what_is_copied_is_there_and_nothing_else_is_sent(dockerfile: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_installed_is_the_whole_project(tmp_path: Path) -> None:
     source, installed = tmp_path / "source", tmp_path / "installed"
     for folder in ("cluster", "services"):

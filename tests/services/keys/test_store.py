@@ -141,6 +141,7 @@ def test_databases_that_cannot_be(place: str, said: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_postgresql_keeps_keys_beside_a_ledger(postgresql: Server) -> None:
     store = KeyStore(Database(postgresql.database()))
     key, secret = store.create("team", share=Share(tokens=5))
