@@ -140,6 +140,8 @@ def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
         "engine": {"context_length": 512, "cache_gib": 1},
         "http": {"port": free_port(), "max_tokens": 256},
     }
+    if "protocol" in sections.get("privacy", {}):
+        del defaults["privacy"]["q"]  # PMixED's
     values = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}
     path = folder / "privmix.yaml"
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "namespace": folder.name, **values}))
