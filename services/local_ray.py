@@ -1,6 +1,6 @@
 """A Ray cluster of this machine's own: it listens on the loopback interface alone, and runs nothing without a token.
 
-Whoever reaches the ports of a Ray cluster can run code in it and read what the models say. Ray's token keeps others
+A client that reaches a Ray cluster can run code in it and read what the models say. Ray's token keeps others
 out; that nobody else reaches the ports is the second lock.
 """
 
@@ -38,7 +38,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _make_token() -> None:
-    """Ray would make the file readable by whom the umask lets."""
+    """Ray would make the file readable by every user that the umask allows."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

@@ -168,7 +168,7 @@ class LedgerState:
         self.head = row
 
     def checkpoint(self) -> Checkpoint:
-        """The record from which this state can be restored. Forgets old names, as whoever restores it will."""
+        """The record from which this state can be restored. Old names are left out."""
         self._forget()
         events = list(self.charged)
         index = {event: number for number, event in enumerate(events)}

@@ -73,7 +73,7 @@ class LedgerStatement(Statement):
 
     `epsilon_bound` is that of these tokens' data-independent bounds at the promise's order, which the filter compares
     with the promise where `enforced` is "bound". `tokens_held` were granted in leases that are not settled: they are
-    charged, and may never be released. `rows` and `head` identify the chain: whoever keeps them elsewhere can prove
+    charged, and may never be released. `rows` and `head` identify the chain: a copy kept elsewhere proves
     later that no row was taken off its end.
     """
 

@@ -204,7 +204,7 @@ def _scores(theta: Tensor, table: Table) -> Reals:
 
 
 def _fit_side_by_side(table: Table, epsilon: float, settings: ExpMNFSettings, count: int) -> Reals:
-    """float64 [count, D]: one release of each of so many flows, fitted as `expm_nf.fit` does without early stopping.
+    """float64 [count, D]: one release of each of `count` flows, fitted as `expm_nf.fit` does without early stopping.
 
     The loss is the sum of the flows' losses, so that each flow's gradient, and RMSProp's step, is that of a fit alone.
     """

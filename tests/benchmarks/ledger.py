@@ -108,7 +108,7 @@ def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> flo
 
 
 def start(place: str, rows: int, name: str) -> dict[str, Any]:
-    """How long it takes to open and to verify a ledger of so many rows."""
+    """How long it takes to open and to verify a ledger of this many rows."""
     ledger = Ledger(place, BUDGET)
     lengthen(place, rows, f"Writing {rows:,} rows to {name}")
     del ledger
