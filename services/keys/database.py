@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
+    inspect,
     make_url,
 )
 from sqlalchemy.engine import URL
@@ -28,15 +29,20 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from services.keys.records import KeysUnavailable
+from services.migrations import Migrations, UnknownRevision
 
 ADVISORY_LOCK = 0x6B657973  # "keys": one writer at a time, as in SQLite
 BUSY_TIMEOUT_S = 30
 
-_metadata = MetaData()
+REVISION_TABLE = "privmix_keys_revision"
+BEFORE_REVISIONS = "0001"  # the layout of databases that were made before revisions were recorded
+migrations = Migrations("services.keys:migrations", REVISION_TABLE)
+
+metadata = MetaData()
 
 keys_table = Table(
     "privmix_keys",
-    _metadata,
+    metadata,
     Column("id", String(16), primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
     Column("owner", String(128), nullable=False),
@@ -53,14 +59,14 @@ keys_table = Table(
 
 shares_table = Table(
     "privmix_shares",
-    _metadata,
+    metadata,
     Column("subject", String(80), primary_key=True),
     Column("share", Text, nullable=False),
 )
 
 usage_table = Table(
     "privmix_usage",
-    _metadata,
+    metadata,
     Column("subject", String(80), primary_key=True),
     Column("day", String(10), primary_key=True),
     Column("spent", BigInteger, nullable=False, default=0),
@@ -69,7 +75,7 @@ usage_table = Table(
 
 reservations_table = Table(
     "privmix_reservations",
-    _metadata,
+    metadata,
     Column("id", String(64), primary_key=True),
     Column("subjects", Text, nullable=False),
     Column("day", String(10), nullable=False),
@@ -88,10 +94,10 @@ def beside(ledger: str) -> str:
 
 
 class Database:
-    """The database that `place`, a path or a URL, names; its tables are made when it is opened.
+    """The database that `place`, a path or a URL, names; opening it makes its tables, or brings them up to date.
 
     Raises:
-        KeysUnavailable: it cannot be opened.
+        KeysUnavailable: it cannot be opened, or a later version of privmix wrote it.
     """
 
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
@@ -101,7 +107,11 @@ class Database:
             self._check_file(create)
         self._engine = _engine(url)
         with self.transaction() as connection:
-            _metadata.create_all(connection)
+            old = inspect(connection).has_table(keys_table.name)
+            try:
+                migrations.upgrade(connection, start=BEFORE_REVISIONS if old else None)
+            except UnknownRevision as error:
+                raise KeysUnavailable(f"keys {self.name}: {error}") from error
 
     def _check_file(self, create: bool) -> None:
         if not Path(self.name).parent.is_dir():

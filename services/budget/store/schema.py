@@ -1,16 +1,11 @@
-"""The schema of a ledger: its table as queries see it, the revision that a database has, and migration (Alembic)."""
+"""The schema of a ledger: its tables as queries see them, the revision that a database has, and migration."""
 
-import threading
-from functools import cache
 from typing import Literal
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
 from services.budget.errors import LedgerForeign, LedgerMissing
+from services.migrations import Migrations, UnknownRevision
 
 Access = Literal["read", "write", "create"]
 """What a database is opened for."""
@@ -38,7 +33,7 @@ beat_table = Table(
     Column("beat", BigInteger, nullable=False),
 )
 
-_migrating = threading.Lock()  # Alembic keeps what it works on in its modules
+_migrations = Migrations("services.budget.store:migrations", REVISION_TABLE)
 
 
 def has_ledger(connection: Connection) -> bool:
@@ -73,36 +68,14 @@ def migrate(connection: Connection, *, create: bool) -> bool:
     revision, there = _revision(connection), has_ledger(connection)
     # A revision without its table is no place to start anew: someone removed a ledger there.
     made = create and not there and revision is None
-    if (not there and not made) or revision == _scripts().get_current_head():
+    if not there and not made:
         return False
-    with _migrating:
-        configuration = _configuration()
-        configuration.attributes["connection"] = connection
-        if there and revision is None:
-            command.stamp(configuration, BEFORE_REVISIONS)
-        command.upgrade(configuration, "head")
+    _migrations.upgrade(connection, start=BEFORE_REVISIONS if there else None)
     return made
 
 
 def _revision(connection: Connection) -> str | None:
-    context = MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE})
-    revision = context.get_current_revision()
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if revision is not None and revision not in known:
-        raise LedgerForeign(
-            f"its layout is of revision {revision}, and this version of privmix knows no later one than "
-            f"{_scripts().get_current_head()}: use the version that wrote it, or a newer one"
-        )
-    return revision
-
-
-@cache
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_configuration())
-
-
-def _configuration() -> Config:
-    configuration = Config()
-    configuration.set_main_option("script_location", "services.budget.store:migrations")
-    configuration.set_main_option("path_separator", "os")
-    return configuration
+    try:
+        return _migrations.revision(connection)
+    except UnknownRevision as error:
+        raise LedgerForeign(str(error)) from error

@@ -1,8 +1,5 @@
-"""What Alembic runs around the revisions: inside the caller's connection and transaction."""
+"""What Alembic runs around the revisions."""
 
-from alembic import context
+from services.migrations import run
 
-from services.budget.store.schema import REVISION_TABLE
-
-context.configure(connection=context.config.attributes["connection"], version_table=REVISION_TABLE)
-context.run_migrations()
+run()

@@ -1,0 +1,5 @@
+"""What Alembic runs around the revisions."""
+
+from services.migrations import run
+
+run()

@@ -1,0 +1,85 @@
+"""The layout of the keys' database is made, recognised and brought up to date."""
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, make_url
+
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.keys.database import REVISION_TABLE, Database, keys_table, metadata, migrations
+from services.keys.records import KeysUnavailable, Share
+from services.keys.store import KeyStore
+from tests.postgresql import Server
+
+FIRST = {"privmix_keys", "privmix_shares", "privmix_usage", "privmix_reservations"}
+"""The tables of a database that was made before revisions were recorded."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'keys.db'}"
+    server: Server = request.getfixturevalue("postgresql")
+    return make_url(server.database()).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def old(where: str) -> str:
+    """A database with one key, as it was made before revisions were recorded."""
+    engine = create_engine(where)
+    metadata.create_all(engine, [metadata.tables[name] for name in sorted(FIRST)])
+    key = dict.fromkeys(("id", "name", "hash"), "k") | {
+        "owner": "",
+        "scopes": '["generate"]',
+        "hint": "pmx_k",
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    with engine.begin() as connection:
+        connection.execute(keys_table.insert().values(key))
+    engine.dispose()
+    return where
+
+
+def differences(connection: Connection) -> list[object]:
+    """What the revisions made otherwise than the tables that queries expect."""
+    ours = {*metadata.tables}
+    options = {
+        "version_table": REVISION_TABLE,
+        "compare_type": True,
+        "include_name": lambda name, kind, _: kind != "table" or name in ours,
+    }
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+
+def test_a_new_database_has_the_newest_revision_and_the_tables_that_queries_expect(where: str) -> None:
+    with Database(where).transaction() as connection:
+        assert migrations.revision(connection) == migrations.newest
+        assert differences(connection) == []
+
+
+def test_an_old_database_is_stamped_and_keeps_its_keys(old: str) -> None:
+    store = KeyStore(Database(old))
+    store.limit("k", Share(tokens=5))
+    assert [(each.key.name, each.share.tokens) for each in store.accounts()] == [("k", 5)]
+    with Database(old).transaction() as connection:
+        assert migrations.revision(connection) == migrations.newest
+        assert differences(connection) == []
+
+
+def test_a_layout_of_the_future_is_refused_and_left_alone(where: str) -> None:
+    with Database(where).transaction() as connection:
+        connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
+    with pytest.raises(KeysUnavailable, match=r"keys .*revision 9999.*use the version that wrote it"):
+        Database(where)
+
+
+def test_keys_and_a_ledger_have_revisions_of_their_own_in_one_database(postgresql: Server) -> None:
+    url = postgresql.database()
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
+    Ledger(url, terms)
+    KeyStore(Database(url)).create("k")
+    assert KeyStore(Database(url)).required()
+    Ledger(url, terms)
