@@ -12,10 +12,10 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
 from services.privacy import accounting
-from services.privacy.dp_sgd import DpSgdSettings
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
-from services.privacy.references import PublicSettings
+from services.privacy.protocols.dp_sgd import DpSgdSettings
+from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
 from services.training.manifest import Manifest
 

@@ -18,7 +18,7 @@ from services.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.heads.flows import FlowSettings
 from services.heads.methods import METHODS, MethodName, demand_certified
 from services.heads.report import write_report
-from services.privacy.selection import Neighbours
+from services.privacy.sampling.selection import Neighbours
 from services.training.tasks import connected
 
 heads = typer.Typer(

@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.parameters import bad, options, settings_from
-from services.privacy import accounting, planning
+from services.privacy import accounting
+from services.privacy.accounting import planning
+from services.privacy.accounting.part_level import part_level_rdp
 from services.privacy.events import Divergences, Event
-from services.privacy.part_level import part_level_rdp
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
 from services.privacy.settings import Settings

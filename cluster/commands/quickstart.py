@@ -18,7 +18,7 @@ from cluster.session import connected
 from cluster.steps import Steps
 from services.budget.statement import DIGITS
 from services.privacy.accounting import shown
-from services.privacy.pmixed import PMixed
+from services.privacy.protocols.pmixed import PMixed
 from services.training import demo
 from services.training.corpus import Corpus
 from services.training.public_model import resolve

@@ -8,10 +8,10 @@ import torch
 from services.audit.models import Said
 from services.audit.worlds import NOISY, Reals
 from services.evaluation.allowance import Allowance
+from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
-from services.privacy.references import Public
+from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
-from services.privacy.shaping import shape
 
 End = Callable[[Reals, Reals], None]
 """Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""

@@ -13,9 +13,9 @@ from scipy.stats import binom, binomtest
 
 from services.audit.finding import CERTAIN, Finding
 from services.audit.worlds import Reals
-from services.privacy.exponential import Exponential
-from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Protocol
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.pmixed import PMixed
 
 ATTACK = "frequencies of draws"
 

@@ -12,13 +12,13 @@ from scipy.special import gammaln, xlogy
 from scipy.stats import binom
 
 from services.audit.worlds import Key, Pair, Reals, World, weights
-from services.privacy.adapmixed import AdaPMixed, ScreenedRatioEvent
-from services.privacy.candidates import Candidates
-from services.privacy.exponential import Exponential
-from services.privacy.gnmax import GNMax, votes
-from services.privacy.pmixed import PMixed
+from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.subsample_aggregate import UNIT, SubsampleAggregate, summed
+from services.privacy.protocols.adapmixed import AdaPMixed, ScreenedRatioEvent
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.gnmax import GNMax, votes
+from services.privacy.protocols.pmixed import PMixed
+from services.privacy.protocols.subsample_aggregate import UNIT, SubsampleAggregate, summed
 
 # Standard deviations beyond which a Gaussian's mass is left out.
 _FARTHEST = 12.0

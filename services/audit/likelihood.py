@@ -17,12 +17,12 @@ from services.audit.finding import CERTAIN, Finding
 from services.audit.frequencies import refuted, token_counts
 from services.audit.roc import Roc, best_test, epsilon_of
 from services.audit.worlds import Pair, Reals
-from services.privacy import planning
-from services.privacy.adapmixed import AdaPMixed
+from services.privacy.accounting import planning
 from services.privacy.events import Event
-from services.privacy.gnmax import GNMax
 from services.privacy.protocol import Protocol
-from services.privacy.subsample_aggregate import SubsampleAggregate
+from services.privacy.protocols.adapmixed import AdaPMixed
+from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
 
 # Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0

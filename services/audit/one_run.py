@@ -21,7 +21,7 @@ from services.audit.models import Said
 from services.audit.pairs import worst_pair
 from services.audit.worlds import Pair, Reals, World
 from services.privacy.protocol import Protocol
-from services.privacy.sampling import sample
+from services.privacy.sampling.categorical import sample
 
 ATTACK = "one-run audit"
 _ORDER = 2.0

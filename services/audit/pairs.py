@@ -11,13 +11,13 @@ import numpy as np
 
 from services.audit.laws import pair_laws, renyi_divergence
 from services.audit.worlds import Pair, Reals, replaced
-from services.privacy.adapmixed import ScreenedRatioEvent
-from services.privacy.channel import Corners
-from services.privacy.exponential import Exponential, FixedSizeExponentialEvent
-from services.privacy.gnmax import GNMax, GNMaxEvent
-from services.privacy.pmixed import RatioEvent
+from services.privacy.accounting.channel import Corners
 from services.privacy.protocol import Protocol
-from services.privacy.subsample_aggregate import SubsampleAggregate, SubsampleAggregateEvent
+from services.privacy.protocols.adapmixed import ScreenedRatioEvent
+from services.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
+from services.privacy.protocols.gnmax import GNMax, GNMaxEvent
+from services.privacy.protocols.pmixed import RatioEvent
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregate, SubsampleAggregateEvent
 
 # Log-probability of the tokens that a part all but rules out.
 _NEVER = -40.0

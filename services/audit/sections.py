@@ -19,7 +19,9 @@ from services.audit.pairs import NoPairError
 from services.audit.report import Section, bars, roc_figure
 from services.audit.shadow_ensembles import Shadows
 from services.privacy.protocol import Protocol
-from services.privacy.references import Ensemble, Finetuned, Public
+from services.privacy.protocols.ensemble import Ensemble
+from services.privacy.protocols.finetuned import Finetuned
+from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
 
 Say = Callable[[str], None]

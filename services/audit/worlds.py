@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.privacy.adapmixed import AdaPMixed
-from services.privacy.gnmax import GNMax
+from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.sampling import sample
-from services.privacy.shaping import shape
-from services.privacy.subsample_aggregate import SubsampleAggregate
+from services.privacy.protocols.adapmixed import AdaPMixed
+from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from services.privacy.sampling.categorical import sample
 
 Reals = NDArray[np.float64]
 Key = tuple[int, ...]

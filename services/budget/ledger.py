@@ -35,7 +35,7 @@ from services.budget.store import schema
 from services.budget.store.database import Database
 from services.budget.store.rows import append, beat, end, following, rows, silence_s
 from services.privacy.events import Event
-from services.privacy.randomness import uniform_below
+from services.privacy.sampling.randomness import uniform_below
 
 T = TypeVar("T")
 

@@ -1,18 +1,11 @@
 """What a row of the ledger records."""
 
-from importlib import import_module
-from pkgutil import walk_packages
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services import privacy
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.events import from_json
-
-# A protocol's module registers its kind of event when it is imported. A ledger may hold events of any protocol.
-for _module in walk_packages(privacy.__path__, f"{privacy.__name__}."):
-    import_module(_module.name)
 
 # The most tokens one lease may ask for. It only keeps counts inside every database's and every reader's integers.
 LARGEST_LEASE = 2**31 - 1

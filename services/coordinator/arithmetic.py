@@ -10,8 +10,8 @@ import torch
 
 from services.coordinator.ensemble import Rows
 from services.coordinator.pending_release import PendingRelease
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
-from services.privacy.shaping import SamplingOptions
 
 Result = TypeVar("Result")
 

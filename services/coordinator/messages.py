@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 
 FinishReason = Literal["stop", "length", "privacy_budget", "share", "error", "cancelled"]
 """`share`: the key that asked has nothing left of its share (said by the gateway, which keeps shares)."""

@@ -7,9 +7,9 @@ from typing import Self
 from torch import Tensor
 
 from services.coordinator.ensemble import Rows
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.sampling import quantise, sample
-from services.privacy.shaping import SamplingOptions, shape
+from services.privacy.sampling.categorical import quantise, sample
 
 
 @dataclass(frozen=True)

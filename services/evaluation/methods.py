@@ -7,16 +7,18 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.evaluation.ensembles import private_training
-from services.privacy import published
-from services.privacy.adapmixed import AdaPMixedSettings
-from services.privacy.dp_sgd import DpSgdSettings
-from services.privacy.exponential import ExponentialSettings
-from services.privacy.gnmax import GNMaxSettings
-from services.privacy.pmixed import PMixedSettings
-from services.privacy.references import EnsembleSettings, FinetunedSettings, PublicSettings
+from services.privacy.accounting import published
+from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols.dp_sgd import DpSgdSettings
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.finetuned import FinetunedSettings
+from services.privacy.protocols.gnmax import GNMaxSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.protocols.submix import SubMixSettings
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
-from services.privacy.submix import SubMixSettings
-from services.privacy.subsample_aggregate import SubsampleAggregateSettings
 from services.training.manifest import Manifest
 
 _ORDERS = range(2, 65)

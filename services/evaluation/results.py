@@ -8,7 +8,8 @@ from typing import Any
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget, Quantity
 from services.evaluation.trial import Outcome
-from services.privacy import accounting, planning
+from services.privacy import accounting
+from services.privacy.accounting import planning
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 

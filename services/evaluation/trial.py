@@ -11,12 +11,12 @@ from torch import Tensor
 
 from services.evaluation.allowance import Allowance
 from services.evaluation.rows import Reader
-from services.privacy import gnmax
-from services.privacy.gnmax import GNMax
+from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.references import Public
+from services.privacy.protocols import gnmax
+from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
-from services.privacy.shaping import shape
 
 Reals = NDArray[np.float64]
 

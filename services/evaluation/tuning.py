@@ -25,12 +25,12 @@ from services.evaluation.results import result
 from services.evaluation.split import split
 from services.evaluation.text import held_out_text
 from services.evaluation.workbench import Workbench
-from services.privacy.adapmixed import AdaPMixedSettings
-from services.privacy.pmixed import PMixed
 from services.privacy.protocol import Protocol
-from services.privacy.references import Public
+from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols.pmixed import PMixed
+from services.privacy.protocols.public import Public
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
-from services.privacy.subsample_aggregate import SubsampleAggregateSettings
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
 from services.training.marks import Marks

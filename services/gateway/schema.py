@@ -26,7 +26,7 @@ from services.gateway.fields import (
     TopP,
     refused,
 )
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 
 PENALTIES = "penalties on repeated tokens are not applied here; remove it"
 FILTERS = "tokens are chosen by temperature, top_p and top_k only; remove it"

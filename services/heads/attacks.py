@@ -30,7 +30,7 @@ from services.heads.expm_nf import ExpMNFSettings, expm_energy
 from services.heads.flows import Flow
 from services.heads.methods import METHODS, MethodName
 from services.heads.models import Parametrised
-from services.privacy.selection import SelectionEvent, select
+from services.privacy.sampling.selection import SelectionEvent, select
 
 Reals = NDArray[np.float64]
 

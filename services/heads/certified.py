@@ -1,7 +1,8 @@
 """The certified variant: the same density on candidates that were drawn without looking at the private rows.
 
 On a finite set the exponential mechanism is sampled exactly, so its guarantee holds: epsilon-differential privacy with
-delta 0 (`services.privacy.selection`). Candidates come from a prior, or from a flow that was fitted to public rows.
+delta 0 (`services.privacy.sampling.selection`). Candidates come from a prior, or from a flow that was fitted to
+public rows.
 """
 
 from uuid import uuid4
@@ -16,7 +17,7 @@ from services.heads import expm_nf
 from services.heads.data import Table
 from services.heads.expm_nf import ExpMNFSettings
 from services.heads.models import Parametrised, squared_loss
-from services.privacy.selection import Neighbours, SelectionEvent, loss_units, rate, select
+from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
 from services.training.errors import InputError
 
 _CANDIDATES_AT_ONCE = 128

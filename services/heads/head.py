@@ -20,9 +20,9 @@ from services.heads import certified, methods, sgd
 from services.heads.data import Table
 from services.heads.methods import METHODS, MethodName
 from services.heads.score import outputs
-from services.privacy.dp_sgd import DpSgdEvent
 from services.privacy.events import Event
-from services.privacy.selection import Neighbours
+from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.privacy.sampling.selection import Neighbours
 from services.training.errors import InputError, TrainingError
 from services.training.files import building, sha256, write_atomically
 

@@ -130,6 +130,19 @@ class Event(ABC):
         return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, sort_keys=True, separators=(",", ":"))
 
 
+def real_orders(orders: Orders) -> NDArray[np.float64]:
+    """The orders as a float64 vector.
+
+    Raises:
+        ValueError: an order is not a finite number above 1.
+    """
+    vector = np.atleast_1d(np.asarray(orders, dtype=np.float64))
+    valid = np.isfinite(vector) & (vector > 1)
+    if not valid.all():
+        raise ValueError(f"Rényi orders must be finite and above 1, got {vector[~valid][0]}")
+    return vector
+
+
 def check_parts(parts: int) -> None:
     """Raises ValueError, naming ``parts``, where it is no number of parts."""
     if not isinstance(parts, int) or parts < 1:

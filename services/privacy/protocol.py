@@ -50,7 +50,7 @@ class Release:
 
     Attributes:
         weights: int64 [S, V], positive totals below 2**62. A token is drawn with probability weight / total: integers,
-            so that the distribution of what is released is known exactly (`sampling.sample`).
+            so that the distribution of what is released is known exactly (`categorical.sample`).
         losses: float64 [S, 1], the Rényi loss of each token at the protocol's `order` for every part alike, or
             [S, parts], for each part its own; None unless the event is `measured`. Private: for the ledger alone.
     """

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from services.privacy.dp_sgd import DpSgdEvent, noise_multiplier
+from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer

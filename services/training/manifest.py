@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from services.privacy.dp_sgd import DpSgdEvent
+from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training import public_model
 from services.training.errors import InputError
 from services.training.files import digest_files, write_atomically

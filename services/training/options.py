@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.privacy.dp_sgd import Unit
+from services.privacy.protocols.dp_sgd import Unit
 from services.training.errors import InputError
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.privacy.dp_sgd import Unit
+from services.privacy.protocols.dp_sgd import Unit
 from services.training.corpus import Document
 from services.training.errors import InputError
 from services.training.partition import Partition, Share

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import get_linear_schedule_with_warmup
 
-from services.privacy.randomness import normal, poisson_subsample
+from services.privacy.sampling.randomness import normal, poisson_subsample
 from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, with_lora
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, pack

@@ -32,7 +32,7 @@ from services.evaluation.split import split
 from services.evaluation.tasks import score, score_public
 from services.evaluation.text import Text, held_out_text
 from services.evaluation.trial import run_trials
-from services.privacy.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.options import TrainingOptions

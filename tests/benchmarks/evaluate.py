@@ -35,8 +35,8 @@ from services.evaluation.scoring import Scorer
 from services.evaluation.tasks import score, score_public
 from services.evaluation.text import Block, Text
 from services.evaluation.trial import run_trials
-from services.privacy.pmixed import PMixed, PMixedSettings
 from services.privacy.protocol import Protocol
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.settings import Settings
 from services.training.public_model import resolve
 from tests.benchmarks.mollify import LOSS, ORDER, RADIUS, clip_by_scipy, mix_by_scipy, renyi_by_scipy

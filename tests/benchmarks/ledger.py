@@ -31,7 +31,7 @@ from services.budget.reader import replay
 from services.budget.records import Leased, Record, Settled
 from services.budget.store.database import Database
 from services.budget.store.rows import append
-from services.privacy.pmixed import RatioEvent
+from services.privacy.protocols.pmixed import RatioEvent
 from tests import postgresql
 
 EVENT = RatioEvent(parts=80, q=0.03, radius=0.2)

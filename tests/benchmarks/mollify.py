@@ -36,15 +36,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.privacy.adapmixed import AdaPMixed
-from services.privacy.exponential import Exponential
-from services.privacy.gnmax import GNMax
-from services.privacy.pmixed import PMixed
+from services.privacy.accounting.published import largest_beta
+from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
-from services.privacy.published import largest_beta
-from services.privacy.shaping import shape
-from services.privacy.submix import SubMix
-from services.privacy.subsample_aggregate import SubsampleAggregate
+from services.privacy.protocols.adapmixed import AdaPMixed
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.pmixed import PMixed
+from services.privacy.protocols.submix import SubMix
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
 
 VOCABULARY = 49152
 ROWS = (1, 8, 64, 256)

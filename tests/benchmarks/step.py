@@ -38,10 +38,10 @@ from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettin
 from services.coordinator.messages import Generation
 from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.pmixed import PMixed
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers
 from services.privacy.protocols import PROTOCOLS
-from services.privacy.shaping import SamplingOptions, shape
+from services.privacy.protocols.pmixed import PMixed
 from services.shard import ShardActor
 from services.training.public_model import resolve
 from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question

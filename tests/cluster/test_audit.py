@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from cluster.cli import app
 from services.audit import black_box, sections
 from services.audit.black_box import Asked, Question
-from services.privacy import projection
-from services.privacy.pmixed import RatioEvent
+from services.privacy.mollifiers import projection
+from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
 
 LIKELIHOOD = ["likelihood", "--parts", "2", "--tokens", "1", "--releases", "6000"]

@@ -11,9 +11,9 @@ from cluster.commands.budget import budget
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
-from services.privacy.exponential import ExponentialEvent
-from services.privacy.pmixed import RatioEvent
-from services.privacy.submix import SubMixEvent
+from services.privacy.protocols.exponential import ExponentialEvent
+from services.privacy.protocols.pmixed import RatioEvent
+from services.privacy.protocols.submix import SubMixEvent
 
 application = typer.Typer()
 application.command()(budget)

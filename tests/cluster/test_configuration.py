@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cluster.configuration import Configuration, ConfigurationError
-from services.privacy.pmixed import PMixedSettings
+from services.privacy.protocols.pmixed import PMixedSettings
 
 EXAMPLE = Path(__file__).parents[2] / "cluster" / "privmix.yaml"
 

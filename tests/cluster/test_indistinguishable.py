@@ -16,9 +16,9 @@ from scipy.stats import beta
 from transformers import AutoTokenizer
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
-from services.privacy import planning
-from services.privacy.pmixed import PMixed, RatioEvent
-from services.privacy.shaping import SamplingOptions, shape
+from services.privacy.accounting import planning
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running

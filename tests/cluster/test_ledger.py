@@ -14,7 +14,7 @@ from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.privacy.pmixed import RatioEvent
+from services.privacy.protocols.pmixed import RatioEvent
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
 

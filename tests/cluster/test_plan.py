@@ -9,8 +9,9 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
-from services.privacy import accounting, planning
-from services.privacy.pmixed import RatioEvent
+from services.privacy import accounting
+from services.privacy.accounting import planning
+from services.privacy.protocols.pmixed import RatioEvent
 
 ORACLE = Path(__file__).parents[3] / "shared" / "oracle" / "user.json"
 PAPER = ["--protocol", "pmixed", "--parts", "80", "--q", "0.03", "--tokens", "1024", "--delta", "1e-5"]

@@ -12,8 +12,8 @@ from services.budget.errors import LedgerMismatch, LedgerMissing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.reader import check
-from services.privacy.pmixed import PMixed
 from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols.pmixed import PMixed
 from services.training.manifest import Manifest
 from tests import postgresql as postgresql_server
 from tests.running import configure

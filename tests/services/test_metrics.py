@@ -12,8 +12,8 @@ import ray
 from services.budget import actor as budget
 from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
-from services.privacy.pmixed import RatioEvent
-from services.privacy.submix import SubMixEvent
+from services.privacy.protocols.pmixed import RatioEvent
+from services.privacy.protocols.submix import SubMixEvent
 from tests.running import free_port
 
 EVENT = RatioEvent(parts=8, q=0.25, radius=0.4)

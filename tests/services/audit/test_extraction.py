@@ -15,9 +15,10 @@ from services.audit.models import Models, Said
 from services.audit.one_run import correct_guesses, of_users
 from services.audit.report import Report
 from services.audit.sections import Subject, extraction_section
-from services.privacy.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols import PROTOCOLS
-from services.privacy.references import Ensemble, Public
+from services.privacy.protocols.ensemble import Ensemble
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols.public import Public
 from services.training.corpus import Corpus
 from services.training.errors import InputError
 

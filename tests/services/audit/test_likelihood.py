@@ -8,13 +8,13 @@ import pytest
 from torch import Tensor
 
 from services.audit import laws, likelihood, pairs, worlds
-from services.privacy import projection, subsample_aggregate
-from services.privacy.exponential import Exponential, FixedSizeExponentialEvent
-from services.privacy.gnmax import GNMax
-from services.privacy.noise import discrete_laplace
-from services.privacy.pmixed import PMixed, RatioEvent
+from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS, audited
+from services.privacy.protocols import PROTOCOLS, audited, subsample_aggregate
+from services.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
+from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.pmixed import PMixed, RatioEvent
+from services.privacy.sampling.noise import discrete_laplace
 
 DELTA = 1e-5
 CERTIFIED = list(audited(3))

@@ -9,7 +9,7 @@ from services.audit.models import Said
 from services.audit.roc import Roc
 from services.audit.shadow_ensembles import Shadows
 from services.privacy.protocols import PROTOCOLS
-from services.privacy.references import Public
+from services.privacy.protocols.public import Public
 
 
 def scored(effect: float, seed: int = 0) -> Roc:

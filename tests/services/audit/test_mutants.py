@@ -10,13 +10,14 @@ import pytest
 from services.audit import likelihood
 from services.audit.finding import Finding
 from services.audit.frequencies import audit_draws
-from services.privacy import accounting, exponential, gnmax, pmixed, projection, subsample_aggregate
-from services.privacy.exponential import Exponential
-from services.privacy.noise import Integers, discrete_gaussian, discrete_laplace
-from services.privacy.pmixed import PMixed
+from services.privacy import accounting
+from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS, audited
-from services.privacy.randomness import fixed_size_subsample, poisson_subsample
+from services.privacy.protocols import PROTOCOLS, audited, exponential, gnmax, pmixed, subsample_aggregate
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.pmixed import PMixed
+from services.privacy.sampling.noise import Integers, discrete_gaussian, discrete_laplace
+from services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample
 
 DELTA = 1e-5
 PARTS = 4

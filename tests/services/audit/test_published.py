@@ -5,8 +5,8 @@ import torch
 
 from services.audit import published
 from services.audit.worlds import Pair
-from services.privacy.pmixed import PMixed, PMixedSettings
-from services.privacy.renyi import mollify
+from services.privacy.mollifiers.renyi import mollify
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 
 
 def as_published(parts: int, q: float, tokens: int) -> PMixed:

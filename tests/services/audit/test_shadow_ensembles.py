@@ -6,8 +6,8 @@ import pytest
 
 from services.audit.sections import Subject, membership_section
 from services.audit.shadow_ensembles import Size, ask, train_shadows
-from services.privacy.references import Ensemble
-from services.privacy.submix import SubMix
+from services.privacy.protocols.ensemble import Ensemble
+from services.privacy.protocols.submix import SubMix
 from services.training.errors import InputError
 from tests.displays import Recorder
 

@@ -19,8 +19,8 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement, statement
 from services.privacy import accounting
-from services.privacy.gnmax import GNMaxEvent
-from services.privacy.submix import SubMixEvent
+from services.privacy.protocols.gnmax import GNMaxEvent
+from services.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.conftest import NAMESPACE, known
 from tests.services.budget.events import COARSE
 

@@ -22,8 +22,8 @@ from services.budget.reader import read, replay
 from services.budget.store.database import Database
 from services.budget.store.rows import every_row, last_checkpoint
 from services.budget.store.schema import ledger_table
-from services.privacy.references import EnsembleEvent
-from services.privacy.submix import SubMixEvent
+from services.privacy.protocols.ensemble import EnsembleEvent
+from services.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import tamper
 

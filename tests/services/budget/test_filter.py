@@ -11,9 +11,9 @@ from mpmath import expm1, log, log1p, mp, mpf
 
 from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.privacy_budget import PrivacyBudget
-from services.privacy import planning
+from services.privacy.accounting import planning
 from services.privacy.events import Event, Orders
-from services.privacy.pmixed import RatioEvent
+from services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.events import COARSE, EVENTS, FINE
 
 

@@ -16,7 +16,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.records import Leased
 from services.budget.statement import statement
-from services.privacy.pmixed import RatioEvent
+from services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append

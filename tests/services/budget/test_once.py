@@ -9,10 +9,10 @@ from services.budget.ledger import FREE_LEASE, Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
-from services.privacy.dp_sgd import DpSgdEvent
 from services.privacy.events import Event
-from services.privacy.pmixed import RatioEvent
-from services.privacy.references import PublicEvent
+from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.privacy.protocols.pmixed import RatioEvent
+from services.privacy.protocols.public import PublicEvent
 from tests.services.budget.conftest import known
 
 DELTA = 1e-5

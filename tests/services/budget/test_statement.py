@@ -11,8 +11,8 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
 from services.budget.statement import OperatorStatement, Statement, statement
 from services.privacy import accounting
-from services.privacy.pmixed import PublishedEvent
-from services.privacy.references import EnsembleEvent
+from services.privacy.protocols.ensemble import EnsembleEvent
+from services.privacy.protocols.pmixed import PublishedEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE
 

@@ -9,8 +9,8 @@ import torch
 
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.ensemble import Rows
-from services.privacy.pmixed import PMixed
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed
 
 VOCABULARY = 1000
 DRAWN = (2, 1, 0, 3, 0, 1, 1)

@@ -1,7 +1,7 @@
 """Draws are made ahead, each for one token, and a repeated step uses the draws of the first."""
 
 from services.coordinator.draws import AHEAD, DrawQueue
-from services.privacy.pmixed import PMixed
+from services.privacy.protocols.pmixed import PMixed
 
 
 def test_what_was_coming_is_drawn_in_that_order() -> None:

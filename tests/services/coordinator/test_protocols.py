@@ -17,9 +17,9 @@ from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
 from services.engine.engine import EngineSettings
 from services.fleet.shard_map import PartGroup, ShardMap
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
-from services.privacy.shaping import SamplingOptions
 from services.shard import ShardActor
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble

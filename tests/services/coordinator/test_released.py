@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
-from services.privacy.pmixed import PMixed, Projection
-from services.privacy.sampling import quantise
-from services.privacy.shaping import SamplingOptions, shape
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocols.pmixed import PMixed, Projection
+from services.privacy.sampling.categorical import quantise
 
 CASES = (
     (0.05, SamplingOptions()),

@@ -20,9 +20,9 @@ from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation, Unavailable
 from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.pmixed import PMixed
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
-from services.privacy.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed
 from services.shard import Shard, ShardActor
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model

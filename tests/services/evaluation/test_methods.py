@@ -8,11 +8,11 @@ import pytest
 from services.evaluation.methods import Budget, Sweep, dp_sgd, private, sweeps
 from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
-from services.privacy import planning
-from services.privacy.dp_sgd import DpSgdEvent
-from services.privacy.exponential import ExponentialSettings
-from services.privacy.pmixed import PMixedSettings
-from services.privacy.submix import SubMixSettings
+from services.privacy.accounting import planning
+from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.submix import SubMixSettings
 from services.training.errors import InputError
 from services.training.manifest import Manifest, PrivateTraining
 from tests.services.evaluation.written import write_rows

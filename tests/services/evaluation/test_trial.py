@@ -5,14 +5,15 @@ import pytest
 
 from services.evaluation.rows import Reader
 from services.evaluation.trial import Outcome, run_trials
-from services.privacy.adapmixed import AdaPMixedSettings
-from services.privacy.exponential import ExponentialSettings
-from services.privacy.gnmax import GNMaxSettings
-from services.privacy.pmixed import PMixedSettings
-from services.privacy.references import EnsembleSettings, PublicSettings
+from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.gnmax import GNMaxSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.protocols.submix import SubMixSettings
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
-from services.privacy.submix import SubMixSettings
-from services.privacy.subsample_aggregate import SubsampleAggregateSettings
 from tests.services.evaluation.written import Written, write_rows
 
 PARTS, POSITIONS = 4, 80

@@ -8,11 +8,12 @@ import pytest
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private, rows
-from services.privacy.exponential import ExponentialSettings
-from services.privacy.pmixed import PMixedSettings
 from services.privacy.protocol import Protocol
-from services.privacy.references import EnsembleSettings, PublicSettings
-from services.privacy.submix import SubMixSettings
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.protocols.submix import SubMixSettings
 from services.training.corpus import Document
 from services.training.errors import InputError
 from services.training.marks import Marks

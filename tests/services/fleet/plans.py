@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.engine.engine import EngineSettings
 from services.fleet.plan import ShardPlan
-from services.privacy.pmixed import PMixedSettings
+from services.privacy.protocols.pmixed import PMixedSettings
 
 SETTINGS = PMixedSettings(tokens=5000, q=0.5)
 

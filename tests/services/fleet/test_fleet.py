@@ -22,8 +22,8 @@ from services.coordinator.messages import Delta, Generation
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.privacy.pmixed import PMixed, RatioEvent
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 

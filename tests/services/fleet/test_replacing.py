@@ -14,7 +14,7 @@ from services.budget.reader import read
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation, Unavailable
 from services.fleet.fleet import FleetActor, FleetSettings
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.tiny import write_tiny_model

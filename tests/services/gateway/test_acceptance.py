@@ -11,7 +11,7 @@ from services.gateway.limits import answer_length
 from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.settings import GatewaySettings
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 from services.training import public_model
 from tests.services.gateway.conftest import MakeClient
 

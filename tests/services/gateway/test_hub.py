@@ -24,7 +24,7 @@ from services.gateway.delivery import streamed, whole
 from services.gateway.errors import ApiError
 from services.gateway.hub import Hub
 from services.gateway.responses import ChatStyle, CompletionStyle, Style
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from services.gateway.keys import rate_headers, refusal
 from services.keys.database import Database
 from services.keys.messages import RateState, RateStates, Refused
 from services.keys.store import KeyStore
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 from tests.services.gateway.test_fuzz import FIELDS, VALUES

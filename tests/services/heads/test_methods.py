@@ -13,7 +13,7 @@ from services.heads.data import DataError, Table, read_table, split
 from services.heads.methods import METHODS
 from services.heads.models import GRUD, Parametrised
 from services.heads.score import auc_of
-from services.privacy.selection import LOSS_UNITS
+from services.privacy.sampling.selection import LOSS_UNITS
 from services.training.errors import InputError
 from services.training.progress import Display
 

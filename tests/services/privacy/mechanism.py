@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.privacy.exponential import Exponential
-from services.privacy.pmixed import PMixed
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Protocol
-from services.privacy.shaping import SamplingOptions, shape
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.pmixed import PMixed
 
 Rows = NDArray[np.float64]
 

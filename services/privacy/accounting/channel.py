@@ -1,0 +1,79 @@
+"""The worst pair of PMixED with the ratio mollifier: one part's model replaced by any other (README, Theorem 1).
+
+Draws are secret, so a token's law given the history is ``w p0 + (1-w) (1/N) sum_i r_i`` with ``w = (1-q)^N``. Let a be
+the mean of the other parts' ratios to p0, b and b' those of the part before and after. All three lie in [L, H] and have
+mean one under p0, and
+
+    P/p0 = w + (1-w) ((N-1) a + b) / N,    Q/p0 the same with b'.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from services.privacy.accounting.dominating_pair import Channel
+
+
+@dataclass(frozen=True)
+class Corners:
+    """Where the worst case puts its mass.
+
+    Attributes:
+        mass: p0's mass on the tokens that one version of the part favours, 1 / (H + 1); the other version favours as
+            much.
+        low, high: P/p0 on tokens that the part does not favour and favours, where the other parts do neither.
+        low_shared, high_shared: the same where the other parts favour the token, too.
+    """
+
+    mass: float
+    low: float
+    high: float
+    low_shared: float
+    high_shared: float
+
+    @classmethod
+    def of(cls, parts: int, q: float, radius: float) -> "Corners":
+        least, most = np.exp(-radius), np.exp(radius)
+        public = (1 - q) ** parts
+        private = 1 - public
+
+        def value(others: float, own: float) -> float:
+            return float(public + private * ((parts - 1) * others + own) / parts)
+
+        mass = float(expit(-radius))
+        return cls(mass, value(least, least), value(least, most), value(most, least), value(most, most))
+
+    def hockey_stick(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The largest hockey-stick divergence at each epsilon >= 0, in either direction."""
+        return np.asarray(self.mass * np.maximum(0.0, self.high - np.exp(epsilon) * self.low))
+
+    @property
+    def largest_loss(self) -> float:
+        """log P/Q is at most this."""
+        return float(np.log1p((self.high - self.low) / self.low))
+
+
+@lru_cache(maxsize=64)
+def worst_channel(parts: int, q: float, radius: float) -> Channel:
+    """The pair with the largest Rényi divergence at every order, of ``parts`` parts, one of them replaced.
+
+    A convex f's divergence is largest where b and b' are at H on disjoint sets A and B of tokens, and a is at H on
+    other tokens. Where these do not suffice (H < 2), the rest of a's mass lies on B, or, for the other direction, on A.
+    """
+    corners = Corners.of(parts, q, radius)
+    shared = max(0.0, 3 * corners.mass - 1)
+    outcomes = np.array(
+        [
+            (corners.mass, corners.high, corners.low),
+            (corners.mass - shared, corners.low, corners.high),
+            (shared, corners.low_shared, corners.high_shared),
+        ]
+    )
+    kept = outcomes[outcomes[:, 0] > 0]
+    masses = kept[:, 0] * kept[:, 2]
+    with np.errstate(divide="ignore"):
+        log_q = np.log(np.append(masses, max(0.0, 1 - masses.sum())))
+    return Channel(log_q, np.append(np.log1p((kept[:, 1] - kept[:, 2]) / kept[:, 2]), 0.0))

@@ -1,0 +1,71 @@
+"""A pair of distributions that dominates a mechanism: as a finite table, or by its hockey-stick divergences."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from services.privacy.events import Divergences, Orders, real_orders
+
+Reals = NDArray[np.float64]
+
+# Exponents below this do not overflow float64.
+_LARGEST_EXPONENT = 500.0
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A finite pair of distributions (P, Q).
+
+    Attributes:
+        log_q: log of the mass of each outcome under Q, float64 [K].
+        log_ratio: log(P / Q) of each outcome, float64 [K].
+    """
+
+    log_q: NDArray[np.float64]
+    log_ratio: NDArray[np.float64]
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """The larger of D_a(P||Q) and D_a(Q||P) at each order."""
+        orders = real_orders(orders)
+        forward, backward = self._log_moment(orders), self._log_moment(1 - orders)
+        return np.asarray(np.maximum(0.0, np.maximum(forward, backward)) / (orders - 1))
+
+    def _log_moment(self, powers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """log E_Q[t^b] for t = P/Q and each power b.
+
+        ``E t = 1``, so ``E t^b = 1 + E[(t^b - 1) - b (t - 1)]``, whose terms are non-negative: a moment near 1 keeps
+        its digits.
+        """
+        b = powers[:, None]
+        exponents = b * self.log_ratio
+        with np.errstate(over="ignore", invalid="ignore"):
+            excess = (np.expm1(exponents) - b * np.expm1(self.log_ratio)) @ np.exp(self.log_q)
+        overflows = exponents.max(axis=1) > _LARGEST_EXPONENT
+        large = logsumexp(self.log_q + exponents, axis=1)
+        return np.asarray(np.where(overflows, large, np.log1p(np.where(overflows, 0.0, excess))))
+
+
+def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss distribution of the pair whose hockey-stick divergences are ``delta`` in both directions.
+
+    Such a pair exists for every ``delta`` that is convex in e^epsilon (Zhu, Dong, Wang 2022, Proposition 8), and it
+    dominates under composition, too (their Theorem 10).
+
+    Args:
+        delta: the hockey-stick divergence at each epsilon >= 0. Below 0 it follows from the symmetry:
+            ``delta(-e) = 1 - exp(-e) + exp(-e) delta(e)``.
+        largest: the loss above which there is no mass.
+        interval: losses are multiples of this; chords between them overstate the divergence (Doroshenko, Ghazi,
+            Kamath, Kumar, Manurangsi 2022).
+    """
+    most = max(1, math.ceil(largest / interval))
+    above = np.minimum.accumulate(np.clip(delta(np.arange(most + 1, dtype=np.float64) * interval), 0.0, 1.0))
+    below = np.arange(-most, 0) * interval
+    deltas = np.concatenate([-np.expm1(below) + np.exp(below) * above[:0:-1], above])
+    return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(interval, -most, most, deltas))

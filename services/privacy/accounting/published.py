@@ -1,0 +1,82 @@
+"""The accounting of PMixED as its paper publishes it (Flemings, Razaviyayn, Annavaram 2024).
+
+For reproduction and comparison. The proof of Theorem 5.1 needs the mollifier's bound at every order, which its
+Algorithm 1 enforces at one order alone; nothing here is certified.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.rdp import compute_epsilon
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import logsumexp, xlog1py, xlogy
+
+from services.privacy.events import Divergences, Orders, real_orders
+
+
+def query_loss(order: float, drawn: int, beta: float) -> float:
+    """Theorem 5.1: Rényi loss of one query answered by ``drawn`` parts, each within beta times the order of p0."""
+    if drawn <= 1:
+        return beta * order
+    exponent = (order - 1) * 4 * beta * order
+    return float(logsumexp([0.0, exponent], b=[drawn - 1, 1]) - math.log(drawn)) / (order - 1)
+
+
+def subsampled_loss(order: int, q: float, drawn: int, beta: float) -> float:
+    """Theorem C.4 (Steinke 2022): the loss of a query over a Poisson subsample; integer order >= 2."""
+    if order < 2 or order != int(order):
+        raise ValueError(f"order must be an integer of at least 2, got {order}")
+    weights = log_binomial(order, q)
+    losses = [(k - 1) * query_loss(k, drawn, beta) for k in range(2, order + 1)]
+    return float(logsumexp(weights + np.array([0.0, 0.0, *losses]))) / (order - 1)
+
+
+def total_loss(order: float, epsilon: float, delta: float) -> float:
+    """Theorem C.3 inverted: the Rényi loss at ``order`` that converts to (epsilon, delta).
+
+    Raises:
+        ValueError: no loss is small enough.
+    """
+    # The conversion adds a constant to any loss that is not close to 0.
+    probe = 64.0
+    loss = epsilon - float(compute_epsilon([order], [probe], delta)[0] - probe)
+    if loss <= 0:
+        raise ValueError(f"epsilon {epsilon} at delta {delta:g} leaves nothing to spend at order {order:g}")
+    return loss
+
+
+@lru_cache(maxsize=4096)
+def largest_beta(order: int, q: float, drawn: int, loss: float) -> float:
+    """The largest beta for which a query answered by ``drawn`` parts costs at most ``loss`` at ``order``."""
+
+    def excess(beta: float) -> float:
+        return subsampled_loss(order, q, drawn, beta) - loss
+
+    above = 1.0
+    while excess(above) < 0:
+        above *= 2
+    return float(brentq(excess, 0.0, above, xtol=1e-15))
+
+
+def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
+    """log P[Binomial(trials, q) = m] for m = 0 ... trials.
+
+    The coefficients are summed as logs of their quotients: differences of log-gamma lose digits for many trials.
+    """
+    m = np.arange(trials + 1, dtype=np.float64)
+    quotients = np.log((trials + 1 - m[1:]) / m[1:])
+    coefficients = np.concatenate([[0.0], np.cumsum(quotients)])
+    return np.asarray(coefficients + xlogy(m, q) + xlog1py(trials - m, -q))
+
+
+def removal_then_addition(rdp: Callable[[Orders], Divergences], orders: Orders) -> Divergences:
+    """Rényi divergence for one part replaced, from that for one part added or removed.
+
+    The weak triangle inequality (Mironov 2017, Corollary 4) over the ensemble without the part: at order a the sum of
+    (a - 1/2)/(a - 1) D_2a and D_(2a-1). Ginart et al. 2022 state it for partitions and users (SubMix, Theorem C.1).
+    """
+    orders = real_orders(orders)
+    return np.asarray((orders - 0.5) / (orders - 1) * rdp(2 * orders) + rdp(2 * orders - 1))

@@ -1,0 +1,87 @@
+"""How far a part's two models agree: lambda_i of SubMix (Ginart et al. 2022), for many parts at once."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
+
+# How close to the bound the divergence is brought, from below, besides what float32 leaves unknown of it: its terms are
+# squares of changes, and the mean change, known to 1e-7, is the divergence's root.
+_TOLERANCE = 1e-5
+_ROUNDING = 1e-6
+_SMALLEST_BOUND = 1e-10
+_SECANT_STEPS = 12
+_STEPS = 64
+_TINY = 1e-30
+_HUGE = 1e30
+
+
+def check_bound(beta: float) -> None:
+    """Raises ValueError, naming ``beta``, where it is no bound that float32 resolves."""
+    if not _SMALLEST_BOUND <= beta < math.inf:
+        raise ValueError(f"beta must be a finite number of at least {_SMALLEST_BOUND:g}, got {beta}")
+
+
+def largest_shares(pairs: Tensor, public: Tensor, order: float, beta: float) -> Column:
+    """The largest lambda in [0, 1] for which D_a( lambda h + (1-lambda) p0 || lambda h' + (1-lambda) p0 ) <= beta.
+
+    The divergence grows with lambda from 0. The secant method on its logarithm against log(lambda), nearly straight for
+    small lambda, within a bracket that begins where even the largest likelihood ratio keeps to the bound.
+
+    Args:
+        pairs: float32 [C, 2, V], likelihood ratios u = h / p0 and u' = h' / p0 on the kept set.
+        public: float32 [V].
+        order: a > 1.
+        beta: the bound, in nats.
+
+    Returns:
+        float64 [C].
+    """
+    own, other = pairs[:, 0], pairs[:, 1]
+    apart = torch.sub(own, other, out=scratch("inside", own))
+    tolerance = _TOLERANCE + _ROUNDING / math.sqrt(beta)
+    target = beta / (1 + tolerance)
+    below = math.expm1(target) / (math.exp(target) + to_column(own.amax(dim=1)))
+    above = np.full(len(pairs), np.nextafter(1.0, 2.0))
+    share, slope = _first_guess(apart, public, order, target), np.full(len(pairs), 2.0)
+    last: tuple[Column, Column] | None = None
+    for count in range(_STEPS):
+        divergence = _divergence(apart, other, share, public, order)
+        within = divergence <= beta
+        solved = within & ((share == 1) | (divergence * (1 + tolerance) ** 2 >= beta))
+        if solved.all():
+            break
+        below, above = np.where(within, share, below), np.where(within, above, share)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            at = np.log(share), np.log(divergence / target)
+            if last is not None:
+                steep = (at[1] - last[1]) / (at[0] - last[0])
+                slope = np.where(np.isfinite(steep) & (steep > 0), steep, slope)
+            secant = np.minimum(1.0, share * np.exp(-at[1] / slope))
+        last = at
+        usable = (secant > below) & (secant < above) & (count < _SECANT_STEPS or count % 2 == 0)
+        share = np.where(solved, share, np.where(usable, secant, np.minimum(1.0, np.sqrt(below * above))))
+    return np.where(solved, share, below)
+
+
+def _first_guess(apart: Tensor, public: Tensor, order: float, bound: float) -> Column:
+    """Lambda by the leading term of the divergence, a lambda^2 E[(u - u')^2] / 2; 1 where that is not far below 1."""
+    squares = torch.mul(apart, apart, out=scratch("inner", apart)).mul_(public)
+    guess = np.sqrt(2 * bound / (order * np.maximum(row_sums(squares), _TINY)))
+    return np.where(guess > 0.7, 1.0, guess)
+
+
+def _divergence(apart: Tensor, other: Tensor, share: Column, public: Tensor, order: float) -> Column:
+    """D_a per pair, from the sum of p0 m' ((1 + d)^a - 1 - a d), with m' = 1 + lambda (u' - 1) and 1 + d = m / m'.
+
+    No term is negative, so that none hides in the rounding of another; infinite where a power overflows.
+    """
+    mixed = torch.mul(other, column(share, other), out=scratch("power", other))
+    mixed.add_(column(1 - share, other)).clamp_min_(_TINY)  # at lambda = 1 both may be 0, and d is 0
+    change = torch.mul(apart, column(share, other), out=scratch("inner", other)).div_(mixed).clamp_max_(_HUGE)
+    terms = torch.log1p(change, out=scratch("terms", other)).mul_(order).expm1_().sub_(change, alpha=order)
+    moment = row_sums(terms.mul_(mixed).mul_(public))
+    return np.nan_to_num(np.log1p(moment) / (order - 1), nan=np.inf, posinf=np.inf)

@@ -1,0 +1,86 @@
+"""The ratio mollifier: moves a part's distribution into the ball M_c = { r : e^-c p0 <= r <= e^c p0 }.
+
+What is released must lie in the ball exactly, so the projection works at a radius smaller by `slack`, which covers all
+rounding between here and the integer weights that are sampled (`mixture`).
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.privacy.mollifiers.blocks import column, row_sums, scratch
+
+# How far the sum of a projected row may be from 1. Sampling divides by it, so this is only how well s is known, and an
+# s off by so much costs the square of it in KL.
+TOLERANCE = 2.0**-17
+# Where p_i is 0 on nearly all of p0's mass no scale is large enough; the limit of a vanishing p_i decides.
+_VANISHING = 2.0**-64
+# Roots lie between: ratios are at least _VANISHING and at most 2**36.
+_BRACKET = (2.0**-48, 2.0**96)
+# Stands in for 0 where it divides: any step it leads to is outside the bracket.
+_NOTHING = 1e-30
+_NEWTON_STEPS = 8
+_STEPS = 64
+# The derivative of clamp, in one pass: what is not clamped passes, all else is 0.
+_pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
+
+
+def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
+    """The member of the ball closest to each p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
+
+    The sum is monotone and piecewise linear in s. Newton's method ends on the root as soon as it knows which tokens are
+    clamped; where it leaves the bracket, or is slow, the bracket is halved geometrically instead.
+
+    Args:
+        ratios: float32 [C, V], u = p_i / p0.
+        public: float32 [V], or [C, V] where rows have their own.
+        radius: c in nats.
+        out: float32 [C, V], where to write the result.
+
+    Returns:
+        float32 [C, V], sums within `TOLERANCE` of 1 up to the rounding of the sum.
+    """
+    projected, solved = _clip(ratios, public, radius, out)
+    if not solved.all():  # these rows alone: what becomes of one part's may not depend on another's
+        rows = torch.from_numpy(~solved).to(ratios.device)
+        theirs = public if public.dim() == 1 else public[rows]
+        projected[rows] = _clip(ratios[rows].clamp_min_(_VANISHING), theirs, radius, None)[0]
+    return projected
+
+
+def _clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+    """The projected rows, and which of them are solved."""
+    low, high = math.exp(-radius), math.exp(radius)
+    scaled, projected = scratch("inner", ratios), torch.empty_like(ratios) if out is None else out
+    scale, applied = np.ones(len(ratios)), ratios
+    below, above = np.full((2, len(ratios)), np.array(_BRACKET)[:, None])
+    for count in range(_STEPS):
+        torch.clamp(applied, low, high, out=projected).mul_(public)
+        missing = 1 - row_sums(projected)
+        solved = np.abs(missing) <= TOLERANCE
+        if solved.all() or count == _STEPS - 1:
+            break
+        _pass_unclamped(projected, applied, low, high, grad_input=projected)
+        newton = scale * (1 + missing / np.maximum(row_sums(projected), _NOTHING))
+        below, above = np.where(missing > 0, scale, below), np.where(missing < 0, scale, above)
+        usable = (newton > below) & (newton < above) & (count < _NEWTON_STEPS or count % 2 == 0)
+        step = np.where(solved, 1, np.where(usable, newton, np.sqrt(below * above)) / scale)
+        applied = torch.mul(applied, column(step, ratios), out=scaled)
+        scale = scale * step
+    return projected, solved
+
+
+def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
+    """lambda p_i + (1 - lambda) p0 with the largest lambda in [0, 1] that lies in the ball, in closed form.
+
+    Arguments and result as those of `clip`.
+    """
+    low, high = math.exp(-radius), math.exp(radius)
+    inside = torch.add(ratios, 1 - public.sign(), out=out)  # dropped tokens count as equal in both
+    largest, smallest = inside.amax(dim=1, keepdim=True), inside.amin(dim=1, keepdim=True)
+    share = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
+    share = share.clamp_(max=1)
+    return inside.mul_(share).add_(1 - share).clamp_(low, high).mul_(public)

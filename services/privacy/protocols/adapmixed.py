@@ -1,0 +1,363 @@
+"""AdaPMixED: adaptive PMixED (Flemings, Razaviyayn, Annavaram 2024b, Algorithm 1).
+
+A query first passes a noisy screening: where the parts' mean, seen through a thin mixture and Gaussian noise, lies too
+far from the public model, the public model answers. All other queries are answered by the mean of all parts' mollified
+distributions, and cost what they turn out to cost: the largest change that leaving one part out would make.
+
+That loss depends on the private text. With the ``ratio`` mollifier a bound that does not is tracked beside it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from scipy.special import logsumexp
+from torch import Tensor
+
+from services.privacy.accounting import leave_one_out, planning
+from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts, real_orders
+from services.privacy.mollifiers import projection, renyi
+from services.privacy.mollifiers.blocks import rows_at_once, scratch
+from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.protocols.pmixed import Mollifier, Projection, RatioEvent, radii
+from services.privacy.sampling import noise
+from services.privacy.settings import Enforced, Settings
+
+# The screening's noise is drawn on multiples of this.
+_GRID = 2.0**-44
+# What noisy probabilities below it are taken for.
+_FLOOR = 2.0**-60
+# Where the loss is measured, radius is no matter of the budget. At this one, 100 parts and the default budget last for
+# nearly a thousand tokens in the worst case.
+_MEASURED_RADIUS = 1.0
+
+_MEASURED = (
+    *SEPARATE_PARTS,
+    "epsilon and the end of the budget, which depend on the private text, are seen by the operator alone",
+)
+_MEASURED_GUARANTEE = Guarantee(
+    status="data-dependent",
+    source="Flemings et al. 2024b, Algorithm 1, measured on the private text",
+    adjacency="part, as published",
+    assumes=_MEASURED,
+)
+
+
+def screening_rdp(parts: int, sigma: float, mix: float, orders: Orders) -> Divergences:
+    """The Rényi loss of one screening: (lambda / (N sigma))^2 a.
+
+    Two means over N parts, of which one is replaced, differ by lambda / N times the difference of two distributions,
+    whose Euclidean norm is at most sqrt 2.
+    """
+    return np.asarray(real_orders(orders) * (mix / (parts * sigma)) ** 2)
+
+
+@dataclass(frozen=True)
+class ScreenedRatioEvent(Event):
+    """One token under the ratio mollifier; ``mix`` is lambda of the screening, ``sigma`` its noise.
+
+    Divergences add: let the decision be released too, then the token's law given either decision is p0, or the mean of
+    the parts, whatever noise was drawn; so screening and answer are an adaptive composition of which the token is a
+    projection. No dominating pair is stated: that of discrete Gaussian noise in many dimensions is not known exactly.
+    """
+
+    kind: ClassVar[str] = "adapmixed-ratio"
+    measured: ClassVar[bool] = True
+    parts: int
+    radius: float
+    sigma: float
+    mix: float
+
+    def __post_init__(self) -> None:
+        RatioEvent(self.parts, 1.0, self.radius)
+        _check_screening(self.sigma, self.mix)
+
+    def rdp(self, orders: Orders) -> Divergences:
+        screening = screening_rdp(self.parts, self.sigma, self.mix, orders)
+        return screening + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="certified", source="worst case of noisy screening and a mixture of bounded likelihood ratio"
+        )
+
+
+@dataclass(frozen=True)
+class ScreenedRenyiEvent(Event):
+    """One token under the published mollifier, ``beta * order`` the radius of its ball: no bound is known."""
+
+    kind: ClassVar[str] = "adapmixed-renyi"
+    measured: ClassVar[bool] = True
+    parts: int
+    order: float
+    beta: float
+    sigma: float
+    mix: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        _check_order(self.order)
+        if not 0.0 < self.beta < np.inf:
+            raise ValueError(f"beta must be a finite number above 0, got {self.beta}")
+        _check_screening(self.sigma, self.mix)
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return np.full(len(real_orders(orders)), np.inf)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return _MEASURED_GUARANTEE
+
+
+@dataclass(frozen=True)
+class AdaPMixed(Protocol):
+    """AdaPMixED.
+
+    Attributes:
+        parts: N, how many parts the ensemble has; all answer every query.
+        mollifier: ``ratio`` or ``renyi``.
+        projection: how the ratio mollifier reaches its ball (`services.privacy.mollifiers.projection`).
+        radius: c of the ratio mollifier, in nats.
+        beta: the renyi mollifier keeps D_a<-> to the public model within beta a.
+        order: the Rényi order a of the measured losses, and of the renyi mollifier. A loss is that of leaving a part
+            out, as published.
+        screening_order: that of the screening's divergence.
+        sigma: standard deviation of the screening's noise.
+        mix: lambda, the parts' share in what the screening looks at.
+        threshold: the divergence above which a query is screened: answered by the public model.
+        top_k: on how many of the public model's likeliest tokens the screening looks.
+        enforce: what the budget limits.
+
+    Raises:
+        ValueError: a field is out of range, or does not belong to the mollifier.
+    """
+
+    name: ClassVar[str] = "adapmixed"
+    parts: int
+    mollifier: Mollifier = "ratio"
+    projection: Projection = "clip"
+    radius: float | None = None
+    beta: float | None = None
+    order: float = 18.0
+    screening_order: float = 18.0
+    sigma: float = 1e-2
+    mix: float = 1e-4
+    threshold: float = 4.5
+    top_k: int = 60
+    enforce: Enforced = "bound"
+
+    def __post_init__(self) -> None:
+        for field, choices in (("mollifier", Mollifier), ("projection", Projection), ("enforce", Enforced)):
+            if getattr(self, field) not in get_args(choices):
+                raise ValueError(f"{field} must be one of {', '.join(get_args(choices))}, got {getattr(self, field)!r}")
+        check_parts(self.parts)
+        _check_order(self.order)
+        _check_order(self.screening_order)
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold must be a number of at least 0, got {self.threshold}")
+        if not isinstance(self.top_k, int) or self.top_k < 2:
+            raise ValueError(f"top_k must be an integer of at least 2, got {self.top_k}")
+        match self.event:
+            case ScreenedRatioEvent(parts, radius):
+                low, high = radii(parts)
+                if not low <= radius <= high:
+                    raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {radius:g}")
+            case ScreenedRenyiEvent(order=order, beta=beta):
+                if self.enforce == "bound":
+                    raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")
+                _check_resolved(order, beta)
+
+    @property
+    def rows(self) -> int:
+        return self.parts
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(self.parts))
+
+    def release(self, answers: Answers) -> Release:
+        screening = screening_rdp(self.parts, self.sigma, self.mix, [self.order])
+        losses = np.repeat(screening[:, None], len(answers.public), axis=0)
+        none_asked = Answers(answers.public, answers.ratios[:0], ((),) * len(answers.public))
+        weights = integer_weights(none_asked, _as_they_are)
+        answered = self._passes_screening(answers)
+        for s, (first, last) in enumerate(answers.spans()):
+            if answered[s] and last > first:
+                rows = self._mollified(answers.ratios[first:last], answers.public[s])
+                own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
+                losses[s] += leave_one_out.losses(rows, answers.public[s], self.order).max()
+                weights[s] = integer_weights(own, _as_they_are)[0]
+        return Release(weights, losses)
+
+    @cached_property
+    def event(self) -> ScreenedRatioEvent | ScreenedRenyiEvent:
+        if self.mollifier == "ratio":
+            if self.radius is None or self.beta is not None:
+                raise ValueError("the ratio mollifier takes radius, and no beta")
+            return ScreenedRatioEvent(self.parts, self.radius, self.sigma, self.mix)
+        if self.radius is not None or self.beta is None:
+            raise ValueError("the renyi mollifier takes beta, and no radius")
+        return ScreenedRenyiEvent(self.parts, self.order, self.beta, self.sigma, self.mix)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.event.guarantee if self.enforce == "bound" else _MEASURED_GUARANTEE
+
+    def _passes_screening(self, answers: Answers) -> NDArray[np.bool_]:
+        """Which of the S sequences are answered by the parts."""
+        public, tokens = answers.public.topk(min(self.top_k, answers.public.shape[1]), dim=1)
+        counts = torch.tensor([len(models) for models in answers.models], device=public.device)
+        sequence = torch.repeat_interleave(torch.arange(len(counts), device=public.device), counts)
+        seen = answers.ratios.gather(1, tokens[sequence]).double() * public[sequence]
+        # At most 1 in all, whatever was rounded before: what the sensitivity rests on.
+        seen /= seen.sum(dim=1, keepdim=True).clamp_min_(1)
+        p0 = public.double()
+        mean = torch.zeros_like(p0).index_add_(0, sequence, seen) / counts.clamp_min(1)[:, None]
+        known, mean = p0.cpu().numpy(), torch.where(counts[:, None] > 0, mean, p0)
+        noisy = self._noisy(mean.cpu().numpy()) + (1 - self.mix) * known
+        return screening_divergence(noisy, known, self.screening_order) <= self.threshold
+
+    def _noisy(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """lambda times the parts' mean [S, k], with noise.
+
+        On the grid, two neighbouring means, rounded, differ by at most sqrt(2) lambda / N from before, in each of k
+        entries by 1 for rounding to integers, and by what float64 sums of N terms are off, twice; noise as much larger
+        than sigma keeps the stated cost.
+        """
+        apart = math.sqrt(2) * self.mix / (self.parts * _GRID)
+        rounding = math.sqrt(mean.shape[1]) * (1 + self.mix / _GRID * (self.parts + 8) * 2.0**-52)
+        scale = self.sigma / _GRID * (1 + rounding / apart)
+        whole = np.rint(mean * (self.mix / _GRID)).astype(np.int64)
+        return np.asarray(noise.discrete_gaussian(whole, scale) * _GRID)
+
+    def _mollified(self, ratios: Tensor, public: Tensor) -> Tensor:
+        """float32 [n, V], in scratch space."""
+        rows = scratch("mollified", ratios)
+        at_once = rows_at_once(ratios)
+        for start in range(0, len(ratios), at_once):
+            self._mollify(ratios[start : start + at_once], public, rows[start : start + at_once])
+        return rows
+
+    def _mollify(self, ratios: Tensor, public: Tensor, out: Tensor) -> Tensor:
+        match self.event:
+            case ScreenedRatioEvent(parts, radius):
+                project = projection.clip if self.projection == "clip" else projection.mix
+                return project(ratios, public, radius - slack(parts, radius), out)
+            case ScreenedRenyiEvent(order=order, beta=beta):
+                return renyi.mollify(ratios, public, order, beta * order, out)
+
+
+class AdaPMixedSettings(Settings):
+    """All parts, averaged after a noisy screening; what a token costs is measured on the private text."""
+
+    asks: ClassVar[str] = "every whole-part model"
+    choose: ClassVar[str] = "parts that mostly agree, and an unknown number of tokens"
+    derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"},)
+
+    protocol: Literal["adapmixed"] = "adapmixed"
+    mollifier: Mollifier = Field("ratio", description="ratio also has a certified bound; renyi is as published")
+    projection: Projection = Field(
+        "clip", description="ratio: the closest member of the ball in KL, or a mixture with p0"
+    )
+    radius: float | None = Field(
+        None, gt=0, description="ratio: c, of the ball around p0, in nats; 1 where losses are enforced as measured"
+    )
+    order: float = Field(
+        18.0, gt=1, description="the Rényi order of the screening; and of the losses, where the budget limits these"
+    )
+    beta: float = Field(0.2, gt=0, description="renyi: its ball keeps within beta times the order of p0")
+    sigma: float = Field(1e-2, gt=0, le=1, description="standard deviation of the screening's noise")
+    mix: float = Field(1e-4, gt=0, le=1, description="lambda, the parts' share in what the screening looks at")
+    threshold: float = Field(4.5, ge=0, description="the divergence above which the public model answers")
+    top_k: int = Field(60, ge=2, description="on how many of the likeliest public tokens the screening looks")
+    enforce: Enforced | None = Field(
+        None, description="the budget limits the bound (default with ratio) or the measured losses (with renyi)"
+    )
+
+    @model_validator(mode="after")
+    def _mollifier_has_them(self) -> Self:
+        if self.mollifier == "renyi" and self.radius is not None:
+            raise ValueError("radius: the renyi mollifier has beta instead")
+        if self.mollifier == "renyi" and self.enforce == "bound":
+            raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")
+        return self
+
+    @property
+    def enforced(self) -> Enforced:
+        return self.enforce or ("bound" if self.mollifier == "ratio" else "measured")
+
+    def plan(self, parts: int, order: float | None = None) -> AdaPMixed:
+        radius = self._radius(parts) if self.mollifier == "ratio" else None
+        return AdaPMixed(
+            parts=parts,
+            mollifier=self.mollifier,
+            projection=self.projection,
+            radius=radius,
+            beta=None if radius else self.beta,
+            order=self._order_of_losses(parts, radius, order),
+            screening_order=self.order,
+            sigma=self.sigma,
+            mix=self.mix,
+            threshold=self.threshold,
+            top_k=self.top_k,
+            enforce=self.enforced,
+        )
+
+    def _radius(self, parts: int) -> float:
+        if self.radius is not None:
+            return self.radius
+        if self.enforced == "measured":
+            return _MEASURED_RADIUS
+        return planning.largest(
+            lambda radius: self._ratio(parts, radius), self.tokens, self.budget, self.delta, radii(parts)
+        )
+
+    def _order_of_losses(self, parts: int, radius: float | None, order: float | None) -> float:
+        """The ledger keeps bound and losses at one order; it is the bound's best where that is what it limits."""
+        if radius is not None and self.enforced == "bound":
+            return order or planning.cost(self._ratio(parts, radius), self.tokens, self.delta).best_order
+        if order not in (None, self.order):
+            raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
+        return self.order
+
+    def _ratio(self, parts: int, radius: float) -> ScreenedRatioEvent:
+        return ScreenedRatioEvent(parts, radius, self.sigma, self.mix)
+
+
+def screening_divergence(noisy: NDArray[np.float64], public: NDArray[np.float64], order: float) -> NDArray[np.float64]:
+    """D_a of each noisy row [S, k] against the public one, on the tokens that p0 knows, both re-scaled to sum to 1."""
+    known = public > 0
+    q, p = np.where(known, np.maximum(noisy, _FLOOR), 0.0), np.where(known, public, 0.0)
+    p = p / p.sum(axis=1, keepdims=True)
+    ratios = np.divide(q / q.sum(axis=1, keepdims=True), p, out=np.ones_like(p), where=known)
+    return np.asarray(logsumexp(order * np.log(ratios), axis=1, b=p) / (order - 1))
+
+
+def _as_they_are(rows: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
+    return rows
+
+
+def _check_order(order: float) -> None:
+    if not 1 < order < np.inf:
+        raise ValueError(f"order must be a finite number above 1, got {order}")
+
+
+def _check_screening(sigma: float, mix: float) -> None:
+    for field, value in (("sigma", sigma), ("mix", mix)):
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"{field} must lie above 0 and at most 1, got {value}")
+
+
+def _check_resolved(order: float, beta: float) -> None:
+    try:
+        renyi.mollify(torch.ones(1, 2), torch.full((2,), 0.5), order, beta * order)
+    except ValueError as error:
+        raise ValueError(f"beta must be larger, got {beta:g}: {error}") from error

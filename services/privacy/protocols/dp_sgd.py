@@ -1,0 +1,216 @@
+"""DP-SGD (Abadi et al. 2016): one model whose training is private, so that its tokens cost nothing more.
+
+Every step draws a batch in which each record, or each user, is with the same probability, clips the gradient of each of
+them to a length, and adds Gaussian noise to the sum. What is sampled from the trained model afterwards is
+post-processing: the event is a token's, and is paid for once, however many tokens there are.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import RdpAccountant
+from pydantic import Field
+
+from services.privacy import accounting
+from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.protocols.ensemble import Ensemble
+from services.privacy.settings import Settings
+
+Unit = Literal["record", "user"]
+
+# The noise is raised by this much while an accountant of ours finds more than Opacus' does.
+_STEP = 1.002
+# More would leave nothing to be learnt.
+_MOST_NOISE = 1000.0
+
+
+@dataclass(frozen=True)
+class DpSgdEvent(Event):
+    """The training that every token comes from.
+
+    Attributes:
+        unit: whose presence is hidden: one document's (``record``), or that of all of one user's (``user``).
+        noise_multiplier: the noise's standard deviation in each coordinate, in lengths that gradients are clipped to.
+        sampling_rate: the probability with which each record, or user, is in a step's batch.
+        steps: how many steps there were.
+        run: names the training: what two of them on the same text cost adds up, though their numbers be equal.
+    """
+
+    kind: ClassVar[str] = "dp-sgd"
+    once: ClassVar[bool] = True
+    unit: Unit
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    run: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"unit must be record or user, got {self.unit!r}")
+        if not 0.0 < self.noise_multiplier < np.inf:
+            raise ValueError(f"noise_multiplier must be a finite number above 0, got {self.noise_multiplier}")
+        if not 0.0 < self.sampling_rate <= 1.0:
+            raise ValueError(f"sampling_rate must be a probability above 0, got {self.sampling_rate}")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps must be an integer of at least 1, got {self.steps}")
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """Of the whole training, one record or user present or absent.
+
+        Exact at whole orders (Mironov, Talwar, Zhang 2019, section 3.3). (a - 1) D_a is convex in a and 0 at a = 1, so
+        what lies between two of them is at most the chord.
+        """
+        a = real_orders(orders)
+        whole = np.arange(1, max(2, int(np.ceil(a.max(initial=2.0)))) + 1)
+        moments = (whole - 1) * _rdp(self.noise_multiplier, self.sampling_rate, len(whole))
+        return np.asarray(self.steps * np.interp(a, whole, moments) / (a - 1))
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        """Of the whole training (Zhu, Dong, Wang 2022: of the Poisson-subsampled Gaussian mechanism, composed)."""
+        return _pld(self.noise_multiplier, self.sampling_rate, self.steps, interval)
+
+    def epsilon(self, delta: float) -> float:
+        """What the whole training costs at ``delta``."""
+        return float(self.pld().get_epsilon_for_delta(delta))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="certified",
+            source="Abadi et al. 2016; privacy loss distribution of the Poisson-subsampled Gaussian mechanism",
+            assumes=(
+                f"how many {self.unit}s there are is public, or was not looked at to choose the sampling rate",
+                "the batches, the gradients and the noise of the training stay secret",
+                "noise in floating point is as good as noise on the real numbers",
+            ),
+            adjacency=self.unit,
+            seen="any number of released tokens",
+        )
+
+
+@dataclass(frozen=True)
+class DpSgd(Protocol):
+    """The model that DP-SGD trained, sampled as it is.
+
+    Raises:
+        ValueError: the ensemble has more parts than that one.
+    """
+
+    name: ClassVar[str] = "dp-sgd"
+    order = None
+    parts: int
+    training: DpSgdEvent
+
+    def __post_init__(self) -> None:
+        if self.parts != 1:
+            raise ValueError(
+                f"parts must be 1 for protocol dp-sgd, and this ensemble has {self.parts}: "
+                "train one model with `privmix train --dp-sgd`"
+            )
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    def draw(self) -> tuple[int, ...]:
+        return (0,)
+
+    def release(self, answers: Answers) -> Release:
+        return Ensemble(1).release(answers)
+
+    @cached_property
+    def event(self) -> DpSgdEvent:
+        return self.training
+
+
+class DpSgdSettings(Settings):
+    """One model trained with DP-SGD: pays for its training, and then for no token."""
+
+    asks: ClassVar[str] = "the one model of `privmix train --dp-sgd`"
+    one_model: ClassVar[bool] = True
+    choose: ClassVar[str] = "more tokens than a budget for tokens would last for, or a reference"
+
+    protocol: Literal["dp-sgd"] = "dp-sgd"
+    # What follows is how the ensemble was trained: to serve it, its manifest says so.
+    unit: Unit = Field("user", description="whose presence is hidden, record or user; served: as trained")
+    noise_multiplier: float = Field(1.0, gt=0, description="of the clipping length; served: as trained")
+    sampling_rate: float = Field(0.01, gt=0, le=1, description="of a step's batch; served: as trained")
+    steps: int = Field(1000, gt=0, description="of the training; served: as trained")
+    run: str | None = Field(None, description="the training's name in the ledger; served: as trained")
+
+    def plan(self, parts: int, order: float | None = None) -> DpSgd:
+        training = DpSgdEvent(self.unit, self.noise_multiplier, self.sampling_rate, self.steps, self.run)
+        return DpSgd(parts, training)
+
+    def of(self, training: DpSgdEvent, epsilon: float, delta: float) -> Self:
+        """These settings for what was trained, and what it was trained to promise, where they say nothing themselves.
+
+        Raises:
+            ValueError: they say something else about the training, or promise less than it costs.
+        """
+        known = asdict(training)
+        for name in known.keys() & self.model_fields_set:
+            if getattr(self, name) != known[name]:
+                raise ValueError(f"{name}: the ensemble was trained with {known[name]}; leave it out")
+        promise = {"epsilon": epsilon, "delta": delta}
+        chosen = {name: value for name, value in promise.items() if name not in self.model_fields_set}
+        completed = self.model_copy(update=known | chosen)
+        cost = training.epsilon(completed.delta)
+        if completed.epsilon is not None and cost > completed.epsilon:
+            raise ValueError(
+                f"epsilon: the training cost {cost:.4f} at delta {completed.delta:g}, more than the "
+                f"{completed.epsilon:g} that is to be promised; leave it out, or train again with more noise"
+            )
+        return completed
+
+
+@lru_cache(maxsize=64)
+def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """The noise with which a training stays within (epsilon, delta).
+
+    Opacus finds it with its accountant (Gopi, Lee, Wutschitz 2021); then dp-accounting must agree, which is what
+    ledgers are kept with.
+
+    Raises:
+        ValueError: no noise is enough.
+    """
+    least = DpSgdEvent("record", _MOST_NOISE, sampling_rate, steps)
+    if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon:
+        raise ValueError(
+            f"{epsilon:g} at delta {delta:g} cannot be kept to over {steps} steps at rate {sampling_rate:g}"
+        )
+    from opacus.accountants.utils import get_noise_multiplier  # takes seconds to import, and only training needs it
+
+    found: Callable[..., float] = get_noise_multiplier
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):  # log 0 at a rate of 1 is as it should be
+        warnings.filterwarnings("ignore", "Optimal order is", UserWarning)  # of a first guess that is not kept
+        noise = found(
+            target_epsilon=epsilon, target_delta=delta, sample_rate=sampling_rate, steps=steps, accountant="prv"
+        )
+    while DpSgdEvent("record", noise, sampling_rate, steps).epsilon(delta) > epsilon:
+        noise *= _STEP
+    return noise
+
+
+@lru_cache(maxsize=64)
+def _rdp(noise: float, rate: float, largest: int) -> Divergences:
+    """Of one step, at the orders 1, 2, ... ``largest``; 0 at order 1, which stands for its limit times 0."""
+    accountant = RdpAccountant(np.arange(2, largest + 1))
+    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
+    return np.concatenate([[0.0], accountant.rdp])
+
+
+@lru_cache(maxsize=16)
+def _pld(noise: float, rate: float, steps: int, interval: float) -> PrivacyLossDistribution:
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+    return step.self_compose(steps)

@@ -1,0 +1,74 @@
+"""The mean of all part models, without privacy: a reference."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from services.privacy.events import Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.mollifiers.mixture import integer_weights
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.settings import Settings
+
+
+@dataclass(frozen=True)
+class EnsembleEvent(Event):
+    """A token of the mean of all part models: costs without limit."""
+
+    kind: ClassVar[str] = "ensemble"
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return np.full(real_orders(orders).shape, np.inf)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return unprotected("the mean of the part models is sampled as it is, for comparison")
+
+
+@dataclass(frozen=True)
+class Ensemble(Protocol):
+    """The mean of all part models, without privacy."""
+
+    name: ClassVar[str] = "ensemble"
+    order = None
+    parts: int
+
+    @property
+    def rows(self) -> int:
+        return self.parts
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(self.parts))
+
+    def release(self, answers: Answers) -> Release:
+        return Release(integer_weights(answers, _unchanged))
+
+    @cached_property
+    def event(self) -> EnsembleEvent:
+        return EnsembleEvent()
+
+
+class EnsembleSettings(Settings):
+    """The mean of all part models, without privacy."""
+
+    asks: ClassVar[str] = "the whole-part models of all parts"
+    choose: ClassVar[str] = "the reference for what privacy costs an ensemble; never where the text is private"
+
+    protocol: Literal["ensemble"] = "ensemble"
+    epsilon: None = Field(None, description="none: no budget is kept")
+
+    def plan(self, parts: int, order: float | None = None) -> Ensemble:
+        return Ensemble(parts)
+
+
+def _unchanged(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
+    return torch.mul(ratios, public, out=out)
+
+
+def unprotected(source: str) -> Guarantee:
+    """The guarantee of a reference, which promises nothing."""
+    return Guarantee(status="none", source=source, assumes=())

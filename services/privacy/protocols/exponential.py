@@ -1,0 +1,278 @@
+"""The exponential mechanism over clipped log-ratios, of which sampling a token is the finite case.
+
+For each token m of the N parts are drawn, without replacement, and the token is sampled from
+
+    p proportional to p0 exp( (1/m) sum_{i drawn} clip(log(p_i / p0), -c, c) )
+
+(McSherry & Talwar 2007). Replacing one part that was drawn multiplies p by e^x / z, where x has a range of width 4c/m
+(bounded range: Durfee & Rogers 2019); a part is drawn with probability m/N.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from scipy.optimize import brentq
+from torch import Tensor
+
+from services.privacy.accounting import planning
+from services.privacy.accounting.bounded_range import ROUNDING, bounded_range_rdp, hockey_stick
+from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.events import (
+    PLD_INTERVAL,
+    Divergences,
+    Event,
+    Guarantee,
+    Orders,
+    check_parts,
+    real_orders,
+)
+from services.privacy.mollifiers.blocks import rows_at_once
+from services.privacy.mollifiers.candidates import sequences
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.categorical import quantise
+from services.privacy.sampling.randomness import fixed_size_subsample
+from services.privacy.settings import Settings
+
+Reals = NDArray[np.float64]
+
+# Cells and nodes of the quadrature of a moment, and what it may be off by, relatively.
+_HALVINGS, _NODES = 30, 16
+_QUADRATURE_ERROR = 1e-9
+# The largest share of a radius that rounding may take.
+_LARGEST_LOSS = 0.1
+
+
+@dataclass(frozen=True)
+class _BoundedRangeEvent(Event):
+    """One token of a mechanism of bounded range behind a draw; see README, Theorems 2 and 3.
+
+    Given the other parts drawn, the laws before and after the replacement are P = (1 - g) A + g B and
+    Q = (1 - g) A + g B', where g is the chance that the part is drawn, and the log-ratios of any two of A, B and B' lie
+    in intervals of width `range`.
+    """
+
+    @property
+    @abstractmethod
+    def drawn(self) -> float:
+        """g: the chance that the part is drawn."""
+
+    @property
+    @abstractmethod
+    def range(self) -> float:
+        """eta: the width of the range of log(B / B')."""
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """Exact for bounded range where every part is drawn; else that of the dominating pair, if it is smaller."""
+        orders = real_orders(orders)
+        pair = (_pair_log_moment(orders, self.drawn, self.range) + ROUNDING) / (orders - 1)
+        return np.minimum(bounded_range_rdp(orders, self.range), pair)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        most = np.log1p(self.drawn * np.expm1(self.range))
+        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range, self.drawn), most, interval)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
+
+
+@dataclass(frozen=True)
+class FixedSizeExponentialEvent(_BoundedRangeEvent):
+    """One token. ``sample`` is m of ``parts``, drawn without replacement; ``radius`` is c, in nats."""
+
+    kind: ClassVar[str] = "exponential-fixed-size"
+    parts: int
+    sample: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not isinstance(self.sample, int) or not 1 <= self.sample <= self.parts:
+            raise ValueError(f"sample must be an integer from 1 to the {self.parts} parts, got {self.sample}")
+        if not 0.0 < self.radius < np.inf:
+            raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
+
+    @property
+    def drawn(self) -> float:
+        return self.sample / self.parts
+
+    @property
+    def range(self) -> float:
+        return 4 * self.radius / self.sample
+
+
+@dataclass(frozen=True)
+class ExponentialEvent(_BoundedRangeEvent):
+    """One token with every part drawn with probability ``q``, as in ledgers of earlier versions.
+
+    The exponent was (1 / (q N)) times the sum over those drawn. The law without the part is within half of `range` of
+    either law with it.
+    """
+
+    kind: ClassVar[str] = "exponential"
+    parts: int
+    q: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not (self.q <= 1.0 and self.q * self.parts >= 1.0 - 1e-9):
+            raise ValueError(f"q must lie between 1 / parts = {1 / self.parts:.4g} and 1, got {self.q}")
+        if not 0.0 < self.radius < np.inf:
+            raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
+
+    @property
+    def drawn(self) -> float:
+        return self.q
+
+    @property
+    def range(self) -> float:
+        return 4 * self.radius / (self.q * self.parts)
+
+
+@dataclass(frozen=True)
+class Exponential(Protocol):
+    """The exponential mechanism.
+
+    Attributes:
+        parts: N, how many parts the ensemble has.
+        sample: m, how many of them are drawn for a token.
+        radius: c, where log-ratios are clipped, in nats.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    name: ClassVar[str] = "exponential"
+    order = None
+    parts: int
+    sample: int
+    radius: float
+
+    def __post_init__(self) -> None:
+        low, high = radii(self.event.sample)
+        if not low <= self.radius <= high:
+            raise ValueError(f"radius must be from {low:.3g} to {high:.3g} with these parts, got {self.radius:g}")
+
+    @property
+    def rows(self) -> int:
+        return self.sample
+
+    def draw(self) -> tuple[int, ...]:
+        return fixed_size_subsample(self.parts, self.sample)
+
+    def release(self, answers: Answers) -> Release:
+        """Raises ValueError where a sequence does not have ``sample`` rows: its cost would be another."""
+        if any(len(models) != self.sample for models in answers.models):
+            raise ValueError(f"models must name {self.sample} parts for each sequence")
+        exponents = _summed(answers, self.radius - slack(self.sample, self.radius)).div_(self.sample)
+        return Release(quantise(exponents.exp_().mul_(answers.public)))
+
+    @cached_property
+    def event(self) -> FixedSizeExponentialEvent:
+        return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)
+
+
+class ExponentialSettings(Settings):
+    """A fixed number of parts, whose clipped log-ratios to the public model are averaged in the exponent."""
+
+    asks: ClassVar[str] = "the whole-part models of `sample` parts"
+    choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
+    derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"sample": 2},)
+
+    protocol: Literal["exponential"] = "exponential"
+    sample: int | None = Field(
+        None, ge=1, description="how many parts are drawn for a token, without replacement; all unless given"
+    )
+    radius: float | None = Field(None, gt=0, description="c: where log-ratios to the public model are clipped, in nats")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_q(cls, fields: object) -> object:
+        if isinstance(fields, Mapping) and "q" in fields:
+            raise ValueError("q: set `sample` instead, the number of parts that are drawn for every token")
+        return fields
+
+    def plan(self, parts: int, order: float | None = None) -> Exponential:
+        sample = parts if self.sample is None else self.sample
+        if self.radius is not None:
+            return Exponential(parts, sample, self.radius)
+        radius = planning.largest(
+            lambda radius: FixedSizeExponentialEvent(parts, sample, radius),
+            self.tokens,
+            self.budget,
+            self.delta,
+            radii(sample),
+        )
+        return Exponential(parts, sample, radius)
+
+
+def slack(sample: int, radius: float) -> float:
+    """How much smaller than ``radius`` to clip, so that the integer weights, as rounded, keep to the range of it.
+
+    A weight before it is rounded is 2**61 p0 e^x / z >= 2**25 e^(-2c), since x lies in [-c, c] and z is a mean of e^x;
+    rounding changes it by a half at most. The range of the log of a quotient of two weights is that of four roundings,
+    2**-24 e^(2c) in all, of which the clip takes m / 4; four times as much for what p0 and z are off by. The second
+    term is float64 rounding of a sum of m log-ratios, four times over.
+    """
+    return sample * 2.0**-24 * float(np.exp(2 * radius)) + sample**2 * radius * 2.0**-50
+
+
+@lru_cache(maxsize=64)
+def radii(sample: int) -> tuple[float, float]:
+    """The smallest and the largest radius that can be kept to while little of it is lost to rounding (`slack`)."""
+
+    def left(radius: float) -> float:
+        return _LARGEST_LOSS * radius - slack(sample, radius)
+
+    if left(0.5) <= 0:
+        raise ValueError(f"sample: {sample} parts for a token are too many for integer weights")
+    return brentq(left, 1e-9, 0.5, xtol=1e-12), brentq(left, 0.5, 32.0)
+
+
+def _summed(answers: Answers, radius: float) -> Tensor:
+    """float64 [S, V]: the sum of the clipped log-ratios of each sequence's rows."""
+    ratios = answers.ratios
+    owners = sequences(answers)
+    sums = torch.zeros(answers.public.shape, dtype=torch.float64, device=ratios.device)
+    at_once = rows_at_once(ratios)
+    for start in range(0, len(ratios), at_once):
+        block = slice(start, start + at_once)
+        sums.index_add_(0, owners[block], ratios[block].double().log_().clamp_(-radius, radius))
+    return sums
+
+
+def _pair_log_moment(orders: Reals, drawn: float, eta: float) -> Reals:
+    """log E_Q[(P/Q)^a] of the pair whose hockey-stick divergences are `hockey_stick` in both directions.
+
+    E_Q f(P/Q) = f(1) + the integral of f''(x) times the divergence at x = e^epsilon; by symmetry that of x < 1 is
+    x^-1 times that at 1/x, which leaves a (a-1) times the integral over x > 1 of (x^(a-2) + x^(-a-1)) delta(log x).
+    """
+    nodes, weights = _quadrature()
+    v = eta * nodes  # log z
+    log_x = np.log1p(drawn * np.expm1(v))
+    log_delta = np.log(drawn / np.expm1(eta)) + 2 * (v / 2 + np.log(np.expm1(eta * (1 - nodes) / 2)))
+    log_measure = np.log(eta * weights * drawn) + v  # dx = g dz = g z dv
+    a = orders[:, None]
+    log_f = np.logaddexp((a - 2) * log_x, (-a - 1) * log_x)
+    log_excess = np.log(orders * (orders - 1)) + np.logaddexp.reduce(log_f + log_delta + log_measure, axis=1)
+    return np.asarray(np.logaddexp(0.0, log_excess + _QUADRATURE_ERROR))
+
+
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[Reals, Reals]:
+    """Gauss-Legendre nodes and weights on [0, 1], in cells that halve towards both ends, where powers peak."""
+    halves = 0.5 ** np.arange(1, _HALVINGS)
+    edges = np.concatenate([[0.0], halves[::-1], 1 - halves[1:], [1.0]])
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    widths = np.diff(edges)[:, None]
+    return (edges[:-1, None] + widths * (nodes + 1) / 2).ravel(), (widths * weights / 2).ravel()

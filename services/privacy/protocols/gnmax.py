@@ -1,0 +1,232 @@
+"""GNMax: the plurality of votes under Gaussian noise (Papernot et al. 2018).
+
+Every part votes for its most likely token among the candidates, which the public model alone chooses; the candidate
+with the largest count after noise is released. The noise is discrete Gaussian and exact (`noise`).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from services.privacy.accounting import planning
+from services.privacy.events import (
+    PLD_INTERVAL,
+    Divergences,
+    Event,
+    Guarantee,
+    Orders,
+    check_parts,
+    real_orders,
+)
+from services.privacy.mollifiers.candidates import Candidates, sequences
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.categorical import TOTAL
+from services.privacy.sampling.noise import Integers, discrete_gaussian
+from services.privacy.settings import Settings
+
+Reals = NDArray[np.float64]
+
+# Noise scales worth considering, in votes. Below the smallest, discrete noise is nearly always 0.
+_SCALES = (0.25, 1e5)
+# Standard deviations beyond which a Gaussian has less mass than float64 tells from none beside the rest.
+_FARTHEST = 10
+# A chance that is held to be at least this is never taken for 0, where it is too small for float64.
+_SMALLEST = 1e-300
+
+
+@dataclass(frozen=True)
+class GNMaxEvent(Event):
+    """One token, whatever the votes: one part's vote moves from one count to another, each by 1.
+
+    The dominating pair is that of two independent discrete Gaussians, one shifted up and one down (Canonne, Kamath,
+    Steinke 2020).
+    """
+
+    kind: ClassVar[str] = "gnmax"
+    measured: ClassVar[bool] = True
+    parts: int
+    sigma: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not 0.0 < self.sigma < np.inf:
+            raise ValueError(f"sigma must be a finite number above 0, got {self.sigma}")
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return np.asarray(real_orders(orders) / self.sigma**2)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        return privacy_loss_distribution.from_discrete_gaussian_mechanism(
+            self.sigma, sensitivity=1, value_discretization_interval=interval
+        ).self_compose(2)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="certified", source="Papernot et al. 2018; discrete Gaussian noise: Canonne, Kamath, Steinke 2020"
+        )
+
+
+@dataclass(frozen=True)
+class GNMax(Protocol):
+    """GNMax.
+
+    Attributes:
+        parts: how many parts the ensemble has; all are asked.
+        sigma: the scale of the noise, in votes.
+        candidates: how many tokens may be voted for.
+        order: the Rényi order of the data-dependent losses.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    name: ClassVar[str] = "gnmax"
+    parts: int
+    sigma: float
+    candidates: int = 100
+    order: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
+        if not 1.0 < self.order < np.inf:
+            raise ValueError(f"order must be a finite number above 1, got {self.order}")
+        if self.event.sigma > _SCALES[1]:
+            raise ValueError(f"sigma must be at most {_SCALES[1]:g} votes, got {self.sigma:g}")
+
+    @property
+    def rows(self) -> int:
+        return self.parts
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(self.parts))
+
+    def release(self, answers: Answers) -> Release:
+        candidates = Candidates.of(answers.public, self.candidates)
+        counts, kept = votes(answers, candidates), candidates.kept.cpu().numpy()
+        noisy = np.where(kept, discrete_gaussian(counts, self.sigma), np.iinfo(np.int64).min)
+        winners = torch.from_numpy(noisy.argmax(axis=1)[:, None]).to(answers.public.device)
+        weights = torch.zeros(answers.public.shape, dtype=torch.int64, device=answers.public.device)
+        weights.scatter_(1, candidates.tokens.gather(1, winners), TOTAL // 2)
+        return Release(weights, loss(counts, self.sigma, self.order)[:, None])
+
+    @cached_property
+    def event(self) -> GNMaxEvent:
+        return GNMaxEvent(self.parts, self.sigma)
+
+
+class GNMaxSettings(Settings):
+    """The plurality of the parts' most likely tokens, under Gaussian noise."""
+
+    asks: ClassVar[str] = "the whole-part models of all parts"
+    choose: ClassVar[str] = "a baseline; many parts that mostly agree, and the most likely token alone is wanted"
+    derived: ClassVar[str | None] = "sigma"
+
+    protocol: Literal["gnmax"] = "gnmax"
+    sigma: float | None = Field(None, gt=0, description="the scale of the noise, in votes")
+    candidates: int = Field(100, ge=1, description="how many tokens, the public model's likeliest, may be voted for")
+    order: int | None = Field(
+        None, ge=2, description="the Rényi order of the data-dependent losses; the best for the budget unless given"
+    )
+
+    def plan(self, parts: int, order: float | None = None) -> GNMax:
+        sigma = self.sigma or self._smallest_scale(parts)
+        if self.order is not None and order not in (None, self.order):
+            raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
+        best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta).best_order
+        return GNMax(parts, sigma, self.candidates, self.order or order or best)
+
+    def _smallest_scale(self, parts: int) -> float:
+        return planning.smallest(lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES)
+
+
+def votes(answers: Answers, candidates: Candidates) -> Integers:
+    """int64 [S, k]: how many rows of each sequence have their most likely candidate where."""
+    counts = torch.zeros(candidates.tokens.shape, dtype=torch.int64, device=candidates.tokens.device)
+    for_ = candidates.probabilities(answers).argmax(dim=1)
+    counts.index_put_((sequences(answers), for_), torch.ones_like(for_), accumulate=True)
+    return np.asarray(counts.cpu().numpy())
+
+
+def loss(counts: Integers, sigma: float, order: float) -> Reals:
+    """Data-dependent Rényi divergence [S] at ``order`` of votes [S, k], one vote changed, in both directions.
+
+    Theorem 6 with Proposition 7, for eps(mu) = mu / sigma^2; the mu1 and mu2 are those that minimise its two terms. It
+    bounds D(M(votes) || M(neighbour)) by the chance that the plurality does not win. Here that chance is the largest of
+    the votes and of all their neighbours, where every margin is less by 2 at most; then the theorem holds at the
+    neighbour, too, which gives the other direction. Where its condition fails, and where it gives more, the
+    data-independent bound.
+    """
+    independent = order / sigma**2
+    margins = np.partition(counts, -1, axis=1)[:, -1:] - counts
+    winner = counts.argmax(axis=1)[:, None]
+    misses = _exceeds(margins - 2, sigma)
+    np.put_along_axis(misses, winner, 0.0, axis=1)
+    q = np.clip(misses.sum(axis=1), _SMALLEST, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        log_inverse = -np.log(q)
+        mu2 = sigma * np.sqrt(log_inverse)
+        mu1 = np.maximum(order, 1 + mu2)
+        eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
+        holds = -log_inverse <= (mu2 - 1) * eps2 - mu2 * (np.log(mu1 / (mu1 - 1)) + np.log(mu2 / (mu2 - 1)))
+        log_a = np.log1p(-q) - np.log(-np.expm1((mu2 - 1) / mu2 * (eps2 - log_inverse)))
+        log_b = eps1 + log_inverse / (mu1 - 1)
+        moment = np.logaddexp(np.log1p(-q) + (order - 1) * log_a, -log_inverse + (order - 1) * log_b)
+        dependent = np.where(holds & (mu2 > 1), moment / (order - 1), np.inf)
+    return np.asarray(np.fmin(np.maximum(dependent, 0.0), independent))
+
+
+def largest_chances(counts: Integers, sigma: float) -> Reals:
+    """Upper bound [S, k] on each candidate's chance to win with votes [S, k]: it must reach the largest other count."""
+    if counts.shape[1] == 1:
+        return np.ones(counts.shape)
+    top = np.sort(counts, axis=1)
+    others = np.where(np.arange(counts.shape[1]) == counts.argmax(axis=1)[:, None], top[:, -2:-1], top[:, -1:])
+    return _exceeds(others - counts, sigma)
+
+
+def perplexity_bound(protocol: GNMax, answers: Answers, tokens: Tensor) -> float:
+    """Lower bound on the perplexity of ``tokens`` [S] under GNMax; infinite where one of them is no candidate.
+
+    SubMix (Ginart et al. 2022) compares with this: the law of a noisy plurality has no closed form.
+    """
+    candidates = Candidates.of(answers.public, protocol.candidates)
+    chances = torch.from_numpy(largest_chances(votes(answers, candidates), protocol.sigma)).to(tokens.device)
+    true = (candidates.tokens == tokens[:, None]) & candidates.kept
+    return math.exp(-float(torch.where(true, chances, 0.0).sum(dim=1).log().mean()))
+
+
+def _exceeds(margins: Integers, sigma: float) -> Reals:
+    """P[Z - Z' >= margin] for independent discrete Gaussian Z, Z', of each margin."""
+    reach = int(np.abs(margins).max(initial=0))
+    tail = _tail(1 << reach.bit_length(), sigma)
+    above = tail[np.abs(margins)]
+    return np.where(margins >= 0, above, 1 - tail[np.abs(margins) + 1])
+
+
+@lru_cache(maxsize=8)
+def _tail(reach: int, sigma: float) -> Reals:
+    """P[Z - Z' >= d] for d = 0 … reach.
+
+    The square in sum_z exp(-(z^2 + (z + d)^2) / (2 sigma^2)) completed: exp(-d^2 / (4 sigma^2)) times a sum that
+    depends on whether d is even.
+    """
+    width = _FARTHEST * sigma
+    z = np.arange(-math.ceil(width), math.ceil(width) + 1)
+    sums = np.exp(-(z**2) / sigma**2).sum(), np.exp(-((z + 0.5) ** 2) / sigma**2).sum()
+    d = np.arange(reach + math.ceil(2 * width) + 1)
+    masses = np.exp(-(d**2) / (4 * sigma**2)) * np.where(d % 2, sums[1], sums[0])
+    masses /= np.exp(-(z**2) / (2 * sigma**2)).sum() ** 2
+    tail = masses[::-1].cumsum()[::-1]
+    tail.setflags(write=False)
+    return np.asarray(tail)

@@ -1,0 +1,265 @@
+"""PMixED: private mixing of ensemble distributions (Flemings, Razaviyayn, Annavaram 2024).
+
+For each token every part is drawn with probability q; the distribution of each part drawn is moved towards the public
+model's by a mollifier; the token is sampled from their mean, or from the public model where no part was drawn.
+
+Two mollifiers. ``ratio`` bounds the likelihood ratio to the public model; its cost is exact and certified. ``renyi`` is
+Algorithm 1 as published.
+
+With ``ratio`` the mean over a Poisson draw has, by symmetry, the law ``w p0 + (1-w) (1/N) sum_i r_i``, where
+``w = (1-q)^N``. So one part, chosen uniformly, is asked for a token, or none with probability w: the same law for one
+row of work.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from pydantic import Field, model_validator
+from scipy.optimize import brentq
+from torch import Tensor
+
+from services.privacy.accounting import planning, published
+from services.privacy.accounting.channel import Corners, worst_channel
+from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.events import (
+    PLD_INTERVAL,
+    SEPARATE_PARTS,
+    Divergences,
+    Event,
+    Guarantee,
+    Orders,
+    check_parts,
+    real_orders,
+)
+from services.privacy.mollifiers import projection, renyi
+from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.randomness import poisson_subsample
+from services.privacy.settings import ROOM, Settings
+
+Mollifier = Literal["ratio", "renyi"]
+Projection = Literal["clip", "mix"]
+
+# The largest share of a radius that rounding may take.
+_LARGEST_LOSS = 0.1
+
+
+@dataclass(frozen=True)
+class RatioEvent(Event):
+    """One token under the ratio mollifier; ``radius`` in nats.
+
+    ``q`` is the chance with which each part is drawn; the chance that none is, and the public model answers, is
+    ``(1 - q) ** parts``. Draws are secret.
+    """
+
+    kind: ClassVar[str] = "pmixed-ratio"
+    parts: int
+    q: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_draw(self.parts, self.q)
+        if not 0.0 < self.radius < np.inf:
+            raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return worst_channel(self.parts, self.q, self.radius).rdp(orders)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        corners = Corners.of(self.parts, self.q, self.radius)
+        return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="worst case of a mixture of bounded likelihood ratio")
+
+
+@dataclass(frozen=True)
+class PublishedEvent(Event):
+    """One token under the published mollifier, each costing at most ``loss`` at the integer order ``order``.
+
+    The order is fixed: beta is chosen for it. At a lower order the loss is at most the same; above, unknown.
+    """
+
+    kind: ClassVar[str] = "pmixed-renyi"
+    parts: int
+    q: float
+    order: int
+    loss: float
+
+    def __post_init__(self) -> None:
+        _check_draw(self.parts, self.q)
+        if not isinstance(self.order, int) or self.order < 2:
+            raise ValueError(f"order must be an integer of at least 2, got {self.order}")
+        if not 0.0 < self.loss < np.inf:
+            raise ValueError(f"loss must be a finite number above 0, got {self.loss}")
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return np.where(real_orders(orders) <= self.order, self.loss, np.inf)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="as published",
+            source="Flemings et al. 2024, Theorems 5.1, C.3 and C.4",
+            adjacency="part, as published",
+            assumes=(*SEPARATE_PARTS, "the published proof holds, to which counter-examples are known"),
+        )
+
+
+@dataclass(frozen=True)
+class PMixed(Protocol):
+    """PMixED.
+
+    Attributes:
+        parts: N, how many parts the ensemble has.
+        q: the probability with which each is drawn for a token.
+        radius: c of the ratio mollifier, in nats; what its event is accounted with.
+        mollifier: ``ratio`` or ``renyi``.
+        projection: how the ratio mollifier reaches its ball (`services.privacy.mollifiers.projection`).
+        order: integer Rényi order of the renyi mollifier.
+        loss: what a token of the renyi mollifier may cost at that order; beta follows, per number of parts drawn.
+
+    Raises:
+        ValueError: a field is out of range, or does not belong to the mollifier.
+    """
+
+    name: ClassVar[str] = "pmixed"
+    parts: int
+    q: float
+    radius: float | None = None
+    mollifier: Mollifier = "ratio"
+    projection: Projection = "clip"
+    order: int | None = None
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("mollifier", self.mollifier, get_args(Mollifier))
+        _check_choice("projection", self.projection, get_args(Projection))
+        event = self.event
+        if isinstance(event, RatioEvent):
+            low, high = radii(1)
+            if not low <= event.radius <= high:
+                raise ValueError(f"radius must be from {low:.3g} to {high:.3g}, got {event.radius:g}")
+
+    @property
+    def rows(self) -> int | None:
+        if self.mollifier == "ratio":
+            return 1
+        return self.parts if self.q == 1 else None
+
+    def draw(self) -> tuple[int, ...]:
+        drawn = poisson_subsample(self.parts, self.q)
+        return (secrets.choice(drawn),) if drawn and self.mollifier == "ratio" else drawn
+
+    def release(self, answers: Answers) -> Release:
+        return Release(integer_weights(answers, self._mollify))
+
+    def law(self, answers: Answers) -> Tensor | None:
+        """Of the ratio mollifier, which draws one part or none; see `Protocol.law`."""
+        if self.mollifier != "ratio":
+            return None
+        mean = integer_weights(answers, self._mollify).double()
+        mean /= mean.sum(dim=1, keepdim=True)
+        public = answers.public.double()
+        public /= public.sum(dim=1, keepdim=True)
+        return torch.lerp(mean, public, self._unasked)
+
+    @property
+    def _unasked(self) -> float:
+        """The chance that no part is drawn."""
+        return float((1 - self.q) ** self.parts)
+
+    @cached_property
+    def event(self) -> RatioEvent | PublishedEvent:
+        if self.mollifier == "ratio":
+            if self.radius is None or self.order is not None or self.loss is not None:
+                raise ValueError("the ratio mollifier takes radius, and neither order nor loss")
+            return RatioEvent(self.parts, self.q, self.radius)
+        if self.radius is not None or self.order is None or self.loss is None:
+            raise ValueError("the renyi mollifier takes order and loss, and no radius")
+        return PublishedEvent(self.parts, self.q, self.order, self.loss)
+
+    def _mollify(self, ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
+        match self.event:
+            case RatioEvent(radius=radius):
+                project = projection.clip if self.projection == "clip" else projection.mix
+                return project(ratios, public, radius - slack(1, radius), out)
+            case PublishedEvent(_, q, order, loss):
+                return renyi.mollify(ratios, public, order, published.largest_beta(order, q, drawn, loss) * order, out)
+
+
+class PMixedSettings(Settings):
+    """One part for a token, or the public model, moved close to the public model and sampled."""
+
+    asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
+    choose: ClassVar[str] = "a certified bound for a known number of tokens"
+    derived: ClassVar[str | None] = "radius"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"}, {"q": 0.25})
+
+    protocol: Literal["pmixed"] = "pmixed"
+    mollifier: Mollifier = Field("ratio", description="ratio is certified; renyi is Algorithm 1, as published")
+    projection: Projection = Field(
+        "clip", description="ratio: the closest member of the ball in KL, or a mixture with p0"
+    )
+    q: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="the probability with which a part is drawn; the public model answers where none is, (1-q)^N",
+    )
+    radius: float | None = Field(None, gt=0, description="ratio: c, of the ball around p0, in nats")
+    order: int = Field(3, ge=2, description="renyi: the integer Rényi order of its ball and its accounting")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_asked(cls, fields: object) -> object:
+        if isinstance(fields, Mapping) and "asked" in fields:
+            raise ValueError("asked: remove this key; one part is always asked, because the law of a token is the same")
+        return fields
+
+    def plan(self, parts: int, order: float | None = None) -> PMixed:
+        if self.mollifier == "renyi":
+            if self.radius is not None:
+                raise ValueError("radius: the renyi mollifier has a beta for each number of parts drawn instead")
+            loss = published.total_loss(self.order, self.budget, self.delta) * ROOM / self.tokens
+            return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss)
+        radius = self.radius or planning.largest(
+            lambda radius: RatioEvent(parts, self.q, radius), self.tokens, self.budget, self.delta, radii(1)
+        )
+        return PMixed(parts, self.q, radius, projection=self.projection)
+
+    def details(self, protocol: Protocol) -> Mapping[str, Any]:
+        match protocol.event:
+            case PublishedEvent(parts, q, order, loss):
+                drawn = range(1, parts + 1)
+                return {"beta": {str(count): published.largest_beta(order, q, count, loss) for count in drawn}}
+            case _:
+                return {}
+
+
+@lru_cache(maxsize=64)
+def radii(parts: int) -> tuple[float, float]:
+    """The smallest and the largest radius that a mean of ``parts`` rows can keep to with little lost to `slack`."""
+
+    def left(radius: float) -> float:
+        return _LARGEST_LOSS * radius - slack(parts, radius)
+
+    return brentq(left, 1e-6, 0.25), brentq(left, 0.25, 32.0)
+
+
+def _check_draw(parts: int, q: float) -> None:
+    check_parts(parts)
+    if not 0.0 < q <= 1.0:
+        raise ValueError(f"q must lie above 0 and at most 1, got {q}")
+
+
+def _check_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{field} must be one of {', '.join(choices)}, got {value!r}")

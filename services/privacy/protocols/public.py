@@ -1,0 +1,71 @@
+"""The public model alone: what is to be had without private text."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from torch import Tensor
+
+from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
+from services.privacy.mollifiers.mixture import integer_weights
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.settings import Settings
+
+
+@dataclass(frozen=True)
+class PublicEvent(Event):
+    """A token of the public model: costs nothing."""
+
+    kind: ClassVar[str] = "public"
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return np.zeros(real_orders(orders).shape)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        return privacy_loss_distribution.identity(interval)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="nothing private is read", assumes=())
+
+
+@dataclass(frozen=True)
+class Public(Protocol):
+    """The public model alone."""
+
+    name: ClassVar[str] = "public"
+    order = None
+    parts: int
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+    def draw(self) -> tuple[int, ...]:
+        return ()
+
+    def release(self, answers: Answers) -> Release:
+        return Release(integer_weights(answers, _public))
+
+    @cached_property
+    def event(self) -> PublicEvent:
+        return PublicEvent()
+
+
+class PublicSettings(Settings):
+    """The public model alone: what can be had without private text."""
+
+    asks: ClassVar[str] = "no part model"
+    choose: ClassVar[str] = "the reference below which a protocol is not worth its cost"
+
+    protocol: Literal["public"] = "public"
+
+    def plan(self, parts: int, order: float | None = None) -> Public:
+        return Public(parts)
+
+
+def _public(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
+    return out.copy_(public.expand_as(out))

@@ -1,0 +1,166 @@
+"""Subsample-and-aggregate with Laplace noise (Nissim, Raskhodnikova, Smith 2007).
+
+The parts are disjoint subsamples of the corpus. Their distributions over the candidates, which the public model alone
+chooses, are added up under Laplace noise; the token is sampled in proportion to what is left above 0, or from the
+public model where nothing is. Where a part is replaced, the increases of the sum add up to at most 1, as do its
+decreases.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from pydantic import Field
+from torch import Tensor
+
+from services.privacy.accounting import planning
+from services.privacy.events import (
+    PLD_INTERVAL,
+    Divergences,
+    Event,
+    Guarantee,
+    Orders,
+    check_parts,
+    real_orders,
+)
+from services.privacy.mollifiers.candidates import Candidates, sequences
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.categorical import TOTAL
+from services.privacy.sampling.noise import discrete_laplace
+from services.privacy.settings import Settings
+
+# What a probability of 1 is in units of the grid that noise is added on. Belongs to the event: never changed.
+UNIT = 2**20
+# Scales of the noise worth considering.
+_SCALES = (0.05, 1e6)
+
+
+@dataclass(frozen=True)
+class SubsampleAggregateEvent(Event):
+    """One token. ``scale`` is the noise's, where a part's probabilities add up to 1.
+
+    Attributes:
+        parts: how many parts were summed.
+        scale: of discrete Laplace noise on the grid of 1 / `UNIT`.
+    """
+
+    kind: ClassVar[str] = "subsample-aggregate"
+    parts: int
+    scale: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not 0.0 < self.scale < np.inf:
+            raise ValueError(f"scale must be a finite number above 0, got {self.scale}")
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """Twice the discrete Laplace distribution's divergence for a shift d of one coordinate, exactly.
+
+        With t the scale in units, r = e^(-1/t) and s = r^(2a - 1), the geometric sums give
+
+        (a - 1) D = log( ((1 - r s) e^((a-1) d/t) + (r - s) e^(-a d/t)) / ((1 + r) (1 - s)) ).
+
+        Both weights are positive and add up to 1, so D is convex in d and 0 at 0: increases that add up to at most 1
+        cost most in one coordinate, as do decreases.
+        """
+        a = real_orders(orders)
+        step, shift = 1 / (self.scale * UNIT), 1 / self.scale
+        towards = np.expm1(-2 * a * step) / ((1 + np.exp(-step)) * np.expm1(-(2 * a - 1) * step))
+        # Near 0 the terms of first order cancel: what is left of 1 is kept apart.
+        with np.errstate(over="ignore"):
+            excess = towards * np.expm1((a - 1) * shift) + (1 - towards) * np.expm1(-a * shift)
+        small = (a - 1) * shift < 1
+        large = np.logaddexp(np.log(towards) + (a - 1) * shift, np.log1p(-towards) - a * shift)
+        return np.asarray(2 * np.where(small, np.log1p(np.where(small, excess, 0.0)), large) / (a - 1))
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        """Of pure differential privacy for the increases and for the decreases, a little more than Laplace noise."""
+        pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
+        return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="Nissim et al. 2007; worst case of discrete Laplace noise")
+
+
+@dataclass(frozen=True)
+class SubsampleAggregate(Protocol):
+    """Subsample-and-aggregate.
+
+    Attributes:
+        parts: how many parts the ensemble has; all are asked.
+        scale: of the noise, where a part's probabilities add up to 1.
+        candidates: how many tokens noise is added to.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    name: ClassVar[str] = "subsample-aggregate"
+    order = None
+    parts: int
+    scale: float
+    candidates: int = 100
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
+        if self.event.scale > _SCALES[1]:
+            raise ValueError(f"scale must be at most {_SCALES[1]:g}, got {self.scale:g}")
+
+    @property
+    def rows(self) -> int:
+        return self.parts
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(self.parts))
+
+    def release(self, answers: Answers) -> Release:
+        candidates = Candidates.of(answers.public, self.candidates)
+        sums = summed(answers, candidates)
+        noisy = discrete_laplace(sums.cpu().numpy(), self.scale * UNIT)
+        # Nothing reaches this; a total must not pass 2**62 by any draw of the noise.
+        bounded = torch.from_numpy(noisy.clip(0, TOTAL // (2 * sums.shape[1]))).to(sums.device)
+        left = torch.where(candidates.kept, bounded, 0)
+        weights = torch.zeros(answers.public.shape, dtype=torch.int64, device=sums.device)
+        weights.scatter_(1, candidates.tokens, left)
+        empty = left.sum(dim=1) == 0
+        weights[empty] = (answers.public[empty].double() * (TOTAL / 2)).long()
+        return Release(weights)
+
+    @cached_property
+    def event(self) -> SubsampleAggregateEvent:
+        return SubsampleAggregateEvent(self.parts, self.scale)
+
+
+class SubsampleAggregateSettings(Settings):
+    """The parts' distributions over a few tokens, added up under Laplace noise."""
+
+    asks: ClassVar[str] = "the whole-part models of all parts"
+    choose: ClassVar[str] = "a baseline; many parts and few tokens"
+    derived: ClassVar[str | None] = "scale"
+
+    protocol: Literal["subsample-aggregate"] = "subsample-aggregate"
+    scale: float | None = Field(None, gt=0, description="the scale of the noise, in parts")
+    candidates: int = Field(100, ge=1, description="how many tokens, the public model's likeliest, noise is added to")
+
+    def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
+        return SubsampleAggregate(parts, self.scale or self._smallest_scale(parts), self.candidates)
+
+    def _smallest_scale(self, parts: int) -> float:
+        return planning.smallest(
+            lambda scale: SubsampleAggregateEvent(parts, scale), self.tokens, self.budget, self.delta, _SCALES
+        )
+
+
+def summed(answers: Answers, candidates: Candidates) -> Tensor:
+    """int64 [S, k]: the sum of each sequence's rows on the grid, each row non-negative and at most `UNIT` in all."""
+    rows = candidates.probabilities(answers)
+    rows /= rows.sum(dim=1, keepdim=True).clamp_(min=1.0)
+    sums = torch.zeros(candidates.tokens.shape, dtype=torch.int64, device=rows.device)
+    return sums.index_add_(0, sequences(answers), (rows * UNIT).long())

@@ -1,0 +1,153 @@
+"""The exponential mechanism over a finite set of candidates (McSherry & Talwar 2007), sampled with integers.
+
+The candidates are fixed without the private rows: models drawn from a prior, say. Each user has a loss in [0, 1] under
+each candidate, and candidate k is chosen with probability proportional to exp(-rate L_k), where L_k is the sum of the
+users' losses. When one user's rows change, log of the chosen candidate's probability changes by -rate (l'_k - l_k)
+plus a constant, and lies in an interval of length epsilon:
+
+- ``replace``: l'_k - l_k lies in [-1, 1], an interval of length 2, so rate = epsilon / 2;
+- ``add-remove``: l'_k - l_k lies in [0, 1] for one user more, an interval of length 1, so rate = epsilon.
+
+So the mechanism has bounded range epsilon (Durfee & Rogers 2019), which implies epsilon-differential privacy, delta 0.
+The candidate that is chosen is a whole model: it answers any number of queries at no further cost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick
+from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
+from services.privacy.sampling.categorical import TOTAL, sample
+
+Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+Neighbours = Literal["replace", "add-remove"]
+"""Two tables between which an observer cannot tell: one user's rows are replaced, or are there or not."""
+
+LOSS_UNITS = 2**20
+"""Losses are integers, multiples of 1 / LOSS_UNITS: sums are exact, and one user moves each by at most LOSS_UNITS."""
+
+# Log-weights below the largest by more than this are raised to it. A candidate that far behind is hardly ever chosen,
+# and a smallest weight bounds what rounding to integers does. With d_k = L_k - min L, the cap keeps the range: of two
+# neighbouring tables the change of d_k, capped or not, lies in one interval of the same length that contains 0.
+_CAP = 20.0
+# Of float64 in rate d_k and its exponential, relative.
+_FLOAT_ERROR = 2.0**-45
+# The largest share of epsilon that rounding may take.
+_LARGEST_LOSS = 0.5
+_WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
+
+
+@dataclass(frozen=True)
+class SelectionEvent(Event):
+    """Candidates chosen in rounds; those of a later round may depend on what earlier rounds chose.
+
+    Attributes:
+        epsilon: of all rounds together. In each, the change of every log-probability lies in an interval of length
+            epsilon / rounds.
+        unit: what changes between neighbouring tables: one row (``record``) or all rows of one ``user``.
+        neighbours: how it changes.
+        rounds: how many candidates were chosen, one after another.
+        run: names the release, because equal releases on the same rows add up.
+    """
+
+    kind: ClassVar[str] = "exponential-selection"
+    once: ClassVar[bool] = True
+    epsilon: float
+    unit: Literal["record", "user"] = "user"
+    neighbours: Neighbours = "replace"
+    rounds: int = 1
+    run: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epsilon < np.inf:
+            raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon}")
+        if not isinstance(self.rounds, int) or self.rounds < 1:
+            raise ValueError(f"rounds must be an integer of at least 1, got {self.rounds}")
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"unit must be record or user, got {self.unit!r}")
+        if self.neighbours not in _WIDTHS:
+            raise ValueError(f"neighbours must be {' or '.join(_WIDTHS)}, got {self.neighbours!r}")
+
+    @property
+    def range(self) -> float:
+        """The length of the interval in each round."""
+        return self.epsilon / self.rounds
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """The worst case of bounded range, exactly; between the tables of `neighbours`."""
+        return self.rounds * bounded_range_rdp(orders, self.range)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        each = symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range), self.range, interval)
+        return each.self_compose(self.rounds)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="certified",
+            source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019",
+            adjacency=self.unit,
+            assumes=(
+                "the candidates, the scaling of the features and every setting were chosen without the private rows",
+                f"the loss of one {self.unit} does not depend, in floating point, on the other rows beside it",
+            ),
+            seen="any number of predictions, or the model itself",
+        )
+
+
+def loss_units(losses: ArrayLike) -> Integers:
+    """int64, of the same shape: losses clipped to [0, 1] in multiples of 1 / LOSS_UNITS; NaN counts as 1."""
+    clipped = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    return np.asarray(np.floor(clipped * LOSS_UNITS), dtype=np.int64)
+
+
+def rate(event: SelectionEvent, candidates: int) -> float:
+    """The factor of the losses in the exponent, less what rounding the weights to integers may take of epsilon.
+
+    A weight is floor(M e^x) for x in [-20, 0] and M = 2**61 / candidates (a power of two). Its logarithm is off by
+    at most 2 e^20 / M and the error of float64, of either sign, in either table.
+
+    Raises:
+        ValueError: rounding takes more than half of epsilon.
+    """
+    error = 2 * np.exp(_CAP) / _largest(candidates) + _FLOAT_ERROR
+    if 2 * error > _LARGEST_LOSS * event.range:
+        raise ValueError(
+            f"candidates: {candidates} are too many for integer weights at epsilon {event.range:g} a round"
+        )
+    return float((event.range - 2 * error) / _WIDTHS[event.neighbours])
+
+
+def integer_weights(losses: ArrayLike, event: SelectionEvent) -> Tensor:
+    """int64 [1, K], proportional to exp(-rate L_k), from the total losses int64 [K] in `LOSS_UNITS`.
+
+    Raises:
+        ValueError: the losses are not integers, or too many for integer weights.
+    """
+    totals = np.asarray(losses)
+    if totals.ndim != 1 or totals.dtype != np.int64:
+        raise ValueError(f"losses must be int64 [candidates] (see loss_units), got {totals.dtype} {list(totals.shape)}")
+    exponents = rate(event, len(totals)) * ((totals - totals.min()) / LOSS_UNITS)
+    weights = np.floor(_largest(len(totals)) * np.exp(-np.minimum(exponents, _CAP))).astype(np.int64)
+    return torch.from_numpy(weights)[None]
+
+
+def select(losses: ArrayLike, event: SelectionEvent) -> int:
+    """The index of the candidate that is chosen, from the total losses int64 [K] in `LOSS_UNITS`."""
+    (chosen,) = sample(integer_weights(losses, event))
+    return chosen
+
+
+def _largest(candidates: int) -> float:
+    """The weight of the best candidate: a power of two, such that all of them add up to less than 2**62."""
+    return float(TOTAL / 2 / 2 ** int(np.ceil(np.log2(max(candidates, 1)))))

@@ -1,0 +1,121 @@
+"""Claim (README, Theorem 1): no replacement of a part costs a token of PMixED more than its pair, and some cost it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.special import logsumexp
+
+from services.privacy.accounting.channel import Corners, worst_channel
+from services.privacy.protocols.pmixed import PMixed, Projection, RatioEvent
+from tests.services.privacy.mechanism import (
+    Rows,
+    climb,
+    hockey_stick,
+    log_softmax,
+    renyi_divergence,
+    token_distribution,
+)
+
+VOCABULARY = 4
+ORDERS = (1.5, 3.0, 18.0)
+EPSILONS = np.array([0.0, 0.05, 0.2])
+PROJECTIONS: tuple[Projection, ...] = ("clip", "mix")
+SETTINGS = [(1, 0.4, 1.0), (2, 1.0, 0.5), (2, 0.3, 2.0), (3, 0.5, 0.4), (4, 1.0, 1.2)]
+
+
+def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
+    """Each divergence between the token's laws before and after the last part is replaced, over what is allowed."""
+    public, *parts, other = log_softmax(logits)
+    before = token_distribution(protocol, public, np.array(parts))
+    after = token_distribution(protocol, public, np.array([*parts[:-1], other]))
+    allowed = event.rdp(ORDERS)
+    limits = Corners.of(event.parts, event.q, event.radius).hockey_stick(EPSILONS)
+    return [
+        *(renyi_divergence(before, after, a) / rdp for a, rdp in zip(ORDERS, allowed, strict=True)),
+        *(hockey_stick(before, after, each) / limit for each, limit in zip(EPSILONS, limits, strict=True) if limit),
+    ]
+
+
+def search(protocol: PMixed, event: RatioEvent, rounds: int, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    return climb(lambda x: max(losses(protocol, event, x)), (event.parts + 2, VOCABULARY), rounds, rng)[0]
+
+
+def corner_logits(event: RatioEvent) -> Rows:
+    """The worst case written out: the part says the first token before and the second after, the others the rest."""
+    mass = Corners.of(event.parts, event.q, event.radius).mass
+    shared = max(0.0, 3 * mass - 1)
+    masses = np.array([mass, mass - shared, shared or 1 - 3 * mass, mass - shared])
+    others = np.array([0, 0, shared > 0, 1], dtype=bool)
+    after = np.array([0, 1, shared > 0, 0], dtype=bool)
+    before = np.array([1, 0, 0, 0], dtype=bool)
+    public = np.log(masses)
+    said = [np.where(row, public + 10, -11.0) for row in (*[others] * (event.parts - 1), before, after)]
+    return np.array([public, *said])
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
+def test_no_replacement_loses_more_than_the_channel(
+    parts: int, q: float, radius: float, projection: Projection
+) -> None:
+    assert search(PMixed(parts, q, radius, projection=projection), RatioEvent(parts, q, radius), 60, parts) <= 1
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
+def test_the_corners_lose_as_much_as_the_channel(parts: int, q: float, radius: float, projection: Projection) -> None:
+    event = RatioEvent(parts, q, radius)
+    shares = losses(PMixed(parts, q, radius, projection=projection), event, corner_logits(event))
+    assert min(shares) >= 0.999, shares
+    assert max(shares) <= 1
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_a_mollifier_with_twice_the_radius_is_caught(projection: Projection) -> None:
+    event = RatioEvent(2, 0.5, 0.5)
+    assert max(losses(PMixed(2, 0.5, 1.0, projection=projection), event, corner_logits(event))) > 1.5
+
+
+def test_the_channel_is_a_pair_of_distributions() -> None:
+    for parts, q, radius in product((1, 2, 80), (0.03, 1.0), (0.001, 0.5, 1.6, 12.0)):
+        channel = worst_channel(parts, q, radius)
+        assert logsumexp(channel.log_q) == pytest.approx(0, abs=1e-12)
+        assert logsumexp(channel.log_q + channel.log_ratio) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("parts", "q", "radius"), [*SETTINGS, (20, 0.1, 2.5), (2, 1.0, 5.0), (80, 0.03, 1.6)])
+def test_no_distribution_over_the_corners_has_a_larger_divergence(parts: int, q: float, radius: float) -> None:
+    """A linear program over all eight corners of (others, before, after), for each order and each hockey-stick."""
+    public = (1 - q) ** parts
+    corners = np.array(list(product((np.exp(-radius), np.exp(radius)), repeat=3)))
+    others, before, after = corners.T
+    p, q_ = (public + (1 - public) * ((parts - 1) * others + own) / parts for own in (before, after))
+    means = np.vstack([np.ones(8), corners.T])
+
+    def largest(divergence: Rows) -> float:
+        scale = divergence.max() or 1.0
+        return -scale * float(linprog(-divergence / scale, A_eq=means, b_eq=np.ones(4)).fun)
+
+    event = RatioEvent(parts, q, radius)
+    for order in (1.5, 4.0, 12.0):
+        excess = largest(p**order * q_ ** (1 - order) - order * p - (1 - order) * q_)
+        assert event.rdp([order])[0] == pytest.approx(np.log1p(excess) / (order - 1), rel=1e-6)
+    hockey_sticks = Corners.of(parts, q, radius).hockey_stick(EPSILONS)
+    for epsilon, delta in zip(EPSILONS, hockey_sticks, strict=True):
+        assert delta == pytest.approx(largest(np.maximum(0, p - np.exp(epsilon) * q_)), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
+def test_the_privacy_loss_distribution_has_these_hockey_sticks(parts: int, q: float, radius: float) -> None:
+    composed = RatioEvent(parts, q, radius).pld()
+    for epsilon, delta in zip(EPSILONS, Corners.of(parts, q, radius).hockey_stick(EPSILONS), strict=True):
+        assert delta - 1e-12 <= composed.get_delta_for_epsilon(float(epsilon)) <= delta + 1e-6
+
+
+@pytest.mark.parametrize("orders", [[1.0], [0.5, 2.0], [np.inf], [np.nan]])
+def test_orders_not_above_one_are_refused(orders: list[float]) -> None:
+    with pytest.raises(ValueError, match="orders"):
+        RatioEvent(2, 0.5, 1.0).rdp(orders)

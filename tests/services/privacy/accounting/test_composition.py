@@ -1,0 +1,146 @@
+"""Claim (privacy.md sections 4 and 9.3): costs are those of an independent implementation; they compose and convert."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting.rdp import compute_epsilon
+
+from services.privacy import accounting
+from services.privacy.accounting.part_level import part_level_rdp
+from services.privacy.accounting.published import largest_beta, total_loss
+from services.privacy.events import Event
+from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
+
+ORACLES = Path(__file__).parents[5] / "shared" / "oracle"
+RDP_ORDERS = (1.5, 2, 3, 8, 18, 64)
+# A few numbers of that file, so that the claim is tested without it: (parts, q, radius), values at RDP_ORDERS.
+PART_RDP = [
+    ((1, 1.0, 0.5), [0.17836940667623227, 0.22733629380264578, 0.3024063750562215]),
+    ((16, 0.03, 1.4), [0.0016259556917266, 0.0022101139047939, 0.0034470173993796, 0.0112528366861311]),
+    ((80, 0.03, 1.6), [0.0015163491550046122, 0.002099370292600331, 0.003403093765806601, 0.013925722678621981]),
+    ((400, 0.25, 2.8), [0.0010895202305063326, 0.0015982056895386236, 0.002935579728709939, 0.02606603283263739]),
+]
+# The same of ../shared/oracle/user.json, at USER_ORDERS.
+USER_ORDERS = (1.25, 2, 3, 5, 8)
+USER_RDP = [
+    ((16, 1.0, 0.4), [0.001653899866466704, 0.0026561184559329744, 0.004002009297907439, 0.006717802939536499]),
+    ((80, 0.03, 1.6), [0.0020711018847756014, 0.0033245268094686618, 0.00502498955123626, 0.00859635915450627]),
+    ((2, 0.5, 1.0), [0.2883261867136279, 0.4355020875682483, 0.583143834306085, 0.7475547669758629]),
+]
+
+
+def oracle(name: str) -> dict[str, list[dict[str, Any]]]:
+    path = ORACLES / name
+    if not path.exists():
+        pytest.skip(f"no {name} in ../shared/oracle beside the repository")
+    return dict(json.loads(path.read_text()))
+
+
+def ratio(setting: dict[str, Any]) -> RatioEvent:
+    return RatioEvent(setting["parts"], setting["q"], setting["radius"])
+
+
+@pytest.mark.parametrize(("setting", "values"), USER_RDP)
+def test_divergences(setting: tuple[int, float, float], values: list[float]) -> None:
+    assert RatioEvent(*setting).rdp(USER_ORDERS[: len(values)]) == pytest.approx(values, rel=1e-9)
+
+
+@pytest.mark.parametrize(("setting", "values"), PART_RDP)
+def test_part_level_divergences_of_earlier_versions(setting: tuple[int, float, float], values: list[float]) -> None:
+    found = part_level_rdp(RatioEvent(*setting), RDP_ORDERS[: len(values)])
+    assert found == pytest.approx(values, rel=1e-9)
+
+
+def test_every_number_of_the_oracles() -> None:
+    for entry in oracle("user.json")["user_rdp_pmixed_ratio"]:
+        assert ratio(entry).rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
+    earlier = oracle("accounting.json")
+    for entry in earlier["part_level_rdp"]:
+        assert part_level_rdp(ratio(entry), entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
+    for entry in earlier["published_beta"]:
+        loss = total_loss(entry["alpha"], entry["epsilon"], entry["delta"]) / entry["tokens"]
+        assert largest_beta(entry["alpha"], entry["q"], entry["drawn"], loss) == pytest.approx(entry["beta"], rel=1e-9)
+
+
+def test_different_events_compose_by_adding() -> None:
+    first, second = RatioEvent(8, 0.25, 0.4), RatioEvent(9, 0.25, 0.4)
+    spent: dict[Event, int] = {first: 30, second: 20}
+    orders = [1.5, 4.0]
+    assert accounting.rdp(spent, orders) == pytest.approx(30 * first.rdp(orders) + 20 * second.rdp(orders))
+    alike = accounting.pld_epsilon({first: 50}, 1e-5)
+    mixed = accounting.pld_epsilon(spent, 1e-5)
+    assert alike is not None and mixed is not None
+    assert mixed == pytest.approx(alike, rel=0.05)
+    assert mixed < alike, "with more parts each adds less"
+
+
+def test_the_privacy_loss_distribution_is_tighter_than_renyi_divergences() -> None:
+    for event in (RatioEvent(8, 0.25, 0.4), RatioEvent(8, 1.0, 1.0), RatioEvent(80, 0.03, 1.6)):
+        spent = {event: 200}
+        by_pld = accounting.pld_epsilon(spent, 1e-5)
+        assert by_pld is not None
+        assert by_pld <= accounting.epsilon(accounting.rdp(spent), 1e-5).epsilon
+
+
+def test_pure_differential_privacy_is_recovered() -> None:
+    """One part, always asked: a token's loss is at most twice the radius, and that is all there is at a tiny delta."""
+    event = RatioEvent(1, 1.0, 0.3)
+    assert accounting.pld_epsilon({event: 1}, 1e-12) == pytest.approx(0.6, abs=1e-3)
+    assert event.rdp([1e4])[0] == pytest.approx(0.6, abs=1e-3)
+    assert event.rdp([1e4])[0] <= 0.6
+
+
+def test_epsilon_is_the_best_over_the_orders() -> None:
+    event = RatioEvent(8, 0.25, 0.4)
+    divergences = accounting.rdp({event: 100})
+    best = accounting.epsilon(divergences, 1e-5)
+    each = [compute_epsilon([a], [d], 1e-5)[0] for a, d in zip(accounting.ORDERS, divergences, strict=True)]
+    assert best.epsilon == min(each)
+    assert best.order == accounting.ORDERS[int(np.argmin(each))]
+    only = accounting.epsilon(accounting.rdp({event: 100}, [4.0]), 1e-5, [4.0])
+    assert only.order == 4.0
+    assert only.epsilon > best.epsilon
+
+
+def test_nothing_spent_costs_nothing() -> None:
+    event = RatioEvent(8, 0.25, 0.4)
+    for spent in ({}, {event: 0}):
+        assert accounting.epsilon(accounting.rdp(spent), 1e-5).epsilon == 0
+        assert accounting.pld_epsilon(spent, 1e-5) == 0
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    published = PublishedEvent(8, 0.25, 3, 0.01)
+    spent: dict[Event, int] = {published: 5, RatioEvent(8, 0.25, 0.4): 5}
+    assert accounting.pld_epsilon(spent, 1e-5) is None
+    assert published.rdp([2.0, 3.0, 3.1]).tolist() == [0.01, 0.01, math.inf]
+    assert accounting.epsilon(accounting.rdp(spent), 1e-5).order <= 3
+
+
+def test_orders_are_fixed() -> None:
+    assert accounting.ORDERS[0] == 1.0625
+    assert accounting.ORDERS[-1] == 257
+    assert {2.0, 3.0, 5.0, 9.0} <= set(accounting.ORDERS)
+    with pytest.raises(ValueError, match="read-only"):
+        accounting.ORDERS[0] = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0001, "1.001"), (1.0, "1.000"), (0.0, "0.000"), (math.inf, "unbounded")]
+)
+def test_a_shown_epsilon_is_rounded_up(value: float, text: str) -> None:
+    assert accounting.shown(value) == text
+    assert accounting.round_up(value) >= value
+
+
+def test_impossible_requests_are_refused() -> None:
+    event = RatioEvent(8, 0.25, 0.4)
+    for delta in (0.0, 1.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="delta"):
+            accounting.pld_epsilon({event: 1}, delta)
+    with pytest.raises(ValueError, match="count"):
+        accounting.rdp({event: -1})

@@ -1,0 +1,47 @@
+"""Claim: a planned radius spends its budget and no more; a cost is what the accounting says."""
+
+import pytest
+
+from services.privacy import accounting
+from services.privacy.accounting import planning
+from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent, radii
+
+
+@pytest.mark.parametrize(
+    ("parts", "q", "tokens", "epsilon"), [(80, 0.03, 1024, 8.0), (1, 1.0, 3, 0.5), (8, 0.25, 256, 2)]
+)
+def test_a_planned_radius_spends_its_budget(parts: int, q: float, tokens: int, epsilon: float) -> None:
+    radius = planning.largest(lambda c: RatioEvent(parts, q, c), tokens, epsilon, 1e-5, radii(1))
+    spent = planning.cost(RatioEvent(parts, q, radius), tokens, 1e-5)
+    assert spent.epsilon_rdp <= epsilon
+    assert spent.epsilon_rdp == pytest.approx(epsilon, rel=1e-8)
+    assert planning.cost(RatioEvent(parts, q, radius * (1 + 1e-6)), tokens, 1e-5).epsilon_rdp > epsilon
+
+
+def test_the_radius_of_the_published_defaults() -> None:
+    radius = planning.largest(lambda c: RatioEvent(80, 0.03, c), 1024, 8.0, 1e-5, radii(1))
+    assert radius == pytest.approx(1.4295, abs=1e-4)
+
+
+def test_a_generous_budget_is_bounded_by_what_can_be_kept_to() -> None:
+    assert planning.largest(lambda c: RatioEvent(8, 0.25, c), 1, 1e6, 1e-5, radii(1)) == radii(1)[1]
+
+
+def test_a_budget_that_nothing_meets_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not last for 1000000 tokens"):
+        planning.largest(lambda c: RatioEvent(8, 1.0, c), 10**6, 1e-4, 1e-12, radii(1))
+
+
+def test_a_cost_is_that_of_the_accounting() -> None:
+    event = RatioEvent(8, 0.25, 0.4)
+    cost = planning.cost(event, 100, 1e-5)
+    best = accounting.epsilon(accounting.rdp({event: 100}), 1e-5)
+    assert (cost.epsilon_rdp, cost.best_order) == (best.epsilon, best.order)
+    assert cost.epsilon_pld == accounting.pld_epsilon({event: 100}, 1e-5)
+    assert cost.epsilon_pld is not None
+    assert cost.epsilon_pld < cost.epsilon_rdp
+
+
+def test_a_published_cost_has_no_more_than_was_published() -> None:
+    cost = planning.cost(PublishedEvent(8, 0.25, 3, 0.003), 100, 1e-5)
+    assert cost.epsilon_pld is None

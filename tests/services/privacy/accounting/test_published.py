@@ -1,0 +1,54 @@
+"""Claim: the published accounting is reproduced. Expected values from an independent implementation of the theorems."""
+
+import math
+
+import pytest
+from dp_accounting.rdp import compute_epsilon
+
+from services.privacy.accounting.published import largest_beta, query_loss, subsampled_loss, total_loss
+
+ORDER, EPSILON, DELTA, TOKENS = 3, 8.0, 1e-5, 1024  # the defaults of the paper
+
+
+@pytest.mark.parametrize(
+    ("drawn", "q", "beta"),
+    [
+        (1, 0.03, 0.5651779925204822),
+        (2, 0.03, 0.1938421997870061),
+        (3, 0.03, 0.2235876116386573),
+        (80, 0.5, 0.051827787680989924),
+    ],
+)
+def test_beta_at_the_defaults_of_the_paper(drawn: int, q: float, beta: float) -> None:
+    assert largest_beta(ORDER, q, drawn, total_loss(ORDER, EPSILON, DELTA) / TOKENS) == pytest.approx(beta, rel=1e-9)
+
+
+@pytest.mark.parametrize(("order", "q", "drawn"), [(2, 0.1, 1), (3, 0.03, 5), (18, 0.5, 40), (3, 1.0, 8)])
+def test_beta_is_the_largest_within_the_loss(order: int, q: float, drawn: int) -> None:
+    beta = largest_beta(order, q, drawn, 0.004)
+    assert subsampled_loss(order, q, drawn, beta) == pytest.approx(0.004, rel=1e-9)
+    assert subsampled_loss(order, q, drawn, beta * 1.001) > 0.004
+
+
+def test_theorem_5_1() -> None:
+    assert query_loss(3, 1, 0.2) == pytest.approx(0.6)
+    assert query_loss(3, 4, 0.2) == pytest.approx(math.log((3 + math.exp(2 * 4 * 0.2 * 3)) / 4) / 2)
+    assert query_loss(3, 4, 1e3) == pytest.approx(12e3 - math.log(4) / 2), "no overflow"
+
+
+def test_theorem_c_4_at_order_two() -> None:
+    expected = math.log((1 - 0.1) * (1 + 0.1) + 0.01 * math.exp(query_loss(2, 7, 0.3)))
+    assert subsampled_loss(2, 0.1, 7, 0.3) == pytest.approx(expected)
+    assert subsampled_loss(5, 1.0, 7, 0.3) == pytest.approx(query_loss(5, 7, 0.3)), "without subsampling"
+
+
+@pytest.mark.parametrize("order", [3, 18, 64])
+def test_the_total_loss_converts_back_to_the_budget(order: int) -> None:
+    assert compute_epsilon([order], [total_loss(order, 8.0, 1e-5)], 1e-5)[0] == pytest.approx(8.0)
+
+
+def test_what_cannot_be_met_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves nothing to spend at order 3"):
+        total_loss(3, 1.0, 1e-5)
+    with pytest.raises(ValueError, match="integer"):
+        subsampled_loss(1, 0.1, 3, 0.1)

@@ -1,0 +1,146 @@
+"""Claim (privacy.md sections 3 and 9.4): what is sampled never leaves the ball, in the arithmetic the service runs in.
+
+Weights are compared as integers of any size: the only rounding in these tests is that of e^c to a double.
+"""
+
+import math
+from fractions import Fraction
+from math import exp, inf, nan
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.mollifiers.projection import clip
+from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
+from services.privacy.protocols.adapmixed import AdaPMixed
+from services.privacy.protocols.pmixed import PMixed, Projection, radii
+
+Integers = NDArray[np.object_]
+VOCABULARY = 3000
+PUBLIC = ("flat", "steep", "one-hot", "at the floor")
+PARTS = ("near", "far", "one-hot", "disjoint", "zeros", "same", "broken")
+
+
+def public_logits(kind: str, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(VOCABULARY, generator=generator)
+    match kind:
+        case "flat":
+            return noise * 0.1
+        case "steep":
+            return noise * 8
+        case "one-hot":
+            return noise + torch.where(torch.arange(VOCABULARY) == 7, 15.0, 0.0)
+        case _:
+            return torch.where(torch.arange(VOCABULARY) < 3, 0.0, -22.5 + noise.clamp(-0.5, 0.5))
+
+
+def part_logits(kind: str, public: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(VOCABULARY, generator=generator)
+    match kind:
+        case "near":
+            return public + 0.3 * noise
+        case "far":
+            return 6 * noise
+        case "one-hot":
+            return torch.where(torch.arange(VOCABULARY) == int(public.argmin()), 40.0, noise)
+        case "disjoint":
+            return -3 * public
+        case "zeros":
+            return torch.where(torch.arange(VOCABULARY) % 100 == 11, 0.0, -inf)
+        case "same":
+            return public
+        case _:
+            return torch.full((VOCABULARY,), nan)
+
+
+def released(protocol: PMixed | AdaPMixed, public: Tensor, parts: Tensor, models: list[tuple[int, ...]]) -> Integers:
+    rows = parts[[i for asked in models for i in asked]].log_softmax(dim=1)
+    answers = shape(public.log_softmax(dim=0).expand(len(models), -1), rows, models, SamplingOptions())
+    return protocol.release(answers).weights.numpy().astype(object)
+
+
+def outside(numerators: Integers, denominator: int, public: Integers, radius: float) -> int:
+    """How many tokens of numerators / denominator lie outside the ball around the distribution public / its sum."""
+    low, high = Fraction(exp(-radius)), Fraction(exp(radius))
+    of_public, total = public * denominator, public.sum()
+    below = numerators * total * low.denominator < of_public * low.numerator
+    above = numerators * total * high.denominator > of_public * high.numerator
+    return int((below | above).sum())
+
+
+def test_integers_outside_the_ball_are_counted() -> None:
+    public = np.array([1000, 1000, 1000], dtype=object)
+    assert outside(np.array([500, 1001, 1499], dtype=object), 3000, public, 0.5) == 0 + 1
+    assert outside(np.array([607, 1000, 1393], dtype=object), 3000, public, 0.5) == 0
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+@pytest.mark.parametrize("radius", [0.002, 0.4, 1.6, 5.0])
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_every_released_token_keeps_to_the_ball(kind: str, radius: float, projection: Projection) -> None:
+    generator = torch.Generator().manual_seed(PUBLIC.index(kind))
+    public = public_logits(kind, generator)
+    parts = torch.stack([part_logits(part, public, generator) for part in PARTS])
+    protocol = PMixed(len(PARTS), 0.5, radius, projection=projection)
+    models = [(), *((part,) for part in range(len(PARTS)))]
+    nothing_drawn, *drawn = released(protocol, public, parts, models)
+    for weights in drawn:
+        assert outside(weights, weights.sum(), nothing_drawn, radius) == 0
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+@pytest.mark.parametrize("radius", [0.01, 1.6, 4.0])
+def test_what_a_part_adds_to_a_mean_keeps_to_the_ball(radius: float, projection: Projection) -> None:
+    """The analysis holds part i to have contributed (m+1) P(S'+i) - m P(S'): rounding of the mean counts m times."""
+    generator = torch.Generator().manual_seed(0)
+    public = public_logits("at the floor", generator)
+    parts = torch.stack([part_logits(PARTS[i % len(PARTS)], public, generator) for i in range(60)])
+    protocol = AdaPMixed(len(parts), projection=projection, radius=radius, threshold=math.inf)
+    models = [(), *(tuple(range(count)) for count in (1, 2, 3, 4, 5, 59, 60))]
+    nothing_drawn, *drawn = released(protocol, public, parts, models)
+    for m, without, present in zip((1, 2, 3, 4, 59), (*drawn[:4], drawn[5]), (*drawn[1:5], drawn[6]), strict=True):
+        added = (m + 1) * present * without.sum() - m * without * present.sum()
+        assert outside(added, present.sum() * without.sum(), nothing_drawn, radius) == 0
+
+
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_without_slack_rounding_leaves_the_ball(kind: str) -> None:
+    """What the tests above can see: the same code, projecting to the radius itself."""
+    generator = torch.Generator().manual_seed(PUBLIC.index(kind))
+    public = public_logits(kind, generator)
+    parts = torch.stack([part_logits(part, public, generator) for part in PARTS])
+    models = [(), *((i,) for i in range(len(PARTS)))]
+    answers = shape(public.log_softmax(dim=0).expand(len(models), -1), parts.log_softmax(dim=1), models)
+    nothing_drawn, *drawn = integer_weights(answers, lambda u, p0, drawn, out: clip(u, p0, 1.6)).numpy().astype(object)
+    assert sum(outside(weights, weights.sum(), nothing_drawn, 1.6) for weights in drawn) > 0
+
+
+def test_a_row_that_is_no_distribution_is_answered_by_the_public_model() -> None:
+    public = torch.tensor([0.5, 0.25, 0.25])
+    answers = shape(public.log()[None], public.log().expand(2, 3), [(0, 1)], SamplingOptions())
+    good, bad = torch.tensor([0.25, 0.25, 0.5]), torch.tensor([0.25, 0.25, 0.6])
+    weights = integer_weights(answers, lambda ratios, p0, drawn, out: torch.stack([good, bad]))
+    assert torch.equal(weights[0], ((good + public) / 2 * 2.0**61).long())
+
+
+def test_public_weights_are_exact() -> None:
+    logits = public_logits("steep", torch.Generator().manual_seed(1))
+    answers = shape(logits[None], torch.empty(0, VOCABULARY), [()], SamplingOptions())
+    assert bool((answers.public == 0).any()), "some tokens fall below the floor"
+    assert float(answers.public[answers.public > 0].min()) >= SUPPORT_FLOOR * (1 - 1e-6)
+    weights = PMixed(3, 0.5, 1.0).release(answers).weights
+    assert torch.equal(weights.double() / 2.0**61, answers.public.double())
+
+
+@pytest.mark.parametrize("parts", [1, 80, 5000])
+def test_little_of_a_radius_is_lost_to_rounding(parts: int) -> None:
+    low, high = radii(parts)
+    for radius in np.geomspace(low, high, 20):
+        assert slack(parts, radius) <= 0.1 * radius * (1 + 1e-9)
+    for radius in (low * 0.9, high * 1.1):
+        with pytest.raises(ValueError, match="radius"):
+            AdaPMixed(parts, radius=radius)

@@ -1,0 +1,283 @@
+"""Claim: AdaPMixED is its Algorithm 1, loses no more than its bound, and charges what its own transcription charges."""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from services.privacy import accounting
+from services.privacy.events import from_json
+from services.privacy.mollifiers.mixture import slack
+from services.privacy.mollifiers.projection import clip, mix
+from services.privacy.mollifiers.renyi import mollify
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocol import Answers, Release
+from services.privacy.protocols.adapmixed import (
+    AdaPMixed,
+    AdaPMixedSettings,
+    ScreenedRatioEvent,
+    ScreenedRenyiEvent,
+    screening_divergence,
+)
+from services.privacy.protocols.pmixed import PMixed, Projection, RatioEvent
+from tests.services.privacy.mechanism import Rows, climb, log_softmax, renyi_divergence
+
+ORDERS = (1.5, 3.0, 18.0)
+NEVER, ALWAYS = 1e9, 0.0  # thresholds
+
+
+def answers(public: Rows, parts: Rows, sequences: int = 1) -> Answers:
+    """The same query, to all of the parts, so many times."""
+    return shape(
+        torch.tensor(np.tile(public, (sequences, 1))).float(),
+        torch.tensor(np.tile(parts, (sequences, 1))).float(),
+        [tuple(range(len(parts)))] * sequences,
+    )
+
+
+def distribution(release: Release) -> Rows:
+    (weights,) = release.weights.numpy().astype(object)
+    return np.asarray((weights / weights.sum()).astype(np.float64))
+
+
+def rows(parts: int, vocabulary: int, seed: int = 0, scale: float = 2) -> tuple[Rows, Rows]:
+    public, *others = log_softmax(np.random.default_rng(seed).normal(scale=scale, size=(parts + 1, vocabulary)))
+    return public, np.array(others)
+
+
+def screening_cost(protocol: AdaPMixed) -> float:
+    return protocol.order * (protocol.mix / (protocol.parts * protocol.sigma)) ** 2
+
+
+def literal_loss(members: Sequence[Rows], p0: Rows, order: float) -> float:
+    """Algorithm 1's loss of an answered query, part by part and token by token."""
+    worst = 0.0
+    for left_out in range(len(members)):
+        others = [member for i, member in enumerate(members) if i != left_out]
+        mean = [math.fsum(member[x] for member in members) / len(members) for x in range(len(p0))]
+        if others:
+            without = [math.fsum(member[x] for member in others) / len(others) for x in range(len(p0))]
+        else:
+            without = list(p0)
+        for p, q in ((mean, without), (without, mean)):
+            moment = math.fsum(p[x] ** order * q[x] ** (1 - order) for x in range(len(p0)) if p0[x] > 0)
+            worst = max(worst, math.log(moment) / (order - 1))
+    return worst
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+@pytest.mark.parametrize(("parts", "radius", "order"), [(1, 0.8, 18.0), (2, 2.0, 3.0), (7, 0.5, 18.0), (40, 1.0, 2.5)])
+def test_the_ratio_mollifier_costs_what_the_algorithm_says(
+    parts: int, radius: float, order: float, projection: Projection
+) -> None:
+    protocol = AdaPMixed(parts, projection=projection, radius=radius, order=order, threshold=NEVER)
+    every = PMixed(parts, 1.0, radius, projection=projection)
+    project = clip if projection == "clip" else mix
+    for seed, scale in product(range(2), (0.02, 2, 20)):
+        query = answers(*rows(parts, 80, seed, scale))
+        release = protocol.release(query)
+        torch.testing.assert_close(release.weights / 2.0**61, every.release(query).weights / 2.0**61, rtol=1e-4, atol=0)
+        members = project(query.ratios, query.public[0], radius - slack(parts, radius)).double().numpy()
+        p0 = query.public[0].double().numpy()
+        expected = literal_loss([m / m.sum() for m in members], p0 / p0.sum(), order) + screening_cost(protocol)
+        assert release.losses is not None
+        np.testing.assert_allclose(release.losses, [[expected]], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(("parts", "order", "beta"), [(1, 3.0, 0.1), (5, 18.0, 0.2), (12, 2.0, 0.01)])
+def test_the_renyi_mollifier_costs_what_the_algorithm_says(parts: int, order: float, beta: float) -> None:
+    protocol = AdaPMixed(parts, "renyi", beta=beta, order=order, threshold=NEVER, enforce="measured")
+    for seed in range(3):
+        query = answers(*rows(parts, 80, seed))
+        p0 = query.public[0].double().numpy()
+        members = mollify(query.ratios, query.public[0], order, beta * order).double().numpy()
+        release = protocol.release(query)
+        np.testing.assert_allclose(distribution(release), members.mean(axis=0) / members.mean(axis=0).sum(), rtol=1e-5)
+        expected = literal_loss([m / m.sum() for m in members], p0 / p0.sum(), order) + screening_cost(protocol)
+        assert release.losses is not None
+        np.testing.assert_allclose(release.losses, [[expected]], rtol=1e-9, atol=1e-14)
+
+
+def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screening() -> None:
+    protocol = AdaPMixed(3, radius=1.0, threshold=ALWAYS)
+    query = answers(*rows(3, 200), sequences=3)
+    release = protocol.release(query)
+    assert torch.equal(release.weights.double() / 2.0**61, query.public.double())
+    assert release.losses is not None
+    np.testing.assert_allclose(release.losses, screening_cost(protocol), rtol=1e-12)
+
+
+def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+    protocol = AdaPMixed(4, radius=0.7, threshold=NEVER)
+    queries = [answers(*rows(4, 500, seed)) for seed in range(5)]
+    together = protocol.release(
+        Answers(
+            torch.cat([query.public for query in queries]),
+            torch.cat([query.ratios for query in queries]),
+            ((0, 1, 2, 3),) * 5,
+        )
+    )
+    assert together.losses is not None
+    for query, weights, losses in zip(queries, together.weights, together.losses, strict=True):
+        alone = protocol.release(query)
+        assert torch.equal(alone.weights[0], weights)
+        assert alone.losses is not None
+        np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
+
+
+def seen(public: Rows, parts: Rows, protocol: AdaPMixed) -> tuple[Rows, Rows]:
+    """p0 and the noiseless mean that the screening looks at [k], likeliest tokens of p0 first."""
+    top = np.argsort(-public, kind="stable")[: protocol.top_k]
+    p0 = np.exp(public)
+    mean = np.exp(parts).mean(axis=0) if len(parts) else p0
+    return p0[top], protocol.mix * mean[top]
+
+
+def screening_law(public: Rows, parts: Rows, protocol: AdaPMixed, bins: int = 61) -> Rows:
+    """The chances of an answer by the parts and by p0, noise binned: each bin decided as its middle is.
+
+    For the same query with and without a part the bins are the same, so that binning is post-processing.
+    """
+    p0, mean = seen(public, parts, protocol)
+    edges = np.linspace(-6, 6, bins + 1) * protocol.sigma
+    masses = [np.diff(norm.cdf(np.r_[-np.inf, edges[1:-1], np.inf], loc=m, scale=protocol.sigma)) for m in mean]
+    middles = (edges[1:] + edges[:-1]) / 2
+    noisy = np.array(list(product(middles, repeat=len(p0)))) + (1 - protocol.mix) * p0
+    chances = masses[0]
+    for mass in masses[1:]:
+        chances = np.multiply.outer(chances, mass)
+    decided = screening_divergence(noisy, np.tile(p0, (len(noisy), 1)), protocol.screening_order) <= protocol.threshold
+    answered = float(chances.ravel()[decided].sum())
+    return np.array([answered, 1 - answered])
+
+
+def law(public: Rows, parts: Rows, protocol: AdaPMixed) -> Rows:
+    """Of (decision, token)."""
+    chances = screening_law(public, parts, protocol)
+    forced = AdaPMixed(protocol.parts, projection=protocol.projection, radius=protocol.radius, threshold=NEVER)
+    mean = distribution(forced.release(answers(public, parts)))
+    p0 = distribution(forced.release(answers(public, parts[:0])))
+    return np.concatenate([chances[0] * mean, chances[1] * p0])
+
+
+def shares_of_the_bound(protocol: AdaPMixed, event: ScreenedRatioEvent, logits: Rows) -> list[float]:
+    rows = log_softmax(logits)
+    present, absent = law(rows[0], rows[1:], protocol), law(rows[0], rows[1:-1], protocol)
+    return [
+        renyi_divergence(p, q, order) / bound
+        for p, q in ((present, absent), (absent, present))
+        for order, bound in zip(ORDERS, event.rdp(ORDERS), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("sigma", "mix", "threshold"), [(0.3, 1.0, 0.15), (0.2, 0.5, 0.5)])
+@pytest.mark.parametrize(("parts", "radius"), [(1, 0.5), (2, 0.3), (3, 1.0)])
+def test_no_input_loses_more_than_the_bound(
+    parts: int, radius: float, sigma: float, mix: float, threshold: float
+) -> None:
+    protocol = AdaPMixed(parts, radius=radius, screening_order=2.0, sigma=sigma, mix=mix, threshold=threshold, top_k=2)
+    assert isinstance(protocol.event, ScreenedRatioEvent)
+    event, rng = protocol.event, np.random.default_rng(parts)
+    found, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (parts + 1, 3), 80, rng)
+    assert 0.2 < found <= 1
+
+
+def test_the_screening_without_its_cost_is_caught() -> None:
+    """What the search can see: with most of the loss in the screening, the bound of the answer alone is broken."""
+    protocol = AdaPMixed(2, radius=0.01, screening_order=2.0, sigma=0.3, mix=1.0, threshold=0.15, top_k=2)
+    event = ScreenedRatioEvent(2, 0.01, 1.0, 1e-9)
+    rng = np.random.default_rng(0)
+    found, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (3, 3), 60, rng)
+    assert found > 2
+
+
+def test_queries_are_screened_as_often_as_their_law_says() -> None:
+    public, parts = rows(2, 3, seed=5)
+    protocol = AdaPMixed(2, radius=1.0, screening_order=2.0, sigma=0.3, mix=1.0, threshold=0.2, top_k=2)
+    chance, _ = screening_law(public, parts, protocol, bins=401)
+    trials = 4000
+    losses = protocol.release(answers(public, parts, trials)).losses
+    assert losses is not None
+    answered = int((losses[:, 0] > screening_cost(protocol) * (1 + 1e-9)).sum())
+    assert 0.2 < chance < 0.8
+    assert abs(answered - trials * chance) <= 5 * math.sqrt(trials * chance * (1 - chance)) + trials * 2e-3
+
+
+def test_what_a_token_costs() -> None:
+    ratio = AdaPMixed(8, radius=0.4)
+    assert ratio.event == ScreenedRatioEvent(8, 0.4, 1e-2, 1e-4)
+    alone, screening = RatioEvent(8, 1.0, 0.4), np.array(ORDERS) * (1e-4 / (8 * 1e-2)) ** 2
+    np.testing.assert_allclose(ratio.event.rdp(ORDERS), alone.rdp(ORDERS) + screening, rtol=1e-12)
+    assert ratio.guarantee.status == "certified"
+    assert ratio.guarantee.adjacency == "user"
+    measured = AdaPMixed(8, radius=0.4, enforce="measured").guarantee
+    assert (measured.status, measured.adjacency) == ("data-dependent", "part, as published")
+    renyi = AdaPMixed(8, "renyi", beta=0.2, enforce="measured")
+    assert renyi.event == ScreenedRenyiEvent(8, 18.0, 0.2, 1e-2, 1e-4)
+    assert np.isinf(renyi.event.rdp(ORDERS)).all()
+    assert renyi.guarantee.status == "data-dependent"
+    for protocol in (ratio, renyi):
+        assert protocol.event.measured
+        assert from_json(protocol.event.to_json()) == protocol.event
+        assert protocol.draw() == tuple(range(8))
+
+
+def test_the_plan_keeps_the_budget() -> None:
+    settings = AdaPMixedSettings(tokens=300, epsilon=4.0)
+    protocol = settings.plan(20)
+    spent = accounting.epsilon(accounting.rdp({protocol.event: 300}), settings.delta).epsilon
+    assert 0.999 * 4 <= spent <= 4
+    order = [protocol.order]
+    assert accounting.epsilon(accounting.rdp({protocol.event: 300}, order), settings.delta, order).epsilon == spent
+    assert settings.plan(20, order=3.5).order == 3.5
+    assert settings.enforced == protocol.enforce == "bound"
+    renyi = AdaPMixedSettings(mollifier="renyi")
+    assert renyi.enforced == renyi.plan(20).enforce == "measured"
+    assert AdaPMixedSettings(enforce="measured").plan(20, order=18).guarantee.status == "data-dependent"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"mollifier": "renyi", "enforce": "bound"}, "enforce"),
+        ({"mollifier": "renyi", "radius": 1.0}, "radius"),
+        ({"radius": 40.0}, "radius"),
+        ({"enforce": "measured", "order": 2.0}, "order"),
+        ({"mollifier": "renyi", "beta": 1e-9}, "beta"),
+        ({"sigma": 0.0}, "sigma"),
+        ({"mix": 1.5}, "mix"),
+        ({"top_k": 1}, "top_k"),
+        ({"threshold": -1.0}, "threshold"),
+        ({"epsilon": None}, "epsilon"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        AdaPMixedSettings(**fields).plan(8, order=18)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"parts": 0}, "parts"),
+        ({"radius": None}, "radius"),
+        ({"beta": 0.2}, "beta"),
+        ({"radius": math.nan}, "radius"),
+        ({"mollifier": "magic"}, "mollifier"),
+        ({"projection": "magic"}, "projection"),
+        ({"enforce": "magic"}, "enforce"),
+        ({"order": 1.0}, "order"),
+        ({"screening_order": 1.0}, "order"),
+        ({"mollifier": "renyi", "enforce": "measured"}, "beta"),
+        ({"mollifier": "renyi", "radius": None, "beta": 0.2}, "enforce"),
+        ({"mollifier": "renyi", "radius": None, "beta": math.inf, "enforce": "measured"}, "beta"),
+    ],
+)
+def test_impossible_protocols_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        AdaPMixed(**{"parts": 8, "radius": 0.4, **fields})

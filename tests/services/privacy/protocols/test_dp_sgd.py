@@ -1,0 +1,113 @@
+"""Claim: DP-SGD's training costs what dp-accounting says, and is paid for once, whatever number of tokens is drawn."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.mechanism_calibration import ExplicitBracketInterval, calibrate_dp_mechanism
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from services.privacy import accounting
+from services.privacy.accounting import planning
+from services.privacy.events import from_json
+from services.privacy.protocols.dp_sgd import DpSgd, DpSgdEvent, DpSgdSettings, noise_multiplier
+
+DELTA = 1e-5
+EVENT = DpSgdEvent("user", 1.1, 0.05, 100, "first")
+
+
+def test_opacus_finds_the_noise_that_dp_accounting_finds() -> None:
+    epsilon, rate, steps = 4.0, 0.05, 100
+    found = noise_multiplier(epsilon, DELTA, rate, steps)
+    calibrated = calibrate_dp_mechanism(
+        lambda: PLDAccountant(value_discretization_interval=1e-3),
+        lambda noise: SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps),
+        epsilon,
+        DELTA,
+        bracket_interval=ExplicitBracketInterval(0.3, 30.0),
+        tol=1e-4,
+    )
+    assert found == pytest.approx(calibrated, rel=0.01)
+    assert epsilon - 0.05 < DpSgdEvent("record", found, rate, steps).epsilon(DELTA) <= epsilon
+
+
+def test_no_noise_is_enough_for_an_epsilon_of_nothing() -> None:
+    with pytest.raises(ValueError, match="cannot be kept to over 1000000000 steps"):
+        noise_multiplier(1e-9, 1e-30, 1.0, 10**9)
+
+
+def test_the_divergence_is_exact_at_whole_orders_and_a_bound_between_them() -> None:
+    accountant = RdpAccountant([2, 3, 4, 9])
+    accountant.compose(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.1)), 100)
+    np.testing.assert_allclose(EVENT.rdp([2, 3, 4, 9]), accountant.rdp, rtol=1e-12)
+    between = np.array([1.5, 2.5, 3.25, 7.9])
+    exact = RdpAccountant(between)
+    exact.compose(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.1)), 100)
+    bound = EVENT.rdp(between)
+    assert np.isfinite(exact.rdp).all()
+    assert (bound >= exact.rdp).all()
+    assert (bound <= EVENT.rdp(np.ceil(between))).all()
+
+
+def test_any_number_of_tokens_costs_what_the_training_did() -> None:
+    once, often = (planning.cost(EVENT, tokens, DELTA) for tokens in (1, 10**9))
+    assert (once.epsilon_rdp, once.epsilon_pld) == (often.epsilon_rdp, often.epsilon_pld)
+    assert often.epsilon_pld == pytest.approx(EVENT.epsilon(DELTA), abs=1e-9)
+    assert planning.cost(EVENT, 0, DELTA).epsilon_rdp == 0
+
+
+def test_two_trainings_add_up() -> None:
+    again = DpSgdEvent("user", 1.1, 0.05, 100, "second")
+    np.testing.assert_allclose(accounting.rdp({EVENT: 7, again: 3}), 2 * accounting.rdp({EVENT: 1}))
+    both, one = accounting.pld_epsilon({EVENT: 7, again: 3}, DELTA), EVENT.epsilon(DELTA)
+    assert both is not None
+    assert 1.3 * one < both < 2 * one
+
+
+def test_the_sentence_promises_any_number_of_tokens() -> None:
+    sentence = DpSgd(1, EVENT).guarantee.sentence("8", DELTA, 1024)
+    assert "sees any number of released tokens, (8, 1e-05)-differential privacy for any one user's text" in sentence
+    assert "certified" in sentence
+    assert EVENT.adjacency == "user"
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"unit": "part"}, "unit"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"sampling_rate": 0.0}, "sampling_rate"),
+        ({"sampling_rate": 1.5}, "sampling_rate"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_impossible_training(changed: dict[str, object], problem: str) -> None:
+    fields: dict[str, object] = {"unit": "user", "noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 1}
+    with pytest.raises(ValueError, match=problem):
+        DpSgdEvent(**(fields | changed))  # type: ignore[arg-type]
+
+
+def test_events_survive_storage() -> None:
+    assert from_json(EVENT.to_json()) == EVENT
+
+
+def test_one_model_is_an_ensemble_of_one_part() -> None:
+    assert DpSgdSettings().plan(1).draw() == (0,)
+    with pytest.raises(ValueError, match=r"parts must be 1 .* has 8.*`privmix train --dp-sgd`"):
+        DpSgdSettings().plan(8)
+
+
+def test_what_is_served_is_what_was_trained() -> None:
+    served = DpSgdSettings().of(EVENT, 5.0, DELTA)
+    assert served.plan(1).event == EVENT
+    assert (served.epsilon, served.delta) == (5.0, DELTA)
+    assert DpSgdSettings(epsilon=7.0).of(EVENT, 5.0, DELTA).epsilon == 7.0
+    with pytest.raises(ValueError, match="steps: the ensemble was trained with 100"):
+        DpSgdSettings(steps=99).of(EVENT, 5.0, DELTA)
+    with pytest.raises(ValueError, match=r"epsilon: the training cost .* more than the 1 that"):
+        DpSgdSettings(epsilon=1.0).of(EVENT, 5.0, DELTA)
+    with pytest.raises(ValueError, match=r"epsilon: the training cost .* at delta 1e-30"):
+        DpSgdSettings(delta=1e-30).of(EVENT, 5.0, DELTA)

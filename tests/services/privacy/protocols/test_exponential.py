@@ -1,0 +1,281 @@
+"""Claim (privacy.md sections 7 and 9.1): no input costs the exponential mechanism more than its event says."""
+
+from fractions import Fraction
+from itertools import combinations, permutations
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.privacy.accounting import planning
+from services.privacy.accounting.bounded_range import bounded_range_rdp
+from services.privacy.accounting.bounded_range import hockey_stick as hockey_stick_bound
+from services.privacy.events import from_json
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocols.exponential import (
+    Exponential,
+    ExponentialEvent,
+    ExponentialSettings,
+    FixedSizeExponentialEvent,
+    radii,
+    slack,
+)
+from tests.services.privacy.mechanism import (
+    Rows,
+    climb,
+    hockey_stick,
+    log_softmax,
+    released,
+    renyi_divergence,
+    subsets,
+    token_distribution,
+)
+from tests.services.privacy.mollifiers.test_mixture import PARTS, PUBLIC, part_logits, public_logits
+
+VOCABULARY = 3
+SEARCHED = (1.5, 3.0, 18.0)
+MODERATE = (1.5, 3.0, 5.0)
+EPSILONS = np.array([0.0, 0.1, 0.5])
+CASES = [(1, 1, 1.0), (2, 2, 0.6), (2, 1, 0.6), (3, 2, 0.4), (4, 1, 1.5), (4, 2, 0.8)]
+
+
+def losses(protocol: Exponential, event: FixedSizeExponentialEvent, logits: Rows) -> list[float]:
+    """Each divergence between the token's laws before and after the last part is replaced, over what is allowed."""
+    public, *rows = log_softmax(logits)
+    *others, before, after = rows
+    pair = [token_distribution(protocol, public, np.array([*others, own])) for own in (before, after)]
+    limits = hockey_stick_bound(EPSILONS, event.range, event.drawn)
+    return [
+        *(renyi_divergence(pair[0], pair[1], a) / rdp for a, rdp in zip(SEARCHED, event.rdp(SEARCHED), strict=True)),
+        *(hockey_stick(pair[0], pair[1], e) / limit for e, limit in zip(EPSILONS, limits, strict=True) if limit > 0),
+    ]
+
+
+def search(protocol: Exponential, event: FixedSizeExponentialEvent, rounds: int, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    return climb(lambda x: max(losses(protocol, event, x)), (event.parts + 2, VOCABULARY), rounds, rng)[0]
+
+
+@pytest.mark.parametrize(("parts", "sample", "radius"), CASES)
+def test_no_input_loses_more_than_the_event(parts: int, sample: int, radius: float) -> None:
+    protocol, event = Exponential(parts, sample, radius), FixedSizeExponentialEvent(parts, sample, radius)
+    assert search(protocol, event, 100, parts) <= 1
+
+
+@pytest.mark.parametrize(("parts", "radius"), [(3, 0.3), (5, 0.3), (9, 0.6)])
+def test_with_every_part_drawn_some_input_loses_as_much(parts: int, radius: float) -> None:
+    """Two tokens with a public chance of at most e^-c each; the part says one before and the other after.
+
+    At high orders the worst case wants one of them rarer than e^-c leaves it.
+    """
+    protocol, event = Exponential(parts, parts, radius), FixedSizeExponentialEvent(parts, parts, radius)
+    assert event.adjacency == "user"
+    best = [0.0] * len(MODERATE)
+    for first in np.linspace(1 - np.exp(-radius), np.exp(-radius), 41):
+        for lifted in range(parts):
+            public = np.log([first, 1 - first])
+            said = [np.array([0.0, -20.0]), np.array([-20.0, 0.0])]
+            others = [said[0]] * lifted + [said[1]] * (parts - 1 - lifted)
+            pair = [token_distribution(protocol, public, np.array([*others, own])) for own in said]
+            best = [max(old, renyi_divergence(pair[0], pair[1], a)) for old, a in zip(best, MODERATE, strict=True)]
+    for found, allowed in zip(best, event.rdp(MODERATE), strict=True):
+        assert 0.999 * allowed <= found <= allowed
+
+
+def test_a_clip_at_twice_the_radius_is_caught() -> None:
+    assert search(Exponential(2, 2, 1.0), FixedSizeExponentialEvent(2, 2, 0.5), 100, 0) > 1.5
+
+
+def test_no_input_passes_the_privacy_loss_distribution() -> None:
+    event = FixedSizeExponentialEvent(3, 2, 0.7)
+    composed = event.pld()
+    bounds = hockey_stick_bound(EPSILONS, event.range, event.drawn)
+    for epsilon, bound in zip(EPSILONS, bounds, strict=True):
+        assert bound - 1e-12 <= composed.get_delta_for_epsilon(float(epsilon)) <= bound * (1 + 1e-3) + 1e-6
+
+
+GRID = [0.01, 0.5, 3.0, 12.0]
+
+
+@pytest.mark.parametrize("eta", GRID)
+def test_the_cost_of_bounded_range_is_the_largest_moment(eta: float) -> None:
+    """Against a plain search over s, which can only understate: never below, and hardly above."""
+    s = np.linspace(1e-9, eta * (1 - 1e-9), 20_001)
+    low, high = np.exp(-s), np.exp(eta - s)
+    mass = (1 - low) / (high - low)
+    orders = (1.06, 2.0, 7.5, 100.0)
+    for order, bound in zip(orders, bounded_range_rdp(orders, eta), strict=True):
+        both = [np.logaddexp(np.log(mass) + b * (eta - s), np.log1p(-mass) - b * s).max() for b in (order, 1 - order)]
+        largest = max(both) / (order - 1)
+        assert largest * (1 - 1e-9) <= bound <= largest * (1 + 1e-6) + 1e-13
+        assert bound <= order * eta**2 / 8 * (1 + 2e-4), "bounded range (Dong, Durfee, Rogers 2020)"
+
+
+@pytest.mark.parametrize("drawn", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("eta", [0.01, 0.5, 3.0])
+def test_a_sampled_cost_is_that_of_its_dominating_pair(eta: float, drawn: float) -> None:
+    """Against the moments of its privacy loss distribution, on a fine grid of losses."""
+    event = ExponentialEvent(4000, drawn, eta * drawn * 1000)
+    assert event.range == pytest.approx(eta)
+    interval = eta / 4000
+    pmf = event.pld(interval)._pmf_remove.to_dense_pmf()
+    masses = np.array(pmf._probs)
+    pair_losses = (pmf._lower_loss + np.arange(len(masses))) * interval
+    for order, rdp in zip((1.5, 4.0, 30.0), event.rdp((1.5, 4.0, 30.0)), strict=True):
+        moment = np.log(np.sum(masses * np.exp((order - 1) * pair_losses))) / (order - 1)
+        unamplified = bounded_range_rdp([order], eta)[0]
+        assert rdp == pytest.approx(min(moment, unamplified), rel=2e-3)
+
+
+def test_an_old_event_bounds_the_poisson_draw_that_it_charged() -> None:
+    """Every subset of three parts, by the formula of earlier versions, under replacement of the last part."""
+    parts, q, radius = 3, 0.5, 0.6
+    event = ExponentialEvent(parts, q, radius)
+    allowed = event.rdp(SEARCHED)
+
+    def law(public: Rows, rows: Rows) -> Rows:
+        total = np.zeros(len(public))
+        for drawn in subsets(parts):
+            exponent = sum((np.clip(rows[i] - public, -radius, radius) for i in drawn), np.zeros(len(public)))
+            weights = np.exp(public + np.clip(exponent / (q * parts), -radius, radius))
+            total += q ** len(drawn) * (1 - q) ** (parts - len(drawn)) * weights / weights.sum()
+        return total
+
+    def share(logits: Rows) -> float:
+        public, *rows = log_softmax(logits)
+        pair = [law(public, np.array([*rows[: parts - 1], own])) for own in rows[-2:]]
+        return max(renyi_divergence(pair[0], pair[1], a) / rdp for a, rdp in zip(SEARCHED, allowed, strict=True))
+
+    assert 0.2 < climb(share, (parts + 2, VOCABULARY), 200, np.random.default_rng(0))[0] <= 1
+
+
+def test_the_token_is_drawn_from_the_formula() -> None:
+    public, *rows = log_softmax(np.random.default_rng(0).normal(scale=2, size=(4, 50)))
+    protocol = Exponential(3, 2, 1.2)
+    models = [(0, 1), (0, 2), (1, 2)]
+    for asked, weights in zip(models, released(protocol, public, np.array(rows), models), strict=True):
+        total = sum((np.clip(rows[i] - public, -1.2, 1.2) for i in asked), np.zeros(50))
+        expected = np.exp(public + total / 2)
+        np.testing.assert_allclose((weights / weights.sum()).astype(float), expected / expected.sum(), rtol=1e-4)
+
+
+def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+    public, *rows = log_softmax(np.random.default_rng(1).normal(scale=2, size=(6, 300)))
+    protocol = Exponential(5, 3, 0.7)
+    models = [*combinations(range(5), 3)] * 2
+    together = released(protocol, public, np.array(rows), models)
+    for asked, weights in zip(models, together, strict=True):
+        (alone,) = released(protocol, public, np.array(rows), [asked])
+        np.testing.assert_allclose((weights / alone - 1).astype(float), 0, atol=1e-5)
+
+
+def spread(present: Any, absent: Any, kept: Any) -> Fraction:
+    """The largest quotient of integer weights over the smallest, exactly."""
+    quotients = [Fraction(a, b) for a, b in zip(present[kept], absent[kept], strict=True)]
+    return max(quotients) / min(quotients)
+
+
+def answered(public: torch.Tensor, rows: torch.Tensor, models: list[tuple[int, ...]]) -> Any:
+    together = rows[[i for asked in models for i in asked]].log_softmax(dim=1)
+    return shape(public.log_softmax(dim=0).expand(len(models), -1), together, models)
+
+
+@pytest.mark.parametrize("sample", [1, 3, 5])
+@pytest.mark.parametrize("share", [0.001, 0.5, 1.0])
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_integer_weights_keep_to_the_range(kind: str, share: float, sample: int) -> None:
+    generator = torch.Generator().manual_seed(PUBLIC.index(kind))
+    public = public_logits(kind, generator)
+    rows = torch.stack([part_logits(part, public, generator) for part in PARTS])
+    low, high = radii(sample)
+    protocol = Exponential(len(PARTS), sample, low + share * (high - low))
+    chosen = list(combinations(range(len(PARTS)), sample))[:20]
+    others = [(*drawn[:-1], (drawn[-1] + 1) % len(PARTS)) for drawn in chosen]
+    answers = answered(public, rows, [*chosen, *others])
+    weights = protocol.release(answers).weights.numpy().astype(object)
+    kept = answers.public[0].numpy() > 0
+    for before, after in zip(weights[: len(chosen)], weights[len(chosen) :], strict=True):
+        assert spread(before, after, kept) <= Fraction(exp(protocol.event.range))
+
+
+def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above can see: the same code, clipping at the radius itself."""
+    public = public_logits("at the floor", torch.Generator().manual_seed(3))
+    rows = torch.where(torch.arange(len(public)) == torch.arange(5, 15)[:, None], 0.0, -60.0)
+    protocol = Exponential(10, 1, 6.0)
+    answers = answered(public, rows, [(part,) for part in range(10)])
+    kept = answers.public[0].numpy() > 0
+
+    def widest() -> Fraction:
+        weights = protocol.release(answers).weights.numpy().astype(object)
+        return max(spread(b, a, kept) for a, b in permutations(weights, 2))
+
+    allowed = Fraction(exp(protocol.event.range))
+    assert widest() <= allowed
+    monkeypatch.setattr("services.privacy.protocols.exponential.slack", lambda *_: 0.0)
+    assert widest() > allowed
+
+
+@pytest.mark.parametrize("sample", [1, 80, 5000])
+def test_little_of_a_radius_is_lost_to_rounding(sample: int) -> None:
+    low, high = radii(sample)
+    for radius in np.geomspace(low, high, 20):
+        assert slack(sample, radius) <= 0.1 * radius * (1 + 1e-6)
+    for radius in (low * 0.9, high * 1.1):
+        with pytest.raises(ValueError, match="radius"):
+            Exponential(5000, sample, radius)
+
+
+@pytest.mark.parametrize(("parts", "sample", "tokens", "epsilon"), [(80, 8, 1024, 8.0), (8, None, 256, 2.0)])
+def test_a_plan_spends_its_budget(parts: int, sample: int | None, tokens: int, epsilon: float) -> None:
+    protocol = ExponentialSettings(sample=sample, tokens=tokens, epsilon=epsilon).plan(parts)
+    spent = planning.cost(protocol.event, tokens, 1e-5)
+    assert epsilon * (1 - 1e-6) <= spent.epsilon_rdp <= epsilon
+    assert protocol.rows == (sample or parts) == len(protocol.draw())
+
+
+def test_a_chosen_radius_is_kept() -> None:
+    assert ExponentialSettings(sample=2, radius=0.3).plan(8) == Exponential(8, 2, 0.3)
+
+
+def test_a_configuration_with_poisson_draws_is_refused_with_the_fix() -> None:
+    with pytest.raises(ValueError, match="q: set `sample` instead"):
+        ExponentialSettings.model_validate({"q": 0.5})
+
+
+def test_another_number_of_rows_is_refused() -> None:
+    public, *rows = log_softmax(np.random.default_rng(0).normal(size=(4, 5)))
+    with pytest.raises(ValueError, match="2 parts"):
+        released(Exponential(3, 2, 0.5), public, np.array(rows), [(0,)])
+
+
+def test_the_events_survive_storage() -> None:
+    """Ledgers keep this text for ever."""
+    event = FixedSizeExponentialEvent(80, 4, 1.6)
+    assert event.to_json() == '{"kind":"exponential-fixed-size","parts":80,"radius":1.6,"sample":4}'
+    assert from_json(event.to_json()) == event
+    assert event.guarantee.status == "certified"
+    earlier = ExponentialEvent(80, 0.03, 1.6)
+    assert earlier.to_json() == '{"kind":"exponential","parts":80,"q":0.03,"radius":1.6}'
+    assert from_json(earlier.to_json()) == earlier
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"parts": 0}, "parts"),
+        ({"parts": 2.5}, "parts"),
+        ({"parts": 10**7, "sample": 10**7}, "sample"),
+        ({"sample": 0}, "sample"),
+        ({"sample": 9}, "sample"),
+        ({"sample": 1.5}, "sample"),
+        ({"radius": 0.0}, "radius"),
+        ({"radius": np.inf}, "radius"),
+        ({"radius": 40.0}, "radius"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Exponential(**{"parts": 8, "sample": 2, "radius": 0.4, **fields})

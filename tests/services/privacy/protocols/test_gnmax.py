@@ -1,0 +1,229 @@
+"""Claim (privacy.md sections 7 and 9.1): no votes cost GNMax more than its event says, or more than their own loss."""
+
+import math
+from collections import Counter
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import erfc
+
+from services.privacy.accounting import planning
+from services.privacy.events import from_json
+from services.privacy.mollifiers.candidates import Candidates
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocol import Answers
+from services.privacy.protocols.gnmax import (
+    GNMax,
+    GNMaxEvent,
+    GNMaxSettings,
+    largest_chances,
+    loss,
+    perplexity_bound,
+    votes,
+)
+from services.privacy.sampling.categorical import TOTAL, sample
+from services.privacy.sampling.noise import Integers
+from tests.services.privacy.mechanism import Rows, hockey_stick, renyi_divergence
+
+ORDERS = (1.5, 3.0, 18.0)
+
+
+def law(counts: Integers, sigma: float) -> Rows:
+    """The exact law of the noisy plurality, the first of those that tie: sums over the discrete Gaussian."""
+    reach = math.ceil(14 * sigma) + int(counts.max()) + 1
+    z = np.arange(-reach, 2 * reach + 1)
+    masses = np.exp(-((z - np.asarray(counts)[:, None]) ** 2) / (2 * sigma**2))
+    masses /= masses.sum(axis=1, keepdims=True)
+    below = masses.cumsum(axis=1) - masses
+    chances = []
+    for j, own in enumerate(masses):
+        lose = [below[i] if i < j else below[i] + masses[i] for i in range(len(counts)) if i != j]
+        chances.append(float(np.sum(own * np.prod(lose, axis=0))))
+    return np.array(chances)
+
+
+def neighbours(counts: Integers) -> list[Integers]:
+    """The votes where one part votes for another token."""
+    one = np.eye(len(counts), dtype=np.int64)
+    steps = [one[i] - one[j] for i, j in permutations(range(len(counts)), 2)]
+    return [counts + step for step in steps if (counts + step).min() >= 0]
+
+
+ALL_VOTES = [np.array(counts) for counts in product((0, 1, 2, 4, 9, 14), repeat=3)]
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.5])
+def test_no_votes_lose_more_than_the_event_or_their_own_loss(sigma: float) -> None:
+    allowed = dict(zip(ORDERS, GNMaxEvent(3, sigma).rdp(ORDERS), strict=True))
+    below = 0
+    for counts in ALL_VOTES:
+        present = law(counts, sigma)
+        own = {a: loss(counts[None], sigma, a)[0] for a in ORDERS}
+        below += own[3.0] < allowed[3.0] / 2
+        for neighbour in neighbours(counts):
+            absent = law(neighbour, sigma)
+            for order in ORDERS:
+                for pair in ((present, absent), (absent, present)):
+                    lost = renyi_divergence(*pair, order)
+                    assert lost <= allowed[order]
+                    assert lost <= own[order] + 1e-12
+    assert below > len(ALL_VOTES) / 10, "some votes agree so much that the theorem says more than the event"
+
+
+def test_half_the_noise_is_caught() -> None:
+    allowed = GNMaxEvent(3, 2.0).rdp([3.0])[0]
+    lost = [renyi_divergence(law(c, 1.0), law(n, 1.0), 3.0) for c in ALL_VOTES for n in neighbours(c)]
+    assert max(lost) > 1.5 * allowed
+
+
+def test_some_votes_cost_nearly_what_the_event_says() -> None:
+    """Two tokens far ahead of the others: their difference is all that shows, half of what the counts would tell."""
+    allowed = dict(zip(ORDERS, GNMaxEvent(3, 1.0).rdp(ORDERS), strict=True))
+    shares = [
+        renyi_divergence(law(c, 1.0), law(n, 1.0), a) / allowed[a]
+        for c in ALL_VOTES
+        for n in neighbours(c)
+        for a in ORDERS
+    ]
+    assert 0.5 < max(shares) <= 1
+
+
+def test_no_votes_pass_the_privacy_loss_distribution() -> None:
+    composed = GNMaxEvent(3, 1.0).pld()
+    for epsilon in (0.0, 0.3, 1.0):
+        allowed = composed.get_delta_for_epsilon(epsilon)
+        lost = [hockey_stick(law(c, 1.0), law(n, 1.0), epsilon) for c in ALL_VOTES for n in neighbours(c)]
+        assert max(lost) <= allowed * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("sigma", [3.0, 20.0])
+def test_the_loss_agrees_with_the_theorem_as_published(sigma: float) -> None:
+    """Theorem 6 transcribed, at the same mu1 and mu2, for margins less by 2."""
+    order, count = 4.0, 100
+    z = np.arange(-250, 251)
+    noise = np.exp(-(z**2) / (2 * sigma**2))
+    difference = np.convolve(noise, noise) / noise.sum() ** 2
+    for first in (55, 70, 85, 100):
+        q = sum(float(difference[500 + margin :].sum()) for margin in (2 * first - count - 2, first - 2))
+        mu2 = sigma * math.sqrt(math.log(1 / q))
+        mu1 = max(order, mu2 + 1)
+        eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
+        expected = order / sigma**2
+        limit = math.exp((mu2 - 1) * eps2) / (mu1 / (mu1 - 1) * mu2 / max(mu2 - 1, 1e-9)) ** mu2
+        if mu2 > 1 and q <= limit:
+            a = (1 - q) / (1 - (q * math.exp(eps2)) ** ((mu2 - 1) / mu2))
+            b = math.exp(eps1) / q ** (1 / (mu1 - 1))
+            dependent = math.log((1 - q) * a ** (order - 1) + q * b ** (order - 1)) / (order - 1)
+            expected = min(expected, dependent)
+        found = loss(np.array([[first, count - first, 0]]), sigma, order)[0]
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-14)
+
+
+def answers_of(counts: Integers, copies: int = 1) -> Answers:
+    """The parts' answers in which each token of a small vocabulary is so many parts' most likely one."""
+    vocabulary = len(counts)
+    rows = torch.full((int(counts.sum()), vocabulary), -5.0)
+    rows[torch.arange(len(rows)), torch.repeat_interleave(torch.arange(vocabulary), torch.tensor(counts))] = 5.0
+    public = -0.01 * torch.arange(vocabulary).float()
+    models = [tuple(range(len(rows)))] * copies
+    return shape(public.log_softmax(0).expand(copies, -1), rows.log_softmax(1).repeat(copies, 1), models)
+
+
+def test_the_released_token_follows_the_exact_law() -> None:
+    counts = np.array([4, 3, 1])
+    release = GNMax(8, 1.5, 3, 4.0).release(answers_of(counts, 5000))
+    assert set(release.weights.unique().tolist()) == {0, TOTAL // 2}
+    tokens = Counter(sample(release.weights))
+    for token, chance in enumerate(law(counts, 1.5)):
+        assert abs(tokens[token] - 5000 * chance) <= 6 * math.sqrt(5000 * chance * (1 - chance))
+    assert release.losses is not None
+    assert release.losses.shape == (5000, 1)
+    assert (release.losses == loss(counts[None], 1.5, 4.0)).all()
+
+
+def test_votes_of_many_sequences_are_each_as_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(5, 200, generator=generator).mul(3).log_softmax(1)
+    rows = torch.randn(5 * 7, 200, generator=generator).mul(3).log_softmax(1)
+    models = [tuple(range(7))] * 5
+    answers = shape(public, rows, models)
+    together = votes(answers, Candidates.of(answers.public, 20))
+    for s in range(5):
+        alone = shape(public[s : s + 1], rows[7 * s : 7 * s + 7], models[:1])
+        candidates = Candidates.of(alone.public, 20)
+        assert votes(alone, candidates)[0].tolist() == together[s].tolist()
+        among = rows[7 * s : 7 * s + 7, candidates.tokens[0]].argmax(dim=1).bincount(minlength=20)
+        assert among.tolist() == together[s].tolist()
+
+
+def test_only_kept_tokens_are_released() -> None:
+    """Noise that drowns the votes, on fewer kept tokens than candidates."""
+    public = torch.randn(400, 50, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+    rows = torch.randn(400, 50).log_softmax(1)
+    answers = shape(public, rows, [(0,)] * 400, SamplingOptions(top_k=3))
+    tokens = torch.tensor(sample(GNMax(1, 100.0, 10).release(answers).weights))
+    assert bool((answers.public[torch.arange(400), tokens] > 0).all())
+
+
+@pytest.mark.parametrize("sigma", [0.7, 2.5])
+def test_chances_to_win_are_bounded(sigma: float) -> None:
+    for counts in ALL_VOTES:
+        chances, bounds = law(counts, sigma), largest_chances(counts[None], sigma)[0]
+        assert (chances <= bounds + 1e-12).all()
+    counts = np.array([[40, 10, 0]])
+    expected = [0.5 * erfc(-30.5 / 2 / 10), 0.5 * erfc(29.5 / 2 / 10), 0.5 * erfc(39.5 / 2 / 10)]
+    np.testing.assert_allclose(largest_chances(counts, 10.0)[0], expected, rtol=2e-3)
+
+
+def test_perplexity_is_bounded_below() -> None:
+    counts = np.array([30, 25, 2])
+    answers, protocol = answers_of(counts, 2), GNMax(57, 8.0, 3)
+    tokens = torch.tensor([0, 1])
+    exact = math.exp(-float(np.log(law(counts, 8.0)[tokens]).mean()))
+    assert 0.9 * exact <= perplexity_bound(protocol, answers, tokens) <= exact
+    assert perplexity_bound(GNMax(57, 8.0, 2), answers, torch.tensor([0, 2])) == math.inf
+
+
+@pytest.mark.parametrize(("parts", "tokens", "epsilon"), [(80, 1024, 8.0), (3, 20, 1.0)])
+def test_a_plan_spends_its_budget(parts: int, tokens: int, epsilon: float) -> None:
+    protocol = GNMaxSettings(tokens=tokens, epsilon=epsilon).plan(parts)
+    spent = planning.cost(protocol.event, tokens, 1e-5)
+    assert epsilon * (1 - 1e-6) <= spent.epsilon_rdp <= epsilon
+    assert protocol.order == spent.best_order
+    assert spent.epsilon_pld is not None
+    assert spent.epsilon_pld < epsilon
+
+
+def test_the_order_of_losses() -> None:
+    assert GNMaxSettings(sigma=20.0).plan(8, order=6.5).order == 6.5
+    assert GNMaxSettings(sigma=20.0, order=5).plan(8).order == 5
+    assert GNMaxSettings(sigma=20.0, order=5).plan(8, order=5.0) == GNMax(8, 20.0, 100, 5)
+    with pytest.raises(ValueError, match="order must be the ledger's"):
+        GNMaxSettings(sigma=20.0, order=5).plan(8, order=6.0)
+
+
+def test_the_event_survives_storage() -> None:
+    event = GNMaxEvent(80, 20.5)
+    assert event.to_json() == '{"kind":"gnmax","parts":80,"sigma":20.5}'
+    assert from_json(event.to_json()) == event
+    assert event.measured
+    assert event.guarantee.status == "certified"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"parts": 0}, "parts"),
+        ({"sigma": 0.0}, "sigma"),
+        ({"sigma": math.inf}, "sigma"),
+        ({"sigma": 1e7}, "sigma"),
+        ({"candidates": 0}, "candidates"),
+        ({"order": 1.0}, "order"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        GNMax(**{"parts": 8, "sigma": 4.0, **fields})

@@ -1,0 +1,79 @@
+"""Claim: the references sample what they are named for, and promise no more than that."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from services.privacy.accounting import planning
+from services.privacy.events import Event, from_json
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
+from services.privacy.protocols.finetuned import Finetuned, FinetunedEvent, FinetunedSettings
+from services.privacy.protocols.public import Public, PublicEvent, PublicSettings
+
+
+def test_the_public_model_alone_answers() -> None:
+    public = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    protocol = PublicSettings().plan(5)
+    assert protocol.draw() == ()
+    for rows, models in ((torch.empty(0, 40), [()] * 3), (torch.zeros(3, 40).log_softmax(1), [(0,)] * 3)):
+        weights = protocol.release(shape(public, rows, models)).weights
+        np.testing.assert_allclose(weights / 2.0**61, public.exp(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", [Ensemble(4), Finetuned(1)])
+def test_the_mean_of_the_part_models_is_released(protocol: Protocol) -> None:
+    generator = torch.Generator().manual_seed(1)
+    public = torch.randn(6, 40, generator=generator).log_softmax(1)
+    rows = torch.randn(6 * protocol.parts, 40, generator=generator).mul(3).log_softmax(1)
+    models = [protocol.draw()] * 6
+    assert models[0] == tuple(range(protocol.parts))
+    weights = protocol.release(shape(public, rows, models)).weights
+    means = rows.exp().view(6, protocol.parts, 40).mean(dim=1)
+    np.testing.assert_allclose(weights / 2.0**61, means, rtol=1e-4)
+    for s in range(6):
+        alone = shape(public[s : s + 1], rows[protocol.parts * s : protocol.parts * (s + 1)], models[:1])
+        np.testing.assert_allclose(protocol.release(alone).weights[0] / weights[s], 1, atol=1e-6)
+
+
+def test_the_public_model_costs_nothing() -> None:
+    cost = planning.cost(PublicSettings().plan(8).event, 10**6, 1e-5)
+    assert (cost.epsilon_rdp, cost.epsilon_pld) == (0, 0)
+    sentence = PublicEvent().guarantee.sentence("0.000", 1e-5, 10)
+    assert "certified (nothing private is read)" in sentence
+
+
+@pytest.mark.parametrize("event", [EnsembleEvent(), FinetunedEvent()])
+def test_the_others_cost_without_limit(event: Event) -> None:
+    cost = planning.cost(event, 1, 1e-5)
+    assert (cost.epsilon_rdp, cost.epsilon_pld) == (math.inf, None)
+    assert planning.cost(event, 0, 1e-5).epsilon_rdp == 0
+    sentence = event.guarantee.sentence("unbounded", 1e-5, 10)
+    assert sentence.startswith("No privacy guarantee: ")
+    assert sentence.endswith(", for comparison.")
+
+
+@pytest.mark.parametrize("settings", [EnsembleSettings, FinetunedSettings])
+def test_they_keep_no_budget(settings: type[EnsembleSettings]) -> None:
+    assert settings().epsilon is None
+    with pytest.raises(ValidationError, match="epsilon"):
+        settings(epsilon=8.0)
+
+
+def test_one_model_is_an_ensemble_of_one_part() -> None:
+    assert FinetunedSettings().plan(1) == Finetuned(1)
+    assert EnsembleSettings().plan(3) == Ensemble(3)
+    with pytest.raises(ValueError, match=r"parts must be 1 .* has 8.*`privmix train --parts 1`"):
+        FinetunedSettings().plan(8)
+
+
+@pytest.mark.parametrize("protocol", [Public(3), Ensemble(3), Finetuned(1)])
+def test_events_survive_storage(protocol: Protocol) -> None:
+    stored = protocol.event.to_json()
+    assert stored == f'{{"kind":"{protocol.name}"}}'
+    assert from_json(stored) == protocol.event
+    assert type(from_json(stored)) is type(protocol.event)

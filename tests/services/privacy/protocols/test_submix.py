@@ -1,0 +1,215 @@
+"""Claim: SubMix releases and charges what its algorithm, written out, releases and charges."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import bisect
+
+from services.privacy import accounting
+from services.privacy.accounting import published
+from services.privacy.events import from_json
+from services.privacy.mollifiers.agreement import largest_shares
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocol import Answers, Release
+from services.privacy.protocols.submix import SubMix, SubMixEvent, SubMixSettings, partition_to_user, random_stopping
+from tests.services.privacy.mechanism import Rows, log_softmax, renyi_divergence
+
+KINDS = ("near", "far", "one-hot", "twins", "one-sided")
+CASES = [(3, 2.0, 0.01), (5, 4.0, 0.003), (2, 18.0, 0.5), (8, 1.5, 1e-4), (1, 4.0, 0.02), (4, 3.0, 50.0)]
+
+
+def halves(kind: str, public: Rows, rng: np.random.Generator) -> Rows:
+    """Log-probabilities [2, V] of one part's two models."""
+    first, second = rng.normal(size=(2, len(public)))
+    match kind:
+        case "near":
+            return log_softmax(np.array([public + 0.1 * first, public + 0.1 * second]))
+        case "far":
+            return log_softmax(4 * np.array([first, second]))
+        case "one-hot":
+            return np.where(np.arange(len(public)) == int(public.argmin()), 0.0, -40.0) + np.zeros((2, 1))
+        case "twins":
+            return log_softmax(3 * np.array([first, first]))
+        case _:
+            return log_softmax(np.array([public, 4 * first]))
+
+
+def query(parts: int, vocabulary: int, seed: int, top_k: int | None = None) -> Answers:
+    rng = np.random.default_rng(seed)
+    public = log_softmax(rng.normal(scale=2, size=vocabulary))
+    rows = np.concatenate([halves(KINDS[(i + seed) % len(KINDS)], public, rng) for i in range(parts)])
+    models = [tuple(range(2 * parts))]
+    return shape(torch.tensor(public[None]).float(), torch.tensor(rows).float(), models, SamplingOptions(top_k=top_k))
+
+
+def literal_share(h: Rows, other: Rows, p0: Rows, order: float, beta: float) -> float:
+    """The largest lambda for which the two mixtures are within beta, by bisection."""
+
+    def excess(share: float) -> float:
+        with np.errstate(divide="ignore", over="ignore"):
+            mixed = share * h + (1 - share) * p0, share * other + (1 - share) * p0
+            return min(renyi_divergence(*mixed, order) - beta, 1e6)
+
+    return 1.0 if excess(1.0) <= 0 else float(bisect(excess, 0, 1, xtol=1e-15, rtol=1e-14))
+
+
+def literally(h: Rows, p0: Rows, shares: Rows, order: float) -> tuple[Rows, list[float]]:
+    """Of the models' answers h [N, 2, V] and every lambda: what is released, and what each part is charged."""
+
+    def mixture(parts: list[int]) -> Rows:
+        if not parts:
+            return p0
+        share = math.fsum(shares[i] for i in parts) / len(parts)
+        mean = [math.fsum(h[i, half, x] for i in parts for half in (0, 1)) / (2 * len(parts)) for x in range(len(p0))]
+        return share * np.array(mean) + (1 - share) * p0
+
+    every = list(range(len(h)))
+    released, charged = mixture(every), []
+    for i in every:
+        without = mixture([j for j in every if j != i])
+        pairs = (released, without), (without, released)
+        charged.append(max(math.log(math.fsum(p[p > 0] ** order * q[p > 0] ** (1 - order))) for p, q in pairs))
+    return released, [loss / (order - 1) for loss in charged]
+
+
+def distributions(answers: Answers) -> tuple[Rows, Rows]:
+    """The models' answers [N, 2, V] and the public model's [V] that the service works on."""
+    p0 = answers.public[0].double().numpy()
+    p0 = p0 / p0.sum()
+    h = answers.ratios.double().numpy() * p0
+    return (h / h.sum(axis=1, keepdims=True)).reshape(-1, 2, len(p0)), p0
+
+
+def found_shares(answers: Answers, order: float, beta: float) -> Rows:
+    return largest_shares(answers.ratios.view(-1, 2, answers.ratios.shape[1]), answers.public[0], order, beta)
+
+
+def law(release: Release) -> Rows:
+    (weights,) = release.weights.numpy().astype(object)
+    return np.asarray((weights / weights.sum()).astype(np.float64))
+
+
+@pytest.mark.parametrize(("parts", "order", "beta"), CASES)
+def test_lambda_is_the_largest_within_beta(parts: int, order: float, beta: float) -> None:
+    for seed in range(4):
+        answers = query(parts, 60, seed)
+        h, p0 = distributions(answers)
+        expected = [literal_share(pair[0], pair[1], p0, order, beta) for pair in h]
+        np.testing.assert_allclose(found_shares(answers, order, beta), expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize(("parts", "order", "beta"), CASES)
+def test_every_part_is_charged_what_the_algorithm_says(parts: int, order: float, beta: float) -> None:
+    protocol = SubMix(parts, order, beta)
+    for seed in range(4):
+        answers = query(parts, 60, seed, top_k=50)
+        h, p0 = distributions(answers)
+        released, charged = literally(h, p0, found_shares(answers, order, beta), order)
+        release = protocol.release(answers)
+        np.testing.assert_allclose(law(release), released, rtol=1e-9, atol=1e-18)
+        assert release.losses is not None
+        np.testing.assert_allclose(release.losses, [charged], rtol=1e-9, atol=1e-13)
+
+
+def test_models_that_agree_are_released_as_they_are() -> None:
+    public = log_softmax(np.random.default_rng(0).normal(size=40))
+    part = halves("twins", public, np.random.default_rng(1))
+    answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
+    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(part[0]), rtol=1e-5)
+
+
+def test_models_that_disagree_leave_the_public_model() -> None:
+    public = np.log([0.5, 0.5 - 1e-9, 1e-9])
+    part = np.log([[1e-12, 1e-12, 1 - 2e-12], [1 - 2e-12, 1e-12, 1e-12]])
+    answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
+    np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(public), rtol=1e-2, atol=1e-5)
+
+
+def test_a_token_that_one_part_alone_gives_mass_costs_it_an_infinite_loss() -> None:
+    """At lambda 1, without the part the token is impossible."""
+    p0, own, other = [0.4, 0.3, 0.3], [0.5, 0.2, 0.3], [0.6, 0.4, 0.0]
+    with np.errstate(divide="ignore"):
+        rows = torch.tensor(np.log([own, own, other, other])).float()
+    release = SubMix(2, 4.0, 0.1).release(shape(torch.tensor([p0]).log(), rows, [(0, 1, 2, 3)]))
+    assert release.losses is not None
+    assert np.isfinite(release.losses).tolist() == [[False, True]]
+
+
+def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+    protocol, queries = SubMix(3, 4.0, 0.01), [query(3, 700, seed) for seed in range(6)]
+    together = protocol.release(
+        Answers(
+            torch.cat([each.public for each in queries]),
+            torch.cat([each.ratios for each in queries]),
+            (tuple(range(6)),) * 6,
+        )
+    )
+    assert together.losses is not None
+    for each, weights, losses in zip(queries, together.weights, together.losses, strict=True):
+        alone = protocol.release(each)
+        assert torch.equal(alone.weights[0], weights)
+        assert alone.losses is not None
+        np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
+
+
+def test_what_a_token_costs() -> None:
+    protocol = SubMix(3, 4.0, 0.01)
+    assert protocol.draw() == (0, 1, 2, 3, 4, 5)
+    assert protocol.halves
+    assert protocol.event == SubMixEvent(3, 4.0, 0.01) == from_json(protocol.event.to_json())
+    assert protocol.event.measured
+    assert np.isinf(protocol.event.rdp([1.5, 4.0])).all()
+    assert protocol.guarantee.status == "operational"
+    assert "operational privacy" in protocol.guarantee.sentence("8.000", 1e-5, None)
+
+
+def test_the_conversions_of_the_appendix() -> None:
+    assert random_stopping(0.5, 1000) == pytest.approx(0.5 + math.log(1000))
+    assert partition_to_user(4.0, 0.3) == pytest.approx((2.0, 2.5 * 0.3))
+    assert partition_to_user(10.0, 0.3) == pytest.approx((5.0, 17 / 8 * 0.3))
+    with pytest.raises(ValueError, match="order"):
+        partition_to_user(2.0, 0.3)
+
+
+def test_the_plan_keeps_the_budget() -> None:
+    settings = SubMixSettings(tokens=1000, epsilon=4.0, random_stopping=10.0)
+    protocol = settings.plan(20, order=4.0)
+    total = 1000 * protocol.beta
+    assert 3.999 <= accounting.epsilon(np.array([total]), settings.delta, [4.0]).epsilon <= 4
+    assert (settings.enforced, settings.when_exhausted) == ("measured", "public")
+    assert SubMixSettings(beta=0.125).plan(20).beta == 0.125
+    details = settings.details(protocol)
+    assert details["part_budget"] == published.total_loss(4.0, 4.0, settings.delta)
+    assert details["user"]["loss"] == pytest.approx(2.5 * details["part_budget"])
+    assert settings.stop_within == 10_000
+    assert details["fixed_length"]["loss"] == pytest.approx(details["part_budget"] + math.log(10_000))
+    assert details["user"]["epsilon"] > 4
+    assert "user" not in SubMixSettings(order=2.0, epsilon=16).details(protocol)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"order": 1.0}, "order"),
+        ({"order": 3.0}, "order"),
+        ({"beta": 0.0}, "beta"),
+        ({"beta": 1e-12}, "beta"),
+        ({"epsilon": None}, "epsilon"),
+        ({"epsilon": 0.01}, "epsilon"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SubMixSettings(**fields).plan(8, order=4.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"parts": 0}, "parts"), ({"order": math.inf}, "order"), ({"beta": math.nan}, "beta")],
+)
+def test_impossible_protocols_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SubMix(**{"parts": 8, "order": 4.0, "beta": 0.01, **fields})

@@ -1,0 +1,160 @@
+"""Claim: choosing among public candidates by private losses costs a user epsilon, and at worst all of it."""
+
+from fractions import Fraction
+from itertools import product
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.privacy import accounting
+from services.privacy.events import from_json
+from services.privacy.sampling.selection import (
+    LOSS_UNITS,
+    Neighbours,
+    SelectionEvent,
+    integer_weights,
+    loss_units,
+    rate,
+    select,
+)
+from tests.services.privacy.mechanism import hockey_stick, renyi_divergence
+
+EPSILONS = (0.01, 0.5, 2.0, 8.0)
+ORDERS = (1.06, 2.0, 7.5, 40.0)
+
+
+def chances(losses: Any, event: SelectionEvent) -> list[Fraction]:
+    """The law of the choice, exactly."""
+    weights = integer_weights(np.asarray(losses, dtype=np.int64), event)[0].tolist()
+    return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+def neighbours(kind: Neighbours, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Total losses of two tables that differ in one user, whose losses are mostly at the ends of [0, 1]."""
+    candidates = int(rng.integers(2, 6))
+    others = rng.integers(0, 50 * LOSS_UNITS, size=candidates) if rng.random() < 0.5 else np.zeros(candidates, int)
+    first, second = rng.choice([0, LOSS_UNITS, LOSS_UNITS // 3], size=(2, candidates))
+    return others + first, others + (second if kind == "replace" else 0)
+
+
+@pytest.mark.parametrize("kind", ["replace", "add-remove"])
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(epsilon: float, kind: Neighbours) -> None:
+    event, rng = SelectionEvent(epsilon, neighbours=kind), np.random.default_rng(0)
+    allowed, bound = event.rdp(ORDERS), Fraction(exp(epsilon))
+    for _ in range(300):
+        tables = neighbours(kind, rng)
+        p, q = (chances(losses, event) for losses in tables)
+        assert all(a <= bound * b and b <= bound * a for a, b in zip(p, q, strict=True))
+        floats = [np.array(law, dtype=np.float64) for law in (p, q)]
+        for order, most in zip(ORDERS, allowed, strict=True):
+            assert renyi_divergence(floats[0], floats[1], order) <= most * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_some_pair_of_tables_costs_nearly_all_of_it(epsilon: float) -> None:
+    """One of very many candidates gets better by 1 where all others get worse by 1."""
+    event = SelectionEvent(epsilon)
+    many = 4096
+    first, second = np.full(many, LOSS_UNITS), np.zeros(many, dtype=np.int64)
+    first[0], second[0] = 0, LOSS_UNITS
+    p, q = (chances(losses, event) for losses in (first, second))
+    # The last candidates keep nearly all mass: their normalisers cancel, and the first one's chance moves by epsilon.
+    assert float(p[0] / q[0]) >= exp(0.97 * epsilon)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_divergence_is_the_largest_over_two_valued_ratios(epsilon: float) -> None:
+    s = np.linspace(1e-9, 1 - 1e-9, 100_001) * epsilon
+    high = np.expm1(s) / np.expm1(epsilon)
+    for order, bound in zip(ORDERS, SelectionEvent(epsilon).rdp(ORDERS), strict=True):
+        moments = np.logaddexp(np.log(high) + order * (epsilon - s), np.log1p(-high) - order * s)
+        largest = moments.max() / (order - 1)
+        assert largest <= bound <= largest * (1 + 1e-6) + 1e-12
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_no_two_valued_ratio_passes_the_privacy_loss_distribution(epsilon: float) -> None:
+    event = SelectionEvent(epsilon)
+    pld = event.pld()
+    for z in (0.0, 0.3 * epsilon, 0.9 * epsilon):
+        found = 0.0
+        for share in np.linspace(0.001, 0.999, 300):
+            low, high = exp(-share * epsilon), exp((1 - share) * epsilon)
+            mass = (1 - low) / (high - low)
+            q = np.array([mass, 1 - mass])
+            found = max(found, hockey_stick(q * [high, low], q, z))
+        assert found <= pld.get_delta_for_epsilon(z) <= found + 2e-4
+    assert pld.get_epsilon_for_delta(1e-9) <= epsilon + 1e-3
+
+
+def test_rounds_add_up() -> None:
+    four, one = SelectionEvent(2.0, rounds=4), SelectionEvent(0.5)
+    np.testing.assert_allclose(four.rdp(ORDERS), 4 * one.rdp(ORDERS))
+    assert rate(four, 64) == rate(one, 64)
+    composed, each = four.pld(), one.pld().self_compose(4)
+    assert composed.get_delta_for_epsilon(1.0) == pytest.approx(each.get_delta_for_epsilon(1.0))
+
+
+@pytest.mark.parametrize("kind", ["replace", "add-remove"])
+def test_capping_far_candidates_keeps_the_range(kind: Neighbours) -> None:
+    """Losses at and around the cap, where one table caps a candidate and the other does not."""
+    event = SelectionEvent(4.0, neighbours=kind)
+    at = int(20 / rate(event, 3) * LOSS_UNITS)
+    moves = (0, LOSS_UNITS) if kind == "add-remove" else (-LOSS_UNITS, 0, LOSS_UNITS)
+    base = np.array([2 * LOSS_UNITS, 2 * LOSS_UNITS + at, 5 * LOSS_UNITS + at])
+    p = chances(base, event)
+    for move in product(moves, repeat=3):
+        q = chances(base + np.array(move), event)
+        assert max(max(a / b, b / a) for a, b in zip(p, q, strict=True)) <= Fraction(exp(4.0))
+
+
+def test_a_rate_twice_as_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the brute force above can see."""
+    monkeypatch.setattr("services.privacy.sampling.selection._WIDTHS", {"replace": 1.0, "add-remove": 0.5})
+    with pytest.raises(AssertionError):
+        test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(2.0, "replace")
+
+
+def test_losses_are_clipped_and_what_is_no_number_counts_most() -> None:
+    found = loss_units([-1.0, 0.0, 0.25, 1.0, 3.0, np.nan, np.inf, -np.inf])
+    units = [0, 0, LOSS_UNITS // 4, LOSS_UNITS, LOSS_UNITS, LOSS_UNITS, LOSS_UNITS, 0]
+    assert found.tolist() == units
+
+
+def test_the_better_candidate_is_chosen_as_often_as_its_weight_says() -> None:
+    event = SelectionEvent(2.0)
+    losses = np.array([0, LOSS_UNITS], dtype=np.int64)
+    share = np.mean([select(losses, event) == 0 for _ in range(4000)])
+    assert abs(share - 1 / (1 + exp(-rate(event, 2)))) < 0.04  # five standard deviations
+
+
+def test_the_event_survives_storage_and_is_paid_once() -> None:
+    event = SelectionEvent(1.5, "user", "replace", 3, "abc")
+    assert from_json(event.to_json()) == event
+    assert event.guarantee.status == "certified"
+    orders = np.array([2.0])
+    assert accounting.rdp({event: 5}, orders) == event.rdp(orders)
+    assert accounting.rdp({event: 1, SelectionEvent(1.5, run="other"): 1}, orders) > event.rdp(orders)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": np.inf}, "epsilon"),
+        ({"epsilon": 1.0, "unit": "row"}, "unit"),
+        ({"epsilon": 1.0, "neighbours": "both"}, "neighbours"),
+        ({"epsilon": 1.0, "rounds": 0}, "rounds"),
+    ],
+)
+def test_impossible_events_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SelectionEvent(**fields)
+
+
+def test_too_many_candidates_for_integer_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="candidates"):
+        rate(SelectionEvent(1e-6), 2**20)
