@@ -20,9 +20,13 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from services.alerts.settings import AlertSettings
 from services.gateway.fields import LEAST_TEMPERATURE
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
+
+SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
+"""Keys whose values no message shows."""
 
 
 class ConfigurationError(Exception):
@@ -147,6 +151,7 @@ class Configuration(BaseSettings):
     shards: Shards = Shards()
     coordinator: Coordinator = Coordinator()
     keys: Keys = Keys()
+    alerts: AlertSettings = AlertSettings()
     http: Http = Http()
 
     @classmethod
@@ -228,5 +233,7 @@ def _explain(error: Any) -> str:
             return f"{key}: there is no such key; remove it or correct its name"
         case "missing":
             return f"{key}: is missing; add it"
+        case _ if key.startswith(SECRET):
+            return f"{key}: {error['msg']}"
         case _:
             return f"{key}: {error['msg']}, got {error['input']!r}" if error["loc"] else str(error["msg"])

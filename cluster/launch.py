@@ -18,6 +18,8 @@ from ray.util import list_named_actors
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
+from services.alerts import actor as alerts
+from services.alerts.actor import Watched
 from services.budget import actor as budget
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import begin, is_fresh, known
@@ -51,6 +53,7 @@ class Actors:
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
     keys: ActorHandle
+    alerts: ActorHandle | None
 
     def shard_map(self) -> ShardMap:
         """Who serves now."""
@@ -65,6 +68,8 @@ class Actors:
             ray.get(self.budget.release.remote(), timeout=CLOSING_S)
 
     def kill(self) -> None:
+        if self.alerts is not None:
+            ray.kill(self.alerts)  # first, for what follows is no alarm
         for coordinator in self.coordinators:
             ray.kill(coordinator)
         with suppress(RayError, TimeoutError):
@@ -205,7 +210,8 @@ def start_actors(
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
-    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor)
+        alerts_actor = _start_alerts(configuration, keep)
+    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor, alerts_actor)
 
 
 def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
@@ -321,6 +327,18 @@ def _start_coordinator(
     )
     options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)
     return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
+
+
+def _start_alerts(configuration: Configuration, keep: bool) -> ActorHandle | None:
+    watched = Watched(
+        ensemble=configuration.http.served_model_names[0],
+        namespace=configuration.namespace,
+        coordinators=coordinator_names(configuration),
+        budget=budget.NAME,
+        fleet=fleet.NAME,
+        keys=keys.NAME,
+    )
+    return alerts.start(keys_database(configuration), configuration.alerts, watched, lifetime="detached", keep=keep)
 
 
 def _reserved(configuration: Configuration) -> dict[str, object]:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeVar
@@ -14,6 +15,7 @@ from ray.actor import ActorHandle
 
 from services.keys.database import Database
 from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused
+from services.keys.metrics import ShareMetrics
 from services.keys.rates import Rates
 from services.keys.records import Key, KeyAccount, KeysUnavailable, Scope, Share, now
 from services.keys.store import Exhausted, KeyStore, Reserved, group_subject, subjects_of
@@ -54,6 +56,7 @@ class Keys:
         self._turns = Turns(capacity, max_waiting)
         self._rates = Rates()
         self._traffic = Traffic()
+        self._metrics = ShareMetrics()
         self._requests: dict[str, _Request] = {}
         self._live: Counter[str] = Counter()
         self._given_back: dict[str, asyncio.Event] = {}
@@ -246,9 +249,11 @@ class Keys:
         return await asyncio.shield(asyncio.ensure_future(exclusively()))
 
     async def _watch(self) -> None:
-        """Settle what gateways held that are gone."""
+        """Settle what gateways held that are gone, and measure the shares."""
         while True:
             await asyncio.sleep(WATCH_S)
+            with suppress(KeysUnavailable):
+                self._metrics.looked(await self.accounts())
             gone = {gateway for gateway, at in self._heard.items() if time.monotonic() - at > FORFEIT_S}
             for id_, request in list(self._requests.items()):
                 if request.gateway in gone:

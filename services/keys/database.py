@@ -1,4 +1,4 @@
-"""The database of keys, shares and usage: a SQLite file, or PostgreSQL by URL.
+"""The database of the service: keys, shares, usage and alerts, in a SQLite file or in PostgreSQL by URL.
 
 Not the ledger: keys outlive ensembles and change, while a ledger belongs to one ensemble, has one writer and is only
 ever appended to. With PostgreSQL both may be in one database, because their tables have names of their own.
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Engine,
+    Integer,
     MetaData,
     String,
     Table,
@@ -82,6 +83,25 @@ reservations_table = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("generations", BigInteger, nullable=False),
     Column("gateway", String(64), nullable=False),
+)
+
+# What alerts have told already: `Conditions.levels`, as JSON.
+alert_levels_table = Table(
+    "privmix_alert_levels",
+    metadata,
+    Column("namespace", String(255), primary_key=True),
+    Column("levels", Text, nullable=False),
+)
+
+alerts_table = Table(
+    "privmix_alerts",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("namespace", String(255), nullable=False),
+    Column("receiver", String(64), nullable=False),
+    Column("id", String(64), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created", String(40), nullable=False),
 )
 
 

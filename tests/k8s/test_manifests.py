@@ -228,6 +228,16 @@ def test_the_ingress_takes_https_to_the_clients_port(manifests: Manifests, tmp_p
     assert path["backend"]["service"] == {"name": "privmix-serve-svc", "port": {"number": HTTP}}
 
 
+def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_path: Path) -> None:
+    beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/webhooks"])
+    policy = render("kustomized", tmp_path).one("NetworkPolicy", "privmix-webhooks")
+    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
+    assert policy["spec"]["podSelector"]["matchLabels"] == PART_OF
+    (egress,) = policy["spec"]["egress"]
+    assert egress["ports"] == [{"protocol": "TCP", "port": 443}]
+    assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "not what is inside"
+
+
 def test_a_job_begins_the_ledger_and_records_it(
     manifests: Manifests, configuration: Configuration, tmp_path: Path
 ) -> None:

@@ -1,0 +1,34 @@
+"""What the keys actor measures for Prometheus, through Ray."""
+
+from collections.abc import Iterable
+
+from ray.util.metrics import Gauge
+
+from services.keys.records import KeyAccount, Share, Usage
+
+
+class ShareMetrics:
+    """One gauge for each limit of a share, by the name of its key or group."""
+
+    def __init__(self) -> None:
+        self._spent = Gauge(
+            "privmix_share_spent_ratio", "Tokens that a share has spent, of those it has.", ("share", "limit")
+        )
+        self._shown: set[tuple[str, str]] = set()
+
+    def looked(self, accounts: Iterable[KeyAccount]) -> None:
+        """The accounts were read. A limit that is gone is shown as unspent, because Ray forgets no series."""
+        ratios: dict[tuple[str, str], float] = dict.fromkeys(self._shown, 0.0)
+        for account in accounts:
+            if account.key.revoked is None:
+                ratios |= _ratios(f"key {account.key.name}", account.share, account.usage)
+            if account.group_share is not None and account.group_usage is not None:
+                ratios |= _ratios(f"group {account.key.group}", account.group_share, account.group_usage)
+        self._shown |= ratios.keys()
+        for (share, limit), ratio in ratios.items():
+            self._spent.set(ratio, {"share": share, "limit": limit})
+
+
+def _ratios(name: str, share: Share, usage: Usage) -> dict[tuple[str, str], float]:
+    limits = {"tokens": (usage.spent, share.tokens), "tokens_per_day": (usage.spent_today, share.tokens_per_day)}
+    return {(name, limit): spent / allowed for limit, (spent, allowed) in limits.items() if allowed}

@@ -1,0 +1,65 @@
+"""Alerts of the running service, as a webhook gets them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.keys.database import Database, beside
+from services.keys.records import Share
+from services.keys.store import KeyStore
+from tests.running import RunningService, configure, own_ensemble, running
+from tests.services.alerts.receiver import Receiver, receiving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOKENS = 96
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as started:
+        yield started
+
+
+@pytest.fixture
+def watched(ensemble: Path, tmp_path: Path, receiver: Receiver) -> Iterator[RunningService]:
+    config = configure(
+        tmp_path,
+        own_ensemble(ensemble, tmp_path),
+        privacy={"tokens": TOKENS},
+        budget={"lease_tokens": 4},
+        alerts={"webhooks": [receiver.url], "thresholds": [0.5], "interval_s": 0.5, "patience_s": 0},
+    )
+    with running(config) as service:
+        yield service
+
+
+def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningService, receiver: Receiver) -> None:
+    store = KeyStore(Database(beside(str(watched.ledger))))
+    _, secret = store.create("ward", share=Share(tokens=40))
+    _, roomy = store.create("roomy")
+
+    def ask(key: str, tokens: int) -> int:
+        body = {"model": "privmix", "prompt": "The patient", "max_tokens": tokens, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{watched.base_url}/v1/completions", json=body, headers=headers, timeout=120).status_code
+
+    assert ask(secret.text, 40) == 200
+    first = receiver.wait_for(2)
+    assert {(each["event"], each["subject"], each["spent"]) for each in first} == {
+        ("share.threshold", "key ward", 40),
+        ("share.exhausted", "key ward", 40),
+    }
+    watched.kill("Coordinator")
+    firing, resolved = receiver.wait_for(4, 120)[2:]
+    assert (firing["event"], firing["status"]) == ("service.unavailable", "firing")
+    assert "coordinator" in firing["reasons"]
+    assert (resolved["event"], resolved["status"]) == ("service.unavailable", "resolved")
+    watched.wait_until_healthy()
+    assert ask(roomy.text, TOKENS) == 200
+    budget = [each for each in receiver.wait_for(6, 60) if each["event"].startswith("budget.")]
+    assert [each["event"] for each in budget] == ["budget.threshold", "budget.exhausted"]
+    assert all(each["ensemble"] == "privmix" and each["epsilon"] == 8.0 for each in budget)
+    assert "is spent" in budget[-1]["text"]

@@ -1,0 +1,60 @@
+"""A webhook's receiver: a real HTTP server that keeps what it is sent."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Receiver:
+    """`statuses` are its next answers; 200 when there are no more of them."""
+
+    url: str = ""
+    statuses: list[int] = field(default_factory=list)
+    received: list[tuple[Mapping[str, str], str]] = field(default_factory=list)
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.received]
+
+    def events(self) -> list[tuple[str, str, float | None]]:
+        return [(each["event"], each["status"], each.get("threshold")) for each in self.alerts]
+
+    def wait_for(self, count: int, seconds: float = 30) -> list[dict[str, Any]]:
+        """The first `count` alerts."""
+        deadline = time.monotonic() + seconds
+        while len(self.received) < count:
+            assert time.monotonic() < deadline, f"{len(self.received)} of {count} alerts came: {self.events()}"
+            time.sleep(0.02)
+        return self.alerts[:count]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"])).decode()
+            status = receiver.statuses.pop(0) if receiver.statuses else 200
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            if status == 200:
+                receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,121 @@
+"""Delivery to a real HTTP server: signed, in order, until the receiver has each alert."""
+
+import asyncio
+import base64
+import hmac
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from services.alerts import webhook
+from services.alerts.alert import Alert
+from services.alerts.outbox import Outbox
+from services.alerts.webhook import Webhook, signature
+from services.keys.database import Database
+from tests.services.alerts.receiver import Receiver, receiving
+
+pytestmark = pytest.mark.anyio
+
+SECRET = SecretStr("whsec_" + base64.b64encode(b"a key of thirty-two random bytes").decode())
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(Database(tmp_path / "keys.db"), "privmix")
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setattr(webhook, "FIRST_RETRY_S", 0.01)
+    with receiving() as started:
+        yield started
+
+
+def alert(number: int) -> Alert:
+    return Alert(event="test", ensemble="clinic", namespace="privmix", text=f"number {number}")
+
+
+async def test_alerts_come_signed_once_and_in_order(outbox: Outbox, receiver: Receiver) -> None:
+    hook = Webhook(SecretStr(receiver.url), SECRET, outbox)
+    outbox.put([alert(1), alert(2)], {}, [hook.receiver])
+    delivering = asyncio.create_task(hook.deliver())
+    await asyncio.to_thread(receiver.wait_for, 2)
+    outbox.put([alert(3)], {}, [hook.receiver])
+    hook.wake()
+    await asyncio.to_thread(receiver.wait_for, 3)
+    delivering.cancel()
+    assert [each["text"] for each in receiver.alerts] == ["number 1", "number 2", "number 3"]
+    for headers, body in receiver.received:
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
+        expected = hmac.digest(b"a key of thirty-two random bytes", signed, "sha256")
+        assert headers["webhook-signature"] == "v1," + base64.b64encode(expected).decode()
+        assert headers["content-type"] == "application/json"
+    assert len({headers["webhook-id"] for headers, _ in receiver.received}) == 3
+
+
+def test_the_signature_is_that_of_the_specification() -> None:
+    """The example of the specification's own libraries."""
+    key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    body = '{"test": 2432232314}'
+    expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    assert signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body) == expected
+
+
+async def test_a_receiver_that_fails_is_tried_again(
+    outbox: Outbox, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.statuses = [500, 404, 429]
+    hook = Webhook(SecretStr(f"{receiver.url}?token=hunter2"), None, outbox)
+    outbox.put([alert(1), alert(2)], {}, [hook.receiver])
+    with caplog.at_level(logging.DEBUG, "services.alerts"):
+        delivering = asyncio.create_task(hook.deliver())
+        await asyncio.to_thread(receiver.wait_for, 2)
+        delivering.cancel()
+    assert [each["text"] for each in receiver.alerts] == ["number 1", "number 2"]
+    assert "webhook-signature" not in receiver.received[0][0]
+    assert "it answers 500" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_receiver_that_is_away_keeps_no_other_waiting(outbox: Outbox, receiver: Receiver) -> None:
+    away = Webhook(SecretStr("http://127.0.0.1:9/hook"), None, outbox)
+    hook = Webhook(SecretStr(receiver.url), None, outbox)
+    outbox.put([alert(1)], {}, [away.receiver, hook.receiver])
+    tasks = [asyncio.create_task(each.deliver()) for each in (away, hook)]
+    await asyncio.to_thread(receiver.wait_for, 1)
+    for task in tasks:
+        task.cancel()
+    assert outbox.first(away.receiver) is not None
+    assert outbox.first(hook.receiver) is None
+    outbox.keep_receivers([hook.receiver])
+    assert outbox.first(away.receiver) is None
+
+
+async def test_an_alert_that_nobody_takes_is_given_up_after_a_day(
+    outbox: Outbox, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "GIVE_UP_S", 0.0)
+    receiver.statuses = [500]
+    hook = Webhook(SecretStr(receiver.url), None, outbox)
+    outbox.put([alert(1), alert(2)], {}, [hook.receiver])
+    delivering = asyncio.create_task(hook.deliver())
+    assert [each["text"] for each in await asyncio.to_thread(receiver.wait_for, 1)] == ["number 2"]
+    delivering.cancel()
+
+
+def test_alerts_and_levels_survive_together(outbox: Outbox, tmp_path: Path) -> None:
+    outbox.put([alert(1)], {"budget": 0.5}, ["a"])
+    again = Outbox(Database(tmp_path / "keys.db"), "privmix")
+    assert again.levels() == {"budget": 0.5}
+    assert again.first("a") is not None
+    other = Outbox(Database(tmp_path / "keys.db"), "another")
+    assert other.levels() == {}
+    assert other.first("a") is None
