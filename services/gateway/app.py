@@ -21,6 +21,7 @@ from services.gateway.keys import LIMITED, RATES, KeyService
 from services.gateway.metrics import refusals
 from services.gateway.openapi import describe
 from services.gateway.pages import pages
+from services.gateway.preparation import Preparation
 from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.settings import GatewaySettings
@@ -69,7 +70,7 @@ def build_app(
     app.include_router(health_routes(status))
     app.include_router(version_route())
     app.include_router(pages())
-    app.include_router(GenerationRoutes(settings, prompts, hub, keys).router())
+    app.include_router(GenerationRoutes(settings, Preparation(settings, prompts), hub, keys).router())
     app.include_router(CatalogueRoutes(settings, prompts, status, keys).router())
     app.include_router(ConsoleRoutes(settings, status, keys).router())
     app.include_router(administration.AdministrationRoutes(keys).router())

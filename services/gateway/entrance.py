@@ -14,13 +14,17 @@ from services.keys.messages import Admitted, Identity
 
 
 class Entrance:
-    """Submits the generations of one request; `headers` are for its answer, known once it was admitted."""
+    """Submits the generations of one request; `headers` are for its answer, known once it was admitted.
 
-    def __init__(self, hub: Hub, keys: KeyService, identity: Identity) -> None:
+    One of the `background` lets all others go before.
+    """
+
+    def __init__(self, hub: Hub, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
         self.headers: dict[str, str] = {}
         self._hub = hub
         self._keys = keys
         self._identity = identity
+        self._background = background
         self._arrived = time.monotonic()
 
     @asynccontextmanager
@@ -36,7 +40,9 @@ class Entrance:
             return
         id_ = uuid4().hex
         wanted = sum(generation.max_tokens for generation in generations)
-        admitting = asyncio.ensure_future(self._keys.admit(id_, self._identity, wanted, len(generations)))
+        admitting = asyncio.ensure_future(
+            self._keys.admit(id_, self._identity, wanted, len(generations), self._background)
+        )
         try:
             admitted = await asyncio.shield(admitting)
         except asyncio.CancelledError:

@@ -1,26 +1,20 @@
 """The routes that generate text: completions and chat completions."""
 
-from collections.abc import Sequence
-from uuid import uuid4
-
 from fastapi import APIRouter, Request, Response
 
-from services import tracing
-from services.coordinator.messages import Generation
 from services.gateway.access import record
 from services.gateway.answers import Answer
 from services.gateway.delivery import streamed, whole
 from services.gateway.entrance import Entrance
 from services.gateway.hub import Hub
 from services.gateway.keys import KeyService
-from services.gateway.limits import answer_length, check_counts, check_model, read_body
+from services.gateway.limits import read_body
 from services.gateway.openapi import REFUSALS, body
-from services.gateway.prompts import Prompts
-from services.gateway.responses import ChatCompletion, ChatStyle, Completion, CompletionStyle, Style, Substituted
-from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.preparation import Endpoint, Preparation
+from services.gateway.responses import ChatCompletion, Completion
+from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.settings import GatewaySettings
 from services.gateway.sse import EventStream, kept_alive, unless_disconnected
-from services.keys.messages import Identity
 
 ANSWERED_BY = "x-privmix-answered-by"
 
@@ -28,9 +22,9 @@ ANSWERED_BY = "x-privmix-answered-by"
 class GenerationRoutes:
     """`POST /v1/completions` and `POST /v1/chat/completions`."""
 
-    def __init__(self, settings: GatewaySettings, prompts: Prompts, hub: Hub, keys: KeyService) -> None:
+    def __init__(self, settings: GatewaySettings, preparation: Preparation, hub: Hub, keys: KeyService) -> None:
         self._settings = settings
-        self._prompts = prompts
+        self._preparation = preparation
         self._hub = hub
         self._keys = keys
 
@@ -54,46 +48,16 @@ class GenerationRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
-        identity = await self._keys.identify(request, "generate")
-        settings = self._settings
-        asked = CompletionRequest.parse(await read_body(request, settings.max_body_bytes), settings.nearest)
-        check_model(asked.model, settings)
-        check_counts(asked, len(asked.prompt), settings)
-        prompts = await self._prompts.tokens(asked.prompt)
-        echoes = [self._prompts.text(prompt) for prompt in asked.prompt for _ in range(asked.n)]
-        style = CompletionStyle(echoes if asked.echo else None)
-        return await self._answer(request, identity, asked, prompts, style, settings.default_max_tokens)
+        return await self._answer(request, "/v1/completions")
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
-        identity = await self._keys.identify(request, "generate")
-        settings = self._settings
-        asked = ChatRequest.parse(await read_body(request, settings.max_body_bytes), settings.nearest)
-        check_model(asked.model, settings)
-        check_counts(asked, 1, settings)
-        prompts = await self._prompts.chat_tokens(asked.messages)
-        return await self._answer(request, identity, asked, prompts, ChatStyle(), settings.default_chat_max_tokens)
+        return await self._answer(request, "/v1/chat/completions")
 
-    async def _answer(
-        self,
-        request: Request,
-        identity: Identity,
-        asked: GenerationRequest,
-        prompts: Sequence[tuple[int, ...]],
-        style: Style,
-        default_length: int,
-    ) -> Response:
-        length = answer_length(asked, prompts, default_length, self._settings)
-        options = asked.options(self._settings.nearest)
-        trace = tracing.traceparent()
-        generations = [
-            Generation(uuid4().hex, prompt, options, length, tuple(asked.stop), trace, asked.ignore_eos)
-            for prompt in prompts
-            for _ in range(asked.n)
-        ]
-        answer = Answer(
-            style, asked.model, generations, sum(map(len, prompts)), _substituted(asked, options.temperature)
-        )
+    async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
+        identity = await self._keys.identify(request, "generate")
+        prepared = await self._preparation.prepare(endpoint, await read_body(request, self._settings.max_body_bytes))
+        asked, generations, answer = prepared.asked, prepared.generations, prepared.answer
         record(request).answer = answer
         self._hub.seen.request()
         entrance = Entrance(self._hub, self._keys, identity)
@@ -114,15 +78,6 @@ class GenerationRoutes:
         return Response(
             written.model_dump_json(), media_type="application/json", headers=_marks(answer) | entrance.headers
         )
-
-
-def _substituted(asked: GenerationRequest, temperature: float) -> Substituted:
-    instead = Substituted()
-    if asked.greedy:
-        instead["temperature"] = temperature
-    if asked.seed is not None:
-        instead["seed"] = "ignored"
-    return instead
 
 
 def _marks(answer: Answer) -> dict[str, str]:

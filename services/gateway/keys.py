@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -22,6 +23,8 @@ from services.keys.records import CLIENT_SCOPES, KeysError, KeysUnavailable, Sco
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """Everyone, where there are no keys: no shares, and no administration."""
 
+CONFIGURED = "configured:"
+"""Begins the name of an owner that is a key of the configuration; its hash follows, because their order may change."""
 
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The middle and the end of the names of OpenAI's `x-ratelimit-*` headers."""
@@ -52,13 +55,48 @@ class KeyService:
             raise _forbidden(scope, identity)
         return identity
 
-    async def admit(self, id_: str, identity: Identity, wanted: int, generations: int) -> Admitted:
+    async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
+        """Who sent this request, as `identity_of` knows it: for what is stored for a key alone.
+
+        Raises:
+            ApiError: as `identify`.
+        """
+        identity = await self.identify(connection, scope)
+        if not self._is_configured(identity):
+            return identity.id
+        return CONFIGURED + _digest(_shown(connection) or "").hex()[:32]
+
+    async def identity_of(self, owner: str) -> Identity:
+        """The key of an owner, as it is now; tokens of `ANONYMOUS` are counted, too.
+
+        Raises:
+            ApiError: 401, the key is not valid any more; 503 where the keys actor does not answer.
+        """
+        if owner.startswith(CONFIGURED):
+            prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
+            if owner not in prefixes:
+                raise _unauthorised(NoKey("revoked"))
+            return self._of_configuration(prefixes.index(owner))
+        if owner == ANONYMOUS.id:
+            found = await self.ask("identify", None)
+            if found.required or self._configured:
+                raise _unauthorised(found)
+            return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
+        found = await self.ask("identity", owner)
+        if isinstance(found, NoKey):
+            raise _unauthorised(found)
+        identity: Identity = found
+        return identity
+
+    async def admit(
+        self, id_: str, identity: Identity, wanted: int, generations: int, background: bool = False
+    ) -> Admitted:
         """Returns when the request may begin; it is charged then, and `settle` must follow.
 
         Raises:
             ApiError: 400, 429: nothing is charged; 503: the keys actor does not answer.
         """
-        outcome = await self.ask("admit", id_, identity.subjects, wanted, generations, self._gateway)
+        outcome = await self.ask("admit", id_, identity.subjects, wanted, generations, self._gateway, background)
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
         admitted: Admitted = outcome
@@ -78,10 +116,7 @@ class KeyService:
         # Digests have one length, and all keys are looked at, so the time tells nothing of them.
         matches = [compare_digest(_digest(shown or ""), digest) for digest in self._configured]
         if any(matches):
-            number = matches.index(True)
-            name = f"api-key-{number + 1}"
-            subjects = (f"key:{name}",) if self._actor else ()
-            return Identity(name, f"http.api_keys[{number}]", CLIENT_SCOPES, subjects)
+            return self._of_configuration(matches.index(True))
         if self._actor is None:
             found: Identity | NoKey = NoKey("unknown", required=False)
         else:
@@ -91,6 +126,15 @@ class KeyService:
         if found.required or self._configured:
             raise _unauthorised(found)
         return ANONYMOUS
+
+    def _of_configuration(self, number: int) -> Identity:
+        name = f"api-key-{number + 1}"
+        return Identity(
+            name, f"http.api_keys[{number}]", CLIENT_SCOPES, (f"key:{name}",) if self._actor is not None else ()
+        )
+
+    def _is_configured(self, identity: Identity) -> bool:
+        return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
 
     async def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of the keys actor.

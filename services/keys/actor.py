@@ -34,13 +34,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Request:
-    """A request between `admit` and `settle`; `begun` once its turn has come, and `task` until then."""
+    """A request between `admit` and `settle`; `begun` once its turn has come, and `task` until it is admitted."""
 
     subjects: tuple[str, ...]
     generations: int
     gateway: str
     task: "asyncio.Task[object] | None" = None
+    background: bool = False
     begun: bool = False
+    counted: bool = False
+    """Among the live streams of its shares; one of the background only once it has begun."""
 
 
 class Keys:
@@ -74,12 +77,24 @@ class Keys:
         key = await self._do(lambda: self._store.find(hash_)) if hash_ else None
         if key is None:
             return NoKey("unknown", required=await self._do(self._store.required))
-        if not key.valid(now()):
-            return NoKey("revoked" if key.revoked else "expired")
-        return Identity(key.id, key.name, key.scopes, subjects_of(key))
+        return _identity(key)
+
+    async def identity(self, id_: str) -> Identity | NoKey:
+        """The key of this id, for work that goes on after its client has left.
+
+        Raises:
+            UnknownKey: there is none.
+        """
+        return _identity((await self.account(id_)).key)
 
     async def admit(
-        self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str
+        self,
+        id_: str,
+        subjects: Sequence[str],
+        wanted: int,
+        generations: int,
+        gateway: str,
+        background: bool = False,
     ) -> Admitted | Refused:
         """Charge a request to its shares, and return when its turn has come.
 
@@ -88,6 +103,7 @@ class Keys:
 
         Args:
             id_: the request's name, for `settle`.
+            background: let all others go before; nothing of the shares is held while it waits for its turn.
         """
         shares = await self._do(lambda: self._store.shares(subjects))
         if id_ in self._requests:  # Ray sends a call again to an actor that it made again
@@ -95,23 +111,30 @@ class Keys:
             return before if isinstance(before, Refused) else Admitted(before.tokens, self._rates.states(shares))
         if refused := self._never(shares, wanted, generations):
             return refused
-        if refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted):
+        if not background and (refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted)):
             return refused
-        self._enter(id_, _Request(tuple(subjects), generations, gateway, asyncio.current_task()))
+        request = _Request(tuple(subjects), generations, gateway, asyncio.current_task(), background)
+        self._enter(id_, request)
         try:
+            if background:
+                await self._begin(request)
+                if refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted):
+                    await self._end(id_, 0)
+                    return refused
+                self._count(request)
             reserved = await self._reserve(id_, wanted)
             if isinstance(reserved, Refused):
                 await self._end(id_, 0)
                 return reserved
-            await self._turns.take(subjects[0], generations)
+            if not background:
+                await self._begin(request)
         except QueueFull:
             await self._end(id_, 0)
             return Refused("overloaded", retry_after_s=1.0)
         except BaseException:
             await asyncio.shield(self._end(id_, 0))
             raise
-        request = self._requests[id_]
-        request.begun, request.task = True, None
+        request.task = None
         self._rates.put_back(id_, wanted - reserved.tokens)
         return Admitted(reserved.tokens, self._rates.states(shares))
 
@@ -211,12 +234,24 @@ class Keys:
                     return Refused("daily_share_exhausted", retry_after_s=_until_midnight())
                 case Exhausted():
                     return Refused("share_exhausted")
+                case _ if request.background:  # it has a place, for which the holder of the share may wait
+                    return Refused("overloaded", retry_after_s=1.0)
                 case _:
                     await given_back[outcome.subject].wait()
+
+    async def _begin(self, request: _Request) -> None:
+        """Wait for the turn of a request."""
+        await self._turns.take(request.subjects[0], request.generations, background=request.background)
+        request.begun = True
 
     def _enter(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request
         self._heard.setdefault(request.gateway, time.monotonic())
+        if not request.background:
+            self._count(request)
+
+    def _count(self, request: _Request) -> None:
+        request.counted = True
         for subject in request.subjects:
             self._live[subject] += request.generations
 
@@ -225,10 +260,10 @@ class Keys:
         settled = await self._do(lambda: self._store.settle(id_, used))
         request = self._requests.pop(id_, None)
         if request is not None:
-            for subject in request.subjects:
+            for subject in request.subjects if request.counted else ():
                 self._live[subject] -= request.generations
             if request.begun:
-                self._turns.give_back(request.subjects[0], request.generations)
+                self._turns.give_back(request.subjects[0], request.generations, background=request.background)
         self._rates.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self._look_again(settled.subjects)
@@ -263,6 +298,12 @@ class Keys:
                         _log.warning("%s", error)
             for gateway in gone:
                 del self._heard[gateway]
+
+
+def _identity(key: Key) -> Identity | NoKey:
+    if not key.valid(now()):
+        return NoKey("revoked" if key.revoked else "expired")
+    return Identity(key.id, key.name, key.scopes, subjects_of(key))
 
 
 def _until_midnight() -> float:

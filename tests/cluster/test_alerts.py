@@ -1,7 +1,9 @@
 """Alerts of the running service, as a webhook gets them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -30,7 +32,7 @@ def watched(ensemble: Path, tmp_path: Path, receiver: Receiver) -> Iterator[Runn
         own_ensemble(ensemble, tmp_path),
         privacy={"tokens": TOKENS},
         budget={"lease_tokens": 4},
-        alerts={"webhooks": [receiver.url], "thresholds": [0.5], "interval_s": 0.5, "patience_s": 0},
+        alerts={"webhooks": [receiver.url], "thresholds": [0.5], "interval_s": 0.5, "patience_s": 2},
     )
     with running(config) as service:
         yield service
@@ -46,20 +48,27 @@ def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningServ
         headers = {"authorization": f"Bearer {key}"}
         return httpx.post(f"{watched.base_url}/v1/completions", json=body, headers=headers, timeout=120).status_code
 
+    def told(prefix: str, count: int) -> list[dict[str, Any]]:
+        """The first alerts of a kind; the machine may also be slow enough for an alert that the service stalls."""
+        deadline = time.monotonic() + 120
+        while len(found := [each for each in receiver.alerts if each["event"].startswith(prefix)]) < count:
+            assert time.monotonic() < deadline, receiver.events()
+            time.sleep(0.1)
+        return found
+
     assert ask(secret.text, 40) == 200
-    first = receiver.wait_for(2)
-    assert {(each["event"], each["subject"], each["spent"]) for each in first} == {
+    shares = told("share.", 2)
+    assert [(each["event"], each["subject"], each["spent"]) for each in shares] == [
         ("share.threshold", "key ward", 40),
         ("share.exhausted", "key ward", 40),
-    }
+    ]
     watched.kill("Coordinator")
-    firing, resolved = receiver.wait_for(4, 120)[2:]
-    assert (firing["event"], firing["status"]) == ("service.unavailable", "firing")
+    firing, resolved = told("service.unavailable", 2)
+    assert (firing["status"], resolved["status"]) == ("firing", "resolved")
     assert "coordinator" in firing["reasons"]
-    assert (resolved["event"], resolved["status"]) == ("service.unavailable", "resolved")
     watched.wait_until_healthy()
     assert ask(roomy.text, TOKENS) == 200
-    budget = [each for each in receiver.wait_for(6, 60) if each["event"].startswith("budget.")]
+    budget = told("budget.", 2)
     assert [each["event"] for each in budget] == ["budget.threshold", "budget.exhausted"]
     assert all(each["ensemble"] == "privmix" and each["epsilon"] == 8.0 for each in budget)
     assert "is spent" in budget[-1]["text"]

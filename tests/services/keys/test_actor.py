@@ -112,6 +112,25 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     assert await admitted(keys, "fourth", identity.subjects, 100) == 6
 
 
+async def test_the_background_holds_no_share_while_it_waits(place: str) -> None:
+    keys = start(place, capacity=2)
+    identity = await new_key(keys, "k", Share(tokens=10, live_streams=2))
+    await admitted(keys, "person", identity.subjects, 6)
+    await keys.admit("line", identity.subjects, 2, 1, GATEWAY, background=True)
+    waiting = asyncio.create_task(keys.admit("behind", identity.subjects, 2, 1, GATEWAY, background=True))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    assert (await keys.account("k")).usage.held == 8
+    await keys.settle("line", 2)
+    assert isinstance(await waiting, Admitted)
+    await keys.settle("behind", 2)
+    refused = await keys.admit("large", identity.subjects, 5, 1, GATEWAY, background=True)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.retry_after_s) == ("overloaded", 1.0), "it does not keep its place and wait"
+    await keys.settle("person", 4)
+    assert await admitted(keys, "last", identity.subjects, 9) == 2
+
+
 async def test_an_actor_that_is_made_again_goes_on_from_the_database(place: str) -> None:
     before = start(place, capacity=1)
     identity = await new_key(before, "k", Share(tokens=10))

@@ -80,3 +80,44 @@ async def test_a_request_larger_than_the_service_runs_alone() -> None:
     assert not small.done()
     turns.give_back("a", 9)
     await small
+
+
+async def test_the_background_goes_after_all_others_and_leaves_half_of_the_places() -> None:
+    turns = Turns(capacity=4, max_waiting=100)
+    behind = [asyncio.create_task(turns.take("batch", 1, background=True)) for _ in range(6)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [each.done() for each in behind] == [True, True, False, False, False, False]
+    assert turns.waiting == 0, "what waits in the background refuses no one"
+    for _ in range(2):
+        await turns.take("person", 1)
+    waits = asyncio.create_task(turns.take("person", 1))
+    await asyncio.sleep(0)
+    turns.give_back("batch", 1, background=True)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert waits.done(), "a person waited, so the free place was hers"
+    assert not behind[2].done()
+    turns.give_back("person", 1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert behind[2].done()
+    for each in behind[3:]:
+        each.cancel()
+        with suppress(asyncio.CancelledError):
+            await each
+    for _ in range(2):
+        turns.give_back("person", 1)
+        turns.give_back("batch", 1, background=True)
+    assert (turns.live, turns.waiting) == (0, 0)
+
+
+async def test_a_large_request_of_the_background_runs_alone() -> None:
+    turns = Turns(capacity=4, max_waiting=100)
+    await turns.take("person", 1)
+    large = asyncio.create_task(turns.take("batch", 9, background=True))
+    await asyncio.sleep(0)
+    assert not large.done()
+    turns.give_back("person", 1)
+    await large
+    assert turns.live == 9
