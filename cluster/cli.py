@@ -10,6 +10,7 @@ from cluster.commands.budget import budget
 from cluster.commands.compare import compare
 from cluster.commands.demo import demo_corpus
 from cluster.commands.evaluate import evaluate
+from cluster.commands.generate import generate
 from cluster.commands.heads import heads
 from cluster.commands.keys import keys
 from cluster.commands.ledger import ledger
@@ -80,3 +81,4 @@ app.add_typer(keys)
 app.add_typer(ledger)
 app.add_typer(audit)
 app.add_typer(heads)
+app.add_typer(generate)

@@ -1,0 +1,239 @@
+"""`privmix generate`: synthetic text from a private ensemble, and a report of its quality."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from cluster.commands.serve import stop
+from cluster.configuration import Configuration
+from cluster.launch import launch
+from cluster.parameters import bad
+from cluster.session import connected
+from cluster.steps import Steps
+from services.generation.baseline import FILE as BASELINE
+from services.generation.baseline import write_baseline
+from services.generation.card import MARKDOWN_FILE, write_card
+from services.generation.client import Sampling, Service
+from services.generation.job import OUTPUT, Job, Progress, Request, opened
+from services.generation.template import DEFAULT, items, parse_labels, read_rows
+from services.training.manifest import Manifest
+from services.training.public_model import resolve
+
+_LINE_S = 10.0
+
+generate = typer.Typer(name="generate", invoke_without_command=True, no_args_is_help=True)
+
+
+@generate.callback()
+def make(
+    context: typer.Context,
+    output: Annotated[
+        Path | None, typer.Option(help="The job's directory. A job that was stopped goes on there.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON Lines of fields for the template; `count` says how many texts of a line.")
+    ] = None,
+    label: Annotated[list[str], typer.Option(help="NAME=COUNT: so many texts of this label; again for more.")] = [],  # noqa: B006
+    template: Annotated[
+        str | None, typer.Option(help=f"The prompt, with {{fields}} in braces. Default for labels: {DEFAULT!r}.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running service, such as http://127.0.0.1:8000.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar=["PRIVMIX_API_KEY", "OPENAI_API_KEY"], help="A key of the service.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="In place of --url: start the service of this configuration for the job.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A served name. Default: the first.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a text, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Above 0, up to 2.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Above 0, up to 1.")] = 1.0,
+    stop_at: Annotated[list[str], typer.Option("--stop", help="A text ends before this; \\n is a new line.")] = [],  # noqa: B006
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Texts in flight at a time.")] = 8,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Make as many as the budget pays for, if it cannot pay for all.")
+    ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Let the public model continue the same prompts, to compare with.")
+    ] = False,
+    public_model: Annotated[
+        str | None, typer.Option(help="Of --baseline. Default: the configuration's, or smollm2-135m.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
+) -> None:
+    """Make private synthetic texts from a template of prompts, with a data card.
+
+    Every text that was delivered is kept, and is never paid for again: run the same command to go on. A job that the
+    budget cannot pay for is refused before a token is spent. Exits with 0 when the job is done, 2 when something given
+    cannot be used, 1 when it stopped on the way, and 130 when it was interrupted.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if output is None:
+        raise bad("output", "name the directory of the job")
+    if (url is None) == (config is None):
+        raise bad("url", "give either --url, of a running service, or --config, to start one for the job")
+    if bool(label) == (prompts is not None):
+        raise bad("prompts", "give either --prompts with --template, or --label NAME=COUNT")
+    if prompts is not None and template is None:
+        raise bad("template", "say how the fields of --prompts make a prompt, such as 'Topic: {topic}\\nText:'")
+    rows = parse_labels(label) if prompts is None else read_rows(prompts)
+    written = (template or DEFAULT).replace("\\n", "\n")
+    sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
+    request = Request(written, tuple(items(written, rows)), sampling)
+    configuration = None if config is None else Configuration.load(config)
+    started = time.monotonic()
+    with opened(output, request) as job:
+        with _service(url, key, configuration) as (address, secret), _Shown(len(request.items), as_json) as shown:
+            card = asyncio.run(_run(job, address, secret, model, concurrency, partial, shown.texts))
+        if baseline:
+            public = public_model or (Manifest.load(Path(configuration.ensemble)).base_model if configuration else None)
+            with _Shown(len(request.items), as_json) as shown:
+                write_baseline(output, request, resolve(public), shown.baseline)
+    _report(output, card, time.monotonic() - started, baseline, as_json)
+
+
+@generate.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="The directory of a job.")],
+    real: Annotated[Path | None, typer.Option(help="The private corpus, to compare with. Needs --operator.")] = None,
+    finetuned: Annotated[
+        Path | None, typer.Option(help="`privmix train --parts 1` of it: a second perplexity. Needs --operator.")
+    ] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="You may see the private text, and will not publish this report.")
+    ] = False,
+    label_field: Annotated[
+        str | None, typer.Option(help="The field that a classifier predicts, in the job's texts and in --real.")
+    ] = None,
+    user_field: Annotated[str, typer.Option(help="Field of --real with the user's id.")] = "user",
+    text_field: Annotated[str, typer.Option(help="Field of --real with the text.")] = "text",
+    public_model: Annotated[str | None, typer.Option(help="Directory or hub id. Default: smollm2-135m.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """Report on the quality of a job's texts, beside the public model's: an HTML page that opens offline."""
+    from services.generation.report import Real, make_report  # slow to import
+
+    if (real is not None or finetuned is not None) and not operator:
+        raise bad("operator", "what is measured with the private text is private; --operator says that you may see it")
+    if label_field is not None and real is None:
+        raise bad("label-field", "needs --real: the classifier is tested on real text")
+    text = None if real is None else Real.load(real, user_field, text_field, label_field)
+    made, page = make_report(directory, resolve(public_model), real=text, finetuned=finetuned, label_field=label_field)
+    if as_json:
+        print(json.dumps(made.record()))
+        return
+    for row in made.rows:
+        distinct = ", ".join(f"{share:.2f}" for share in row.variety.distinct.values())
+        print(f"{row.name}: {row.texts} texts, distinct-n {distinct}, perplexity {row.perplexity:.1f}")
+    print(f"{page}: the report" + (", for the operator only: it is not private" if made.operator else ""))
+
+
+@contextmanager
+def _service(url: str | None, key: str | None, configuration: Configuration | None) -> Iterator[tuple[str, str | None]]:
+    """The address and the key of a service: one that runs, or one for this job alone."""
+    if url is not None:
+        yield url, key
+        return
+    assert configuration is not None
+    steps = Steps()
+    steps("Starting Ray")
+    with connected():
+        service = launch(configuration, steps)
+        try:
+            keys = configuration.http.api_keys
+            yield service.url, key or (keys[0].get_secret_value() if keys else None)
+        finally:
+            stop(service, steps)
+
+
+async def _run(
+    job: Job,
+    url: str,
+    key: str | None,
+    model: str | None,
+    concurrency: int,
+    partial: bool,
+    progress: Callable[[Progress], None],
+) -> dict[str, Any]:
+    async with Service(url, key, model) as service:
+        try:
+            await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
+        finally:
+            card = write_card(job, await service.privacy()) if job.done else {}
+    return card
+
+
+class _Shown:
+    """A bar on a terminal, with the budget; a line every ten seconds elsewhere."""
+
+    def __init__(self, items: int, as_json: bool) -> None:
+        self._items = items
+        self._bars: Bars | None = None
+        self._next = 0.0
+        if sys.stderr.isatty() and not as_json:
+            from rich.console import Console
+
+            self._bars = Bars(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[budget]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bars.add_task("texts", total=items, budget="")
+
+    def texts(self, progress: Progress) -> None:
+        left = "no limit" if progress.tokens_left is None else f"{progress.tokens_left:,} left"
+        self._show(progress.done, f"{progress.tokens:,} tokens, {left}")
+
+    def baseline(self, done: int) -> None:
+        self._show(done, "public model")
+
+    def _show(self, done: int, budget: str) -> None:
+        if self._bars is not None:
+            self._bars.update(self._task, completed=done, budget=budget)
+        elif done == self._items or time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_S
+            print(f"{done} of {self._items} texts, {budget}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def _report(output: Path, card: dict[str, Any], seconds: float, baseline: bool, as_json: bool) -> None:
+    texts, budget = card.get("texts", {}), card.get("budget", {})
+    if as_json:
+        summary = {
+            "output": str(output / OUTPUT),
+            "complete": texts.get("whole") == texts.get("asked_for"),
+            "baseline": str(output / BASELINE) if baseline else None,
+            "seconds": round(seconds, 1),
+            "card": card,
+        }
+        print(json.dumps(summary))
+        return
+    print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
+    print(f"{budget['tokens_delivered']:,} tokens delivered; the card is {output / MARKDOWN_FILE}")
+    print(card["guarantee"])
+    print(f"How good they are: privmix generate report {output}")

@@ -1,0 +1,104 @@
+"""The same prompts continued by the public model alone: the row that private text has to beat.
+
+No private text is read, so nothing is charged. Texts are appended batch by batch; what is there is not made again.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.generation.client import Sampling
+from services.generation.job import Request
+from services.generation.template import Item
+from services.training.errors import InputError
+
+FILE = "baseline.jsonl"
+_BATCH = 8
+
+
+def write_baseline(directory: Path, request: Request, model: Path, progress: Callable[[int], None]) -> None:
+    """Append what `directory`/baseline.jsonl lacks.
+
+    Args:
+        model: directory of the public model.
+        progress: is told the number of texts that are there.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import
+
+    path = directory / FILE
+    finished = _finished(path)
+    waiting = [item for item in request.items if item.index not in finished]
+    progress(len(finished))
+    if not waiting:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    network = AutoModelForCausalLM.from_pretrained(model).eval()
+    with path.open("a", encoding="utf-8") as file:
+        for first in range(0, len(waiting), _BATCH):
+            batch = waiting[first : first + _BATCH]
+            for record in _continue(batch, request.sampling, network, tokenizer):
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            progress(len(finished) + first + len(batch))
+
+
+def load_baseline(directory: Path) -> list[dict[str, Any]] | None:
+    """The public model's texts; None where there are none."""
+    path = directory / FILE
+    if not path.exists():
+        return None
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@torch.inference_mode()
+def _continue(batch: Sequence[Item], sampling: Sampling, network: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    inputs = tokenizer([item.prompt for item in batch], return_tensors="pt", padding=True)
+    answers = network.generate(
+        **inputs,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=0,
+        max_new_tokens=sampling.max_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+    )[:, inputs["input_ids"].shape[1] :]
+    return [_record(item, answer, sampling, tokenizer) for item, answer in zip(batch, answers.tolist(), strict=True)]
+
+
+def _record(item: Item, answer: list[int], sampling: Sampling, tokenizer: Any) -> dict[str, Any]:
+    ended = tokenizer.eos_token_id in answer
+    if ended:
+        answer = answer[: answer.index(tokenizer.eos_token_id)]
+    text: str = tokenizer.decode(answer, skip_special_tokens=True)
+    found = [place for stop in sampling.stop if (place := text.find(stop)) >= 0]
+    stopped = ended or bool(found)
+    text = text[: min(found, default=len(text))]
+    return {
+        "id": item.index,
+        **item.fields,
+        "text": text,
+        "tokens": len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+        "finish_reason": "stop" if stopped else "length",
+    }
+
+
+def _finished(path: Path) -> set[int]:
+    """The items that are there; a last line that was cut off is removed."""
+    if not path.exists():
+        return set()
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    path.write_bytes(whole)
+    try:
+        return {json.loads(line)["id"] for line in whole.splitlines()}
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{path}: is damaged; remove it") from error

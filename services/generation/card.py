@@ -1,0 +1,114 @@
+"""The data card of a job: what protects the private text, what it cost, and how the texts were made."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from services.generation.job import OUTPUT, Job
+from services.training.files import write_atomically
+
+JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
+
+NOTES = (
+    "The guarantee is the service's, for all tokens it ever releases: these texts, and everything else that was or "
+    "will be asked of it. What is done with the texts afterwards costs nothing more.",
+    "The prompts are not protected: they are the client's own.",
+    "Differential privacy hides whether a user's text was in the corpus. It does not make the texts true, harmless or "
+    "free of bias, and it does not hide what many users have in common.",
+    "A process that is killed may lose tokens that the service had released and charged: at most the rest of each "
+    "answer in flight. They are not counted in tokens_delivered.",
+)
+
+
+def write_card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
+    """Write both files of the card, each whole; returns its content.
+
+    Args:
+        statement: of `/v1/privacy`, after the last text.
+    """
+    card = _card(job, statement)
+    write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
+    write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
+    return card
+
+
+def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
+    described, texts = job.described, job.texts
+    before = described.get("privacy_before", {})
+    whole = [text for text in texts if text.finish_reason is not None]
+    event = statement.get("event") or {}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "made_with": f"privmix {version('privmix')}",
+        "file": OUTPUT,
+        "model": described.get("model"),
+        "guarantee": statement["guarantee"],
+        "epsilon": statement.get("epsilon"),
+        "delta": statement.get("delta"),
+        "adjacency": statement.get("adjacency"),
+        "protocol": event,
+        "budget": {
+            "tokens_delivered": job.tokens,
+            "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
+            "epsilon_spent_before": before.get("epsilon_spent"),
+            "epsilon_spent_after": statement.get("epsilon_spent"),
+            "tokens_left": statement["tokens_left"],
+        },
+        "texts": {
+            "asked_for": len(texts),
+            "whole": len(whole),
+            "continued_after_an_interruption": sum(text.asked > 1 for text in whole),
+            "answered_by_the_public_model": dict(Counter(text.answered_by for text in whole if text.answered_by)),
+            "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
+        },
+        "template": job.request.template,
+        "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
+        "sampling": described["sampling"],
+        "begun": described["begun"],
+        "finished": described.get("finished"),
+        "notes": list(NOTES),
+    }
+
+
+def _fields(job: Job) -> dict[str, Counter[str]]:
+    """How often each value of each field occurs among the whole texts."""
+    counts: dict[str, Counter[str]] = {}
+    for text in job.texts:
+        if text.finish_reason is not None:
+            for name, value in text.item.fields.items():
+                counts.setdefault(name, Counter())[str(value)] += 1
+    return counts
+
+
+def _markdown(card: Mapping[str, Any]) -> str:
+    budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
+    public = texts["answered_by_the_public_model"]
+    rows = {
+        "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} that were asked for, in `{card['file']}`",
+        "Model": card["model"],
+        "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
+        "Promise": f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}",
+        "Tokens delivered": f"{budget['tokens_delivered']:,}",
+        "Tokens charged meanwhile, others' included": f"{budget['tokens_charged_by_service']:,}",
+        "Estimate of epsilon spent": f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after",
+        "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
+        "Sampling": ", ".join(f"{name} {value}" for name, value in sampling.items()),
+        "Made": f"{card['date']} with {card['made_with']}",
+    }
+    if public:
+        rows["Answered by the public model alone"] = ", ".join(f"{count} {kind}" for kind, count in public.items())
+    lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {_cell(str(value))} |" for name, value in rows.items()]
+    lines += ["", "## Template", "", *(f"    {line}" for line in card["template"].splitlines())]
+    for name, counts in card["fields"].items():
+        values = ", ".join(f"{value} ({count:,})" for value, count in counts.items())
+        lines += ["", f"`{_cell(name)}`: {_cell(values)}"]
+    lines += ["", "## What this means", "", *(f"- {note}" for note in card["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

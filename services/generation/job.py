@@ -1,0 +1,399 @@
+"""A batch of private texts that survives being killed: one directory, one journal, one writer.
+
+The journal is the truth, append-only: a record before an item is asked for, and one for each piece that was delivered,
+of which the last says how the text ended. `synthetic.jsonl` follows from it. A text that is whole is never asked for
+again; one that was in flight goes on after what was delivered. So a kill costs at most the tokens that the service had
+released and this process had not read: of each answer in flight, those on their way until the service notices.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, Timeout
+
+from services.generation.client import BudgetEndedError, GenerationError, Piece, Sampling, Service, StreamBrokenError
+from services.generation.template import Item
+from services.training.errors import InputError
+from services.training.files import sync_directory, write_atomically, write_lines
+
+JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
+_LOCK = ".generation.lock"
+_FORMAT = 1
+_ATTEMPTS = 5
+
+Statement = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job is to make: the same for as long as its directory is used."""
+
+    template: str
+    items: tuple[Item, ...]
+    sampling: Sampling
+
+    @property
+    def digest(self) -> str:
+        """Names the request; a directory keeps to one."""
+        content = json.dumps([_FORMAT, self.template, [asdict(item) for item in self.items], asdict(self.sampling)])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Text:
+    """One item so far.
+
+    Attributes:
+        tokens: released for it, as far as this job knows.
+        asked: how often a request was made for it.
+        answered_by: "public" or "mixed" where the public model answered some of it; see the gateway's `privmix`.
+    """
+
+    item: Item
+    text: str = ""
+    tokens: int = 0
+    asked: int = 0
+    finish_reason: str | None = None
+    answered_by: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """A line of the output."""
+        answered = {"answered_by": self.answered_by} if self.answered_by else {}
+        return {
+            "id": self.item.index,
+            **self.item.fields,
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            **answered,
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: whole texts, tokens delivered, and what the budget has left by the last statement."""
+
+    done: int
+    items: int
+    tokens: int
+    tokens_left: int | None
+
+
+class Job:
+    """A directory whose lock this process holds; see `opened`."""
+
+    def __init__(self, directory: Path, request: Request, described: dict[str, Any], journal: TextIO) -> None:
+        self.directory = directory
+        self.request = request
+        self._described = described
+        self._journal = journal
+        self._output: TextIO | None = None
+        self.texts = [Text(item) for item in request.items]
+        self.tokens = 0
+        """Tokens that were delivered, as far as this job knows."""
+        self.done = 0
+        """Whole texts."""
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """`job.json`."""
+        return self._described
+
+    @property
+    def open(self) -> list[Text]:
+        """Texts that are not whole."""
+        return [text for text in self.texts if text.finish_reason is None]
+
+    @property
+    def most_tokens(self) -> int:
+        """What the open texts can take, at most."""
+        return sum(self.request.sampling.max_tokens - text.tokens for text in self.open)
+
+    async def run(
+        self, service: Service, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
+    ) -> Statement:
+        """Ask for every open text.
+
+        Args:
+            concurrency: answers in flight at a time.
+            partial: begin although the budget cannot pay for all, and end well where it is used up.
+
+        Returns:
+            the service's statement after the last text.
+
+        Raises:
+            InputError: refused before any token is spent.
+            GenerationError: stopped on the way; what was delivered is kept.
+        """
+        before = await service.privacy()
+        await self._check(service, before, partial)
+        if "model" not in self._described:
+            self._describe(model=service.model, privacy_before=before)
+        elif self._described["model"] != service.model:
+            raise InputError(
+                f"model: {self.directory} has texts of {self._described['model']!r}, and this service answers as "
+                f"{service.model!r}; take another --output"
+            )
+        waiting = iter(self.open)
+        delivered = _Delivered(self, before["tokens_left"], progress)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(self.open))):
+                    group.create_task(self._work(waiting, service, delivered))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        after = await service.privacy()
+        self._describe(privacy_after=after, finished=_now())
+        if delivered.ended and not partial:
+            raise BudgetEndedError(
+                f"the budget is used up; {self.directory} keeps {self.done} of "
+                f"{len(self.texts)} texts. --partial accepts that"
+            )
+        return after
+
+    async def _check(self, service: Service, statement: Statement, partial: bool) -> None:
+        left, wanted = statement["tokens_left"], self.most_tokens
+        if self.open and left is not None and left < (1 if partial else wanted):
+            raise InputError(
+                f"budget: {len(self.open)} texts can take {wanted:,} tokens, and {left:,} are left; ask for fewer "
+                "texts or a lower --max-tokens"
+                + ("" if left == 0 else ", or take --partial for as many as there is budget")
+            )
+        room = service.context_length
+        if room is None:
+            return
+        for prompt in {text.item.prompt for text in self.open}:
+            length = await service.prompt_tokens(prompt)
+            if length + self.request.sampling.max_tokens > room:
+                number = next(text.item.index for text in self.open if text.item.prompt == prompt)
+                raise InputError(
+                    f"prompts: item {number} has {length} tokens, which with --max-tokens "
+                    f"{self.request.sampling.max_tokens} exceed the model's context of {room}"
+                )
+
+    async def _work(self, waiting: Iterator[Text], service: Service, delivered: "_Delivered") -> None:
+        for text in waiting:
+            if delivered.ended:
+                return
+            try:
+                await self._make(text.item.index, service, delivered)
+            except BudgetEndedError:
+                delivered.ended = True
+
+    async def _make(self, index: int, service: Service, delivered: "_Delivered") -> None:
+        """Ask for the rest of a text; a stream that breaks off is gone on with, as after a kill."""
+        for attempt in range(_ATTEMPTS):
+            text = self.texts[index]
+            if text.tokens >= self.request.sampling.max_tokens:
+                break  # the last token came, and its end did not
+            try:
+                await self._ask(text, service, delivered)
+                break
+            except StreamBrokenError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+        if self.texts[index].finish_reason is None:
+            self._note({"item": index, "finish_reason": "length"}, durable=True)
+        self._append(self.texts[index])
+        delivered.changed()
+
+    async def _ask(self, text: Text, service: Service, delivered: "_Delivered") -> None:
+        index, before = text.item.index, text.tokens
+        left = replace(self.request.sampling, max_tokens=self.request.sampling.max_tokens - before)
+        self._note({"item": index, "asked": _now()}, durable=True)
+        async for piece in service.stream(text.item.prompt + text.text, left):
+            self._note({"item": index, **_record(piece, before)}, durable=piece.finish_reason is not None)
+            delivered.changed()
+            if piece.ended_by is not None:
+                raise BudgetEndedError(f"an answer was ended by: {piece.ended_by}")
+            if piece.finish_reason is not None:
+                return
+        raise StreamBrokenError("the service ended a stream without a finish_reason")
+
+    def _append(self, text: Text) -> None:
+        if self._output is None:
+            # What is there is made anew from the journal, which may know of more than was appended.
+            whole = [each.record() for each in self.texts if each.finish_reason is not None and each is not text]
+            write_lines(self.directory / OUTPUT, whole)
+            self._output = (self.directory / OUTPUT).open("a", encoding="utf-8")
+        self._output.write(json.dumps(text.record(), ensure_ascii=False) + "\n")
+        _sync(self._output)
+
+    def _note(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
+        self._journal.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._journal.flush()
+        if durable:
+            os.fsync(self._journal.fileno())
+        self._apply(record)
+
+    def _apply(self, record: Mapping[str, Any]) -> None:
+        index = record["item"]
+        text = self.texts[index]
+        self.texts[index] = replace(
+            text,
+            text=text.text + record.get("text", ""),
+            tokens=record.get("tokens", text.tokens),
+            asked=text.asked + ("asked" in record),
+            finish_reason=record.get("finish_reason", text.finish_reason),
+            answered_by=_both(text, record) if "text" in record else text.answered_by,
+        )
+        self.tokens += self.texts[index].tokens - text.tokens
+        self.done += (self.texts[index].finish_reason is not None) - (text.finish_reason is not None)
+
+    def replay(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what an earlier process wrote."""
+        for record in records:
+            self._apply(record)
+
+    def _describe(self, **changes: object) -> None:
+        self._described |= changes
+        write_atomically(self.directory / JOB, json.dumps(self._described, indent=2).encode() + b"\n")
+
+    def close(self) -> None:
+        """Leave the output as the journal has it."""
+        if self._output is not None:
+            self._output.close()
+        write_lines(self.directory / OUTPUT, [text.record() for text in self.texts if text.finish_reason is not None])
+
+
+class _Delivered:
+    """What the workers of one run have in common."""
+
+    def __init__(self, job: Job, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
+        self._job = job
+        self._left = tokens_left
+        self._before = job.tokens
+        self._progress = progress
+        self.ended = False
+        self.changed()
+
+    def changed(self) -> None:
+        """Show how far the job is."""
+        job = self._job
+        rest = None if self._left is None else max(0, self._left - (job.tokens - self._before))
+        self._progress(Progress(job.done, len(job.texts), job.tokens, rest))
+
+
+@contextmanager
+def opened(directory: Path, request: Request) -> Iterator[Job]:
+    """The job of a directory, begun or gone on with; no other process may write there meanwhile.
+
+    Raises:
+        InputError: the directory is another job's.
+        GenerationError: another process works on it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / _LOCK, timeout=0):
+            described = _described(directory, request)
+            records = _read_journal(directory / JOURNAL)
+            with (directory / JOURNAL).open("a", encoding="utf-8") as journal:
+                job = Job(directory, request, described, journal)
+                job.replay(records)
+                try:
+                    yield job
+                finally:
+                    job.close()
+    except Timeout as error:
+        raise GenerationError(f"output {directory}: another process generates there; wait or stop it") from error
+
+
+def load_output(directory: Path) -> list[dict[str, Any]]:
+    """The whole texts of a job.
+
+    Raises:
+        InputError: there are none.
+    """
+    try:
+        lines = (directory / OUTPUT).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{directory}: has no {OUTPUT}; `privmix generate --output {directory}` makes it") from error
+    return [json.loads(line) for line in lines]
+
+
+def load_job(directory: Path) -> dict[str, Any]:
+    """`job.json` of a job.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        described: dict[str, Any] = json.loads((directory / JOB).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{directory}: is no job of `privmix generate`") from error
+    return described
+
+
+def _described(directory: Path, request: Request) -> dict[str, Any]:
+    if (directory / JOB).exists():
+        described = load_job(directory)
+        if described.get("request") != request.digest:
+            raise InputError(
+                f"output {directory}: has a job with another template, prompts or sampling; take another directory, or "
+                "repeat the options of that job to go on with it"
+            )
+        return described
+    if any(path.name != _LOCK for path in directory.iterdir()):
+        raise InputError(f"output {directory}: is not empty and no job of `privmix generate`; take another directory")
+    described = {
+        "format": _FORMAT,
+        "request": request.digest,
+        "begun": _now(),
+        "template": request.template,
+        "items": len(request.items),
+        "sampling": asdict(request.sampling),
+    }
+    write_atomically(directory / JOB, json.dumps(described, indent=2).encode() + b"\n")
+    (directory / JOURNAL).touch()
+    sync_directory(directory)
+    return described
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    """The records; a last line that was cut off when its process died is removed."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("rb+") as file:
+            file.truncate(len(whole))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise GenerationError(
+            f"{path}: is damaged: {error}; its texts may be paid for, so it is not begun anew"
+        ) from error
+
+
+def _record(piece: Piece, before: int) -> dict[str, Any]:
+    """What the journal keeps of a piece of an answer that began after `before` tokens of its text."""
+    record: dict[str, Any] = {"text": piece.text, "tokens": before + piece.tokens}
+    if piece.finish_reason is not None and piece.ended_by is None:
+        record["finish_reason"] = piece.finish_reason
+    if piece.answered_by is not None:
+        record["answered_by"] = piece.answered_by
+    return record
+
+
+def _both(text: Text, record: Mapping[str, Any]) -> str | None:
+    """By whom a text was answered, once a piece more is known."""
+    now = record.get("answered_by")
+    if not text.text or now == text.answered_by:
+        return now
+    return "mixed"
+
+
+def _sync(file: TextIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,204 @@
+"""How good a set of texts is: its variety, its perplexity, what a classifier learns from it, and how near real text is.
+
+Sets are compared with each other: private synthetic text, the public model's own continuations of the same prompts and,
+for the operator, the real text. What is measured on the real text is private: it follows from it, with no guarantee.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.engine.engine import AdapterFiles
+from services.evaluation.scoring import Scorer
+from services.evaluation.text import SEPARATOR, Block
+
+Reals = NDArray[np.float64]
+
+NGRAMS = (1, 2, 3)
+COPIED_WORDS = 8
+"""Words in a row that count as copied: fewer are often a phrase that everyone says."""
+_TOKENS = 512  # of a text, at most, that a model is asked about
+_SCALING, _POINTS, _BUCKET, _VARIANCE = 5.0, 25, 10, 0.9  # MAUVE's constants
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Variety:
+    """Distinct-n: the share of n-grams that differ, of the same number of words of every set (Li et al. 2016)."""
+
+    words: int
+    distinct: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Words a text."""
+
+    mean: float
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Utility:
+    """What a classifier (TF-IDF, logistic regression) reaches on real text that none was trained on."""
+
+    accuracy: float
+    trained_on: int
+    tested_on: int
+    majority: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How near a set is to the private text.
+
+    Attributes:
+        copied: share of texts with `COPIED_WORDS` words in a row that the real text has.
+        nearest_mean, nearest_high: TF-IDF cosine with the nearest real text: the mean and the 95th percentile.
+    """
+
+    copied: float
+    nearest_mean: float
+    nearest_high: float
+
+
+def lengths(texts: Sequence[str]) -> Lengths:
+    counts = [len(text.split()) for text in texts]
+    low, median, high = np.quantile(counts, (0.05, 0.5, 0.95))
+    return Lengths(float(np.mean(counts)), float(low), float(median), float(high))
+
+
+def variety(sets: Mapping[str, Sequence[str]]) -> dict[str, Variety]:
+    """Of every set, on its first words, as many of each as the shortest has: distinct-n falls with the length."""
+    streams = {name: [word for text in texts for word in text.lower().split()] for name, texts in sets.items()}
+    count = min(map(len, streams.values()))
+    return {name: Variety(count, _distinct(words[:count])) for name, words in streams.items()}
+
+
+def _distinct(words: Sequence[str]) -> dict[int, float]:
+    shares = {}
+    for n in NGRAMS:
+        grams = list(zip(*(islice(words, start, None) for start in range(n)), strict=False))
+        shares[n] = len(set(grams)) / len(grams) if grams else 0.0
+    return shares
+
+
+class Reader:
+    """A model that reads texts: their perplexity, with or without an adapter, and their features."""
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoTokenizer  # slow to import
+
+        self._model = model
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        self._scorer: Scorer | None = None
+
+    def perplexity(self, texts: Sequence[str], adapter: AdapterFiles | None = None) -> float:
+        """exp of the mean loss in nats a token, of all texts together; infinite where there is no token."""
+        if self._scorer is None:
+            self._scorer = Scorer(self._model)
+        blocks = [block for text in texts if len((block := self._block(text)).tokens) > 1]
+        loss, count = 0.0, 0
+        for _, index, first, rows in self._scorer.log_probabilities(blocks, [adapter] if adapter else []):
+            targets = blocks[index].targets[first : first + len(rows)]
+            truth = torch.tensor([blocks[index].tokens[target] for target in targets], device=rows.device)
+            loss -= float(rows.gather(1, truth[:, None]).double().sum())
+            count += len(targets)
+        return math.exp(loss / count) if count else math.inf
+
+    @torch.inference_mode()
+    def features(self, texts: Sequence[str]) -> Reals:
+        """float64 [texts, hidden]: the last layer at the last token of each."""
+        from transformers import AutoModel
+
+        network, found = AutoModel.from_pretrained(self._model).eval(), []
+        for text in texts:
+            tokens = torch.tensor([self._block(text).tokens])
+            found.append(network(input_ids=tokens).last_hidden_state[0, -1].double().numpy())
+        return np.stack(found)
+
+    def _block(self, text: str) -> Block:
+        separator = self._tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
+        tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:_TOKENS]
+        whole = (*separator[-1:], *tokens)
+        return Block(whole, tuple(range(1, len(whole))))
+
+
+def mauve(ours: Reals, real: Reals) -> float:
+    """MAUVE of two sets of features [texts, hidden] (Pillutla et al. 2021, Section 3), between 0 and 1.
+
+    The features are quantised together by k-means after PCA, and the score is the area under the divergence curve of
+    the two histograms. Values compare only with those of the same features and numbers of texts.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import normalize
+
+    count = min(len(ours), len(real))
+    chance = np.random.default_rng(_SEED)
+    both = np.concatenate([each[chance.permutation(len(each))[:count]] for each in (ours, real)])
+    reduced = PCA(n_components=_VARIANCE, whiten=False, random_state=_SEED).fit_transform(normalize(both))
+    buckets = max(2, round(count / _BUCKET))
+    labels = KMeans(buckets, n_init=5, random_state=_SEED).fit_predict(reduced)
+    p, q = (np.bincount(part, minlength=buckets) / count for part in (labels[:count], labels[count:]))
+    return divergence_area(p, q)
+
+
+def divergence_area(p: Reals, q: Reals) -> float:
+    """The area under the divergence curve of two histograms: exp(-c KL(q|r)), exp(-c KL(p|r)) over mixtures r."""
+    weights = np.linspace(1e-6, 1 - 1e-6, _POINTS)
+    mixtures = [weight * p + (1 - weight) * q for weight in weights]
+    x = [0.0, *(math.exp(-_SCALING * _kl(q, each)) for each in reversed(mixtures)), 1.0]
+    y = [1.0, *(math.exp(-_SCALING * _kl(p, each)) for each in reversed(mixtures)), 0.0]
+    # Both orders, as the two directions differ by the integration alone.
+    return float((_area(x, y) + _area(y[::-1], x[::-1])) / 2)
+
+
+def _area(x: Sequence[float], y: Sequence[float]) -> float:
+    return float(np.trapezoid(y, x))
+
+
+def _kl(p: Reals, q: Reals) -> float:
+    there = p > 0
+    return float(np.sum(p[there] * np.log(p[there] / q[there])))
+
+
+def utility(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> Utility | None:
+    """Train on (text, label) pairs, test on real ones; None where the training texts have one label alone."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    if len({label for _, label in train}) < 2 or not test:
+        return None
+    texts, labels = zip(*train, strict=True)
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(max_iter=1000))
+    model.fit(texts, labels)
+    test_texts, truth = zip(*test, strict=True)
+    accuracy = float(np.mean(model.predict(test_texts) == np.array(truth)))
+    majority = max(truth.count(label) for label in set(truth)) / len(truth)
+    return Utility(accuracy, len(train), len(test), majority)
+
+
+def overlap(texts: Sequence[str], real: Sequence[str]) -> Overlap:
+    """How near texts are to the real ones; a text that is itself among them is as near as can be."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    known = {gram for text in real for gram in _grams(text)}
+    copied = float(np.mean([any(gram in known for gram in _grams(text)) for text in texts]))
+    vectors = TfidfVectorizer().fit([*real, *texts])
+    cosines = (vectors.transform(texts) @ vectors.transform(real).T).max(axis=1).toarray().ravel()
+    return Overlap(copied, float(cosines.mean()), float(np.quantile(cosines, 0.95)))
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    return set(zip(*(islice(words, start, None) for start in range(COPIED_WORDS)), strict=False))

@@ -1,0 +1,126 @@
+"""A template of prompts to the items of a job.
+
+items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+
+from services.training.errors import InputError
+
+COUNT = "count"
+"""The field of a row that says how many texts it asks for; one where it is absent."""
+LABEL = "label"
+DEFAULT = "Label: {label}\nText:"
+"""The template of labels, where none is given."""
+RESERVED = frozenset({"id", "text", "tokens", "finish_reason", "answered_by"})
+"""Names of a text's own fields in the output."""
+MOST_ITEMS = 1_000_000
+
+Fields = Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text to be: its number in the job, the fields of its row, and its prompt."""
+
+    index: int
+    fields: Fields
+    prompt: str
+
+
+def items(template: str, rows: Iterable[Fields]) -> list[Item]:
+    """The items of all rows, in their order; a row with a `count` stands for as many items.
+
+    Args:
+        template: a prompt with the names of fields in braces; `{{` and `}}` are braces.
+
+    Raises:
+        InputError: the template or a row cannot be used; names the line, counted from 1.
+    """
+    names = _names(template)
+    made: list[Item] = []
+    for line, row in enumerate(rows, start=1):
+        fields = {name: value for name, value in row.items() if name != COUNT}
+        count = row.get(COUNT, 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"prompts: line {line}: {COUNT}: must be a whole number above 0")
+        if taken := sorted(RESERVED & fields.keys()):
+            raise InputError(f"prompts: line {line}: {taken[0]}: the output has a field of this name; rename it")
+        if missing := [name for name in names if name not in fields]:
+            known = ", ".join(fields) or "none"
+            raise InputError(f"template: line {line} of the prompts has no field {missing[0]!r}; it has {known}")
+        if len(made) + count > MOST_ITEMS:
+            raise InputError(f"prompts: line {line}: more than {MOST_ITEMS:,} items in one job; make several jobs")
+        prompt = template.format_map(fields)
+        if not prompt:
+            raise InputError(f"template: the prompt of line {line} is empty")
+        made += [Item(len(made) + number, fields, prompt) for number in range(count)]
+    if not made:
+        raise InputError("prompts: there are none; give a file with --prompts, or --label NAME=COUNT")
+    return made
+
+
+def read_rows(path: Path) -> list[Fields]:
+    """The rows of a JSON Lines file of objects with plain values.
+
+    Raises:
+        InputError: the file or a line cannot be used.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"prompts {path}: cannot be read: {error}") from error
+    return list(_rows(path, lines))
+
+
+def parse_labels(texts: Sequence[str]) -> list[Fields]:
+    """Rows of `NAME=COUNT`.
+
+    Raises:
+        InputError: a text has another form.
+    """
+    rows: list[Fields] = []
+    for text in texts:
+        name, equals, count = text.rpartition("=")
+        if not (equals and name.strip() and count.isascii() and count.isdecimal() and int(count) > 0):
+            raise InputError(f"label: {text!r} must be NAME=COUNT with a count above 0, such as urgent=100")
+        rows.append({LABEL: name.strip(), COUNT: int(count)})
+    if len({row[LABEL] for row in rows}) < len(rows):
+        raise InputError("label: a label is given twice; give it once, with the sum of the counts")
+    return rows
+
+
+def _rows(path: Path, lines: Sequence[str]) -> Iterator[Fields]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"prompts {path}: line {number}: is not JSON") from error
+        if not isinstance(row, dict):
+            raise InputError(f"prompts {path}: line {number}: must be an object of fields")
+        for name, value in row.items():
+            if not isinstance(value, str | int | float | bool):
+                raise InputError(f"prompts {path}: line {number}: {name}: must be text, a number, true or false")
+        yield row
+
+
+def _names(template: str) -> list[str]:
+    """The fields that a template uses: plain names, so that it cannot reach into objects."""
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise InputError(f"template: {error}; write {{{{ and }}}} for braces") from error
+    names = []
+    for _, name, specification, conversion in parsed:
+        if name is None:
+            continue
+        if not name.isidentifier() or specification or conversion:
+            raise InputError(f"template: {{{name}}} is no name of a field; write {{{{ and }}}} for braces")
+        names.append(name)
+    return names

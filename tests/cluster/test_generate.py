@@ -1,0 +1,100 @@
+"""Claim: `privmix generate` makes a data set with its card from a service, and says what is wrong before it spends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from tests.running import RunningService, settled
+from tests.services.generation.small_service import SmallService, serving
+
+runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OPENAI_API_KEY": ""})
+LABELS = ["--label", "urgent=3", "--label", "routine=2"]
+
+
+def test_a_data_set_with_its_card_from_labels(tmp_path: Path) -> None:
+    with serving(SmallService()) as service:
+        words = ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *LABELS, "--max-tokens", "5"]
+        done = runner.invoke(app, [*words, "--json"])
+        assert done.exit_code == 0, done.output
+        summary = json.loads(done.stdout)
+        assert summary["complete"] is True
+        assert summary["card"]["budget"]["tokens_delivered"] == service.charged == 25
+        again = runner.invoke(app, words)
+        assert "5 of 5 texts" in again.stdout
+        assert "Small promise." in again.stdout
+        assert service.charged == 25
+    lines = [json.loads(line) for line in (tmp_path / "job/synthetic.jsonl").read_text().splitlines()]
+    assert sorted(line["label"] for line in lines) == ["routine"] * 2 + ["urgent"] * 3
+    assert {asked["prompt"] for asked in service.asked} == {"Label: urgent\nText:", "Label: routine\nText:"}
+
+
+def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"day": "Monday", "count": 2}\n{"day": "Friday"}\n')
+    asked = ["--prompts", str(prompts), "--template", r"On {day}\n", "--temperature", "0.7", "--stop", r"\n\n"]
+    with serving(SmallService()) as service:
+        done = runner.invoke(app, ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked])
+        assert done.exit_code == 0, done.output
+    assert sorted(one["prompt"] for one in service.asked) == ["On Friday\n", "On Monday\n", "On Monday\n"]
+    assert (service.asked[0]["temperature"], service.asked[0]["stop"]) == (0.7, ["\n\n"])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--output", "job", *LABELS], "--url: give either --url"),
+        (["--url", "http://127.0.0.1:9", *LABELS], "--output: name the directory"),
+        (["--url", "http://127.0.0.1:9", "--output", "job"], "--prompts: give either"),
+        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS], "url: no service answers"),
+        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--temperature", "0"], "temperature: must be"),
+        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--max-tokens", "0"], "max-tokens: must be"),
+        (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--template", "{topic}"], "no field 'topic'"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = runner.invoke(app, ["generate", *words])
+    assert refused.exit_code == 2
+    assert problem in refused.output.replace("Invalid value for ", "")
+    assert "Traceback" not in refused.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_real_service_is_paid_once_though_the_job_is_killed(service: RunningService, tmp_path: Path) -> None:
+    """The last journal record before the kill and the ledger differ by what was on its way, at most."""
+    tokens, count, concurrency = 24, 10, 2
+    job = tmp_path / "job"
+    words = ["generate", "--url", service.base_url, "--output", str(job), "--label", f"urgent={count}"]
+    words += ["--max-tokens", str(tokens), "--concurrency", str(concurrency), "--json"]
+    before = settled(service)
+    process = subprocess.Popen([sys.executable, "-m", "cluster", *words])
+    output, deadline = job / "synthetic.jsonl", time.monotonic() + 300
+    while not output.exists() or len(output.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
+    charged = settled(service) - before
+    done = runner.invoke(app, words)
+    assert done.exit_code == 0, done.output
+    card = json.loads(done.stdout)["card"]
+    assert card["texts"]["whole"] == count
+    assert card["guarantee"] == service.privacy()["guarantee"]
+    delivered, paid = card["budget"]["tokens_delivered"], settled(service) - before
+    assert delivered <= paid <= delivered + concurrency * tokens
+    assert charged < paid
+    made = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
+    assert made.keys() == set(range(count))
+    assert {index: made[index] for index in kept} == kept

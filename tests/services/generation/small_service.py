@@ -1,0 +1,109 @@
+"""A small HTTP service that speaks the routes a job asks, counts every token that it releases, and takes its time."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from tests.running import free_port
+
+CONTEXT = 1000
+
+
+@dataclass
+class SmallService:
+    """Continues a prompt with the words w1, w2, ..., one token each, counted from the words that are there."""
+
+    budget: int = 10_000
+    pause_s: float = 0.0
+    break_after: int | None = None
+    refuse: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    url: str = ""
+    charged: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        app.get("/v1/models")(self.models)
+        app.get("/v1/privacy")(self.privacy)
+        app.post("/tokenize")(self.tokenize)
+        app.post("/v1/completions", response_model=None)(self.completions)
+        return app
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "privmix", "max_model_len": CONTEXT}]}
+
+    async def privacy(self) -> dict[str, Any]:
+        left = max(0, self.budget - self.charged)
+        return {
+            "guarantee": "Small promise.",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "adjacency": "user",
+            "epsilon_spent": self.charged / 1000,
+            "tokens_charged": self.charged,
+            "tokens_left": left,
+            "event": {"kind": "small"},
+        }
+
+    async def tokenize(self, request: Request) -> dict[str, int]:
+        return {"count": len((await request.json())["prompt"].split())}
+
+    async def completions(self, request: Request) -> StreamingResponse | JSONResponse:
+        asked = await request.json()
+        if self.refuse:
+            status, headers = self.refuse.pop(0)
+            error = {"message": "not now", "type": "rate_limit_error", "code": "overloaded"}
+            return JSONResponse({"error": error}, status, headers)
+        if self.charged >= self.budget:
+            error = {"message": "used up", "type": "insufficient_quota", "code": "privacy_budget_exhausted"}
+            return JSONResponse({"error": error}, 429, {"x-should-retry": "false"})
+        self.asked.append(asked)
+        return StreamingResponse(self._stream(asked), media_type="text/event-stream")
+
+    async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
+        first = asked["prompt"].count(" w") + 1
+        for number in range(asked["max_tokens"]):
+            await asyncio.sleep(self.pause_s)
+            if self.break_after is not None and number == self.break_after:
+                self.break_after = None
+                yield "data: " + json.dumps({"error": {"message": "a shard was lost"}}) + "\n\n"
+                return
+            choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length"}
+            chunk: dict[str, Any] = {"choices": [choice], "usage": {"completion_tokens": number}}
+            if self.charged >= self.budget:
+                chunk["privmix"] = {"ended_by": "privacy_budget"}
+                yield "data: " + json.dumps(chunk) + "\n\n"
+                break
+            self.charged += 1
+            chunk["usage"]["completion_tokens"] = number + 1
+            choice["text"] = f" w{first + number}"
+            choice["finish_reason"] = "length" if number + 1 == asked["max_tokens"] else None
+            yield "data: " + json.dumps(chunk) + "\n\n"
+        yield "data: [DONE]\n\n"
+
+
+@contextmanager
+def serving(service: SmallService) -> Iterator[SmallService]:
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(service.app(), host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        service.url = f"http://127.0.0.1:{port}"
+        yield service
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,201 @@
+"""Claim: a job asks for every text once, keeps what was delivered, and asks after a kill for the rest alone."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from services.generation.card import write_card
+from services.generation.client import BudgetEndedError, GenerationError, Sampling, Service
+from services.generation.job import JOURNAL, OUTPUT, Progress, Request, load_output, opened
+from services.generation.template import items
+from services.training.errors import InputError
+from tests.services.generation.small_service import SmallService, serving
+
+TEMPLATE = "Label: {label}"
+TOKENS = 20
+WORDS = " " + " ".join(f"w{number}" for number in range(1, TOKENS + 1))
+
+
+def request(count: int = 6, tokens: int = TOKENS) -> Request:
+    return Request(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
+
+
+def run(directory: Path, url: str, asked: Request, partial: bool = False) -> list[Progress]:
+    shown: list[Progress] = []
+
+    async def go() -> None:
+        async with Service(url, None) as service:
+            with opened(directory, asked) as job:
+                try:
+                    await job.run(service, concurrency=3, partial=partial, progress=shown.append)
+                finally:
+                    write_card(job, await service.privacy())
+
+    asyncio.run(go())
+    return shown
+
+
+def test_every_text_is_asked_for_once_and_paid_for_exactly(tmp_path: Path) -> None:
+    with serving(SmallService()) as service:
+        shown = run(tmp_path, service.url, request())
+        assert service.charged == 6 * TOKENS
+        run(tmp_path, service.url, request())  # there is nothing left to ask
+        assert (service.charged, len(service.asked)) == (6 * TOKENS, 6)
+    texts = load_output(tmp_path)
+    assert sorted(text["id"] for text in texts) == list(range(6))
+    assert {text["text"] for text in texts} == {WORDS}
+    assert {text["label"] for text in texts} == {"urgent"}
+    assert shown[-1] == Progress(6, 6, 6 * TOKENS, 10_000 - 6 * TOKENS)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.services.generation.test_job import request, run
+run(Path(sys.argv[1]), sys.argv[2], request())
+"""
+
+
+def test_a_kill_in_the_middle_keeps_what_was_delivered_and_asks_for_the_rest(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    with serving(SmallService(pause_s=0.05)) as service:
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job), service.url])
+        deadline = time.monotonic() + 60
+        while not (job / OUTPUT).exists() or service.charged < 4 * TOKENS:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.5)  # the service notices that nobody reads
+        charged, before = service.charged, len(service.asked)
+        with opened(job, request()) as killed:
+            delivered = killed.tokens
+            known = {text.item.index: text for text in killed.texts}
+        whole = {index for index, text in known.items() if text.finish_reason is not None}
+        assert whole
+        assert len(whole) < 6
+        # What is lost is at most what was on its way: a few tokens of each of the three answers in flight.
+        assert 0 <= charged - delivered <= 3 * 4
+        service.pause_s = 0.0
+        run(job, service.url, request())
+        assert service.charged - charged == 6 * TOKENS - delivered
+        again = service.asked[before:]
+        assert sorted((asked["prompt"], asked["max_tokens"]) for asked in again) == sorted(
+            ("Label: urgent" + text.text, TOKENS - text.tokens)
+            for text in known.values()
+            if text.finish_reason is None and text.tokens < TOKENS
+        )
+    assert sorted(text["id"] for text in load_output(job)) == list(range(6))
+    assert {text["text"] for text in load_output(job)} == {WORDS}
+
+
+def test_a_stream_that_breaks_off_is_gone_on_with(tmp_path: Path) -> None:
+    with serving(SmallService(break_after=7)) as service:
+        run(tmp_path, service.url, request(1))
+        assert [asked["max_tokens"] for asked in service.asked] == [TOKENS, TOKENS - 7]
+        assert service.charged == TOKENS
+    assert load_output(tmp_path)[0]["text"] == WORDS
+    assert json.loads((tmp_path / "card.json").read_bytes())["texts"]["continued_after_an_interruption"] == 1
+
+
+def test_a_refusal_that_passes_is_waited_for_and_another_is_not(tmp_path: Path) -> None:
+    with serving(SmallService(refuse=[(429, {"retry-after": "0"}), (503, {"retry-after": "0"})])) as service:
+        run(tmp_path / "passes", service.url, request(2))
+        assert service.charged == 2 * TOKENS
+    with serving(SmallService(refuse=[(503, {"x-should-retry": "false"})])) as service:
+        with pytest.raises(GenerationError, match="answers 503: not now"):
+            run(tmp_path / "stays", service.url, request(1))
+        assert service.charged == 0
+
+
+def test_a_budget_that_cannot_pay_is_refused_before_a_token_is_spent(tmp_path: Path) -> None:
+    with serving(SmallService(budget=90)) as service:
+        with pytest.raises(InputError, match=r"^budget: 6 texts can take 120 tokens, and 90 are left.*--partial"):
+            run(tmp_path, service.url, request())
+        assert service.asked == []
+        run(tmp_path, service.url, request(), partial=True)
+        assert service.charged == 90
+        with pytest.raises(InputError, match="0 are left"):
+            run(tmp_path, service.url, request(), partial=True)
+    texts = load_output(tmp_path)
+    assert 0 < len(texts) < 6
+    assert {text["text"] for text in texts} == {WORDS}  # what the budget cut short is no text of the job
+
+
+def test_a_budget_that_others_use_up_ends_the_job(tmp_path: Path) -> None:
+    service = SmallService(budget=200)
+    with serving(service):
+
+        async def promised() -> dict[str, object]:
+            return {"guarantee": "Small promise.", "tokens_left": 200, "tokens_charged": 0}
+
+        service.privacy = promised  # type: ignore[method-assign]
+        service.charged = 150
+        with serving(service), pytest.raises(BudgetEndedError, match=r"keeps \d of 6 texts"):
+            run(tmp_path, service.url, request())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda service: (service.url, request(1, tokens=5000)), "prompts: item 0 has 2 tokens"),
+        (lambda service: ("http://127.0.0.1:9", request(1)), "url: no service answers"),
+        (lambda service: ("nonsense", request(1)), "url:"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_a_token_is_spent(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]
+    with serving(SmallService()) as service:
+        url, asked = change(service)
+        with pytest.raises(InputError, match=problem):
+            run(tmp_path, url, asked)
+        assert service.asked == []
+
+
+def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
+    with opened(tmp_path / "job", request(2)):
+        pass
+    with pytest.raises(InputError, match="another template, prompts or sampling"), opened(tmp_path / "job", request(3)):
+        pass
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.txt").touch()
+    with pytest.raises(InputError, match="is not empty"), opened(tmp_path / "full", request(2)):
+        pass
+    with (
+        opened(tmp_path / "job", request(2)),
+        pytest.raises(GenerationError, match="another process"),
+        opened(tmp_path / "job", request(2)),
+    ):
+        pass
+
+
+def test_a_record_that_was_cut_off_is_removed_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    with opened(tmp_path, request(1)):
+        pass
+    journal = tmp_path / JOURNAL
+    journal.write_text('{"item": 0, "asked": "x"}\n{"item": 0, "text": " w1", "tokens": 1}\n{"item": 0, "te')
+    with opened(tmp_path, request(1)) as job:
+        assert (job.texts[0].text, job.texts[0].tokens, job.texts[0].asked) == (" w1", 1, 1)
+    assert journal.read_text().endswith('"tokens": 1}\n')
+    journal.write_text('{"item": 0, "te\n{"item": 0, "text": " w1", "tokens": 1}\n')
+    with pytest.raises(GenerationError, match="is damaged"), opened(tmp_path, request(1)):
+        pass
+
+
+def test_the_card_says_what_protects_and_what_it_cost(tmp_path: Path) -> None:
+    with serving(SmallService()) as service:
+        run(tmp_path, service.url, request(2))
+    card = json.loads((tmp_path / "card.json").read_bytes())
+    assert card["guarantee"] == "Small promise."
+    assert card["budget"]["tokens_delivered"] == card["budget"]["tokens_charged_by_service"] == 2 * TOKENS
+    assert card["fields"] == {"label": {"urgent": 2}}
+    markdown = (tmp_path / "CARD.md").read_text()
+    assert "> Small promise." in markdown
+    assert "2 of 2 that were asked for" in markdown
+    assert TEMPLATE in markdown

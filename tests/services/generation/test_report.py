@@ -1,0 +1,136 @@
+"""Claim: a job's report stands beside the public model's texts, needs nothing else, and says what in it is private."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from services.generation.baseline import FILE, load_baseline, write_baseline
+from services.generation.client import Sampling
+from services.generation.job import Request
+from services.generation.template import Fields, items
+from services.training.errors import InputError
+from tests.services.generation.small_service import SmallService, serving
+from tests.services.generation.test_job import run
+from tests.tiny import write_tiny_model
+
+runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+SECRET = "heliotrope"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def job(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("job") / "job"
+    rows: list[Fields] = [{"label": "urgent", "count": 12}, {"label": "routine", "count": 12}]
+    asked = Request("Label: {label}", tuple(items("Label: {label}", rows)), Sampling(8))
+    with serving(SmallService()) as service:
+        run(directory, service.url, asked)
+    write_baseline(directory, asked, tiny, lambda done: None)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("real") / "real.jsonl"
+    lines = [
+        {"user": f"u{n}", "text": f"{'it hurts' if n % 2 else 'a date'} {SECRET} w1 w2 w3 w4 w5 w6 w7 w8 {n}",
+         "label": "urgent" if n % 2 else "routine"}
+        for n in range(80)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+class Sources(HTMLParser):
+    """What a page would load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
+
+
+def test_the_baseline_is_made_once_with_the_same_items(job: Path, tiny: Path) -> None:
+    texts = load_baseline(job)
+    assert texts is not None
+    assert [text["id"] for text in texts] == list(range(24))
+    assert {text["label"] for text in texts} == {"urgent", "routine"}
+    assert len({text["text"] for text in texts}) > 12
+    before = (job / FILE).read_bytes()
+    rows: list[Fields] = [{"label": "urgent", "count": 24}]
+    write_baseline(job, Request("x{label}", tuple(items("x{label}", rows)), Sampling(8)), tiny, lambda done: None)
+    assert (job / FILE).read_bytes() == before
+
+
+def test_the_report_for_everyone_stands_alone(job: Path, tiny: Path) -> None:
+    done = runner.invoke(app, ["generate", "report", str(job), "--public-model", str(tiny)])
+    assert done.exit_code == 0, done.output
+    page = (job / "report.html").read_text()
+    assert all(source.startswith("data:image/png;base64,") for source in Sources(page).found)
+    assert len(Sources(page).found) == 4
+    assert "Small promise." in page
+    assert "private synthetic" in page
+    assert "public model" in page
+    assert "For the operator only" not in page
+    rows = {row["name"]: row for row in json.loads((job / "report.json").read_bytes())["rows"]}
+    assert rows.keys() == {"private synthetic", "public model"}
+    assert rows["private synthetic"]["lengths"]["mean"] == 8
+    # 24 times the same eight words, beside random ones.
+    assert rows["private synthetic"]["variety"]["distinct"]["1"] < rows["public model"]["variety"]["distinct"]["1"]
+
+
+def test_the_operators_report_has_the_private_columns_and_says_so(job: Path, tiny: Path, real: Path) -> None:
+    words = ["generate", "report", str(job), "--public-model", str(tiny), "--real", str(real), "--label-field", "label"]
+    refused = runner.invoke(app, words)
+    assert refused.exit_code == 2
+    assert "--operator" in refused.output
+    done = runner.invoke(app, [*words, "--operator", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["real text"]["utility"]["accuracy"] == 1.0
+    assert rows["private synthetic"]["utility"]["accuracy"] < 1.0
+    assert rows["private synthetic"]["overlap"]["copied"] == 1.0
+    assert rows["public model"]["overlap"]["copied"] == 0.0
+    assert 0 < rows["real text"]["mauve"] <= 1
+    page = (job / "report-operator.html").read_text()
+    assert "For the operator only" in page
+    assert SECRET not in page
+    assert SECRET not in (job / "report-operator.json").read_text()
+    assert not re.search(SECRET, done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--label-field", "label"], "--label-field: needs --real"),
+        (["--finetuned", "x"], "--operator"),
+    ],
+)
+def test_what_cannot_be_reported_names_the_option(job: Path, words: list[str], problem: str) -> None:
+    refused = runner.invoke(app, ["generate", "report", str(job), *words])
+    assert refused.exit_code == 2
+    assert problem in refused.output.replace("Invalid value for ", "")
+
+
+def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:
+    refused = runner.invoke(app, ["generate", "report", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "is no job of `privmix generate`" in refused.output
+
+
+def test_a_damaged_baseline_is_named(tmp_path: Path, tiny: Path) -> None:
+    (tmp_path / FILE).write_text("heliotrope\n")
+    with pytest.raises(InputError, match="is damaged"):
+        write_baseline(tmp_path, Request("x", tuple(items("x", [{}])), Sampling(8)), tiny, lambda done: None)
