@@ -14,8 +14,6 @@ from services.budget.statement import promise_sentence
 from services.privacy import accounting
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
-from services.privacy.protocols.dp_sgd import DpSgdSettings
-from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
 from services.training.manifest import Manifest
 
@@ -49,7 +47,7 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
     """
     order = _order_of(configuration.budget.ledger)
     try:
-        settings = _settings_for(manifest, configuration.privacy)
+        settings = configuration.privacy.for_training(manifest.dp_sgd)
         protocol = settings.plan(parts_served(configuration, manifest), order)
         terms = terms_for(settings, protocol, manifest.ensemble, order)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
@@ -77,28 +75,6 @@ def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
     limited = terms.enforced == "bound" and terms.epsilon is not None
     tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED
     return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)
-
-
-def _settings_for(manifest: Manifest, settings: Settings) -> Settings:
-    """What is configured, with what follows from how the ensemble was trained.
-
-    Raises:
-        ValueError: the protocol would promise something else than the training kept to.
-    """
-    trained = manifest.dp_sgd
-    if isinstance(settings, DpSgdSettings):
-        if trained is None:
-            raise ValueError(
-                "protocol: dp-sgd serves what `privmix train --dp-sgd` trained, and this ensemble was trained without "
-                "privacy: its tokens would cost without limit; take another protocol, or train again"
-            )
-        return settings.of(trained.event, trained.epsilon, trained.delta)
-    if trained is not None and not isinstance(settings, PublicSettings):
-        raise ValueError(
-            f"protocol: {settings.protocol} would say nothing of the promise that this ensemble was trained to keep "
-            "with DP-SGD, for any number of tokens; take `protocol: dp-sgd`"
-        )
-    return settings
 
 
 def _order_of(ledger: str) -> float | None:

@@ -17,7 +17,7 @@ from cluster.steps import Steps
 from services.audit import black_box, extraction, ground, sections, shadow_ensembles
 from services.audit.canaries import Canary
 from services.audit.finding import finite
-from services.audit.pairs import NoPairError
+from services.audit.laws import NoPairError
 from services.audit.report import Report, Section, finding_rows
 from services.audit.sections import Subject
 from services.evaluation import methods
@@ -321,9 +321,9 @@ def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) 
     """Every protocol that `privmix evaluate` compares, with the names and settings it has there."""
     budgets = [methods.Budget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
     return [
-        Subject(method.label, method.settings.plan(parts), tokens, budget.epsilon, method.settings)
+        Subject(settings.label, settings.plan(parts), tokens, budget.epsilon, settings)
         for budget in budgets
-        for method in methods.private(budget, parts, halves=True)
+        for settings in methods.private(budget, parts, halves=True)
     ]
 
 

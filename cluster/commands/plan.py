@@ -16,7 +16,6 @@ from rich.table import Table
 from cluster.parameters import bad, options, settings_from
 from services.privacy import accounting
 from services.privacy.accounting import planning
-from services.privacy.accounting.part_level import part_level_rdp
 from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
@@ -49,14 +48,12 @@ class Plan:
     @property
     def derived(self) -> Mapping[str, float]:
         """The parameter that the budget determines, where there is one."""
-        name = self.settings.derived
-        value = getattr(self.protocol, name, None) if name else None
-        return {} if value is None else {str(name): value}
+        return self.settings.derived_from(self.protocol)
 
     @property
     def part_level(self) -> float | None:
         """Epsilon as earlier versions promised it, one part present or absent, for those who migrate."""
-        divergences = part_level_rdp(self.event, accounting.ORDERS)
+        divergences = self.event.part_level_rdp(accounting.ORDERS)
         if divergences is None:
             return None
         return accounting.epsilon(self.settings.tokens * divergences, self.settings.delta).epsilon

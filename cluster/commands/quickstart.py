@@ -18,7 +18,6 @@ from cluster.session import connected
 from cluster.steps import Steps
 from services.budget.statement import DIGITS
 from services.privacy.accounting import shown
-from services.privacy.protocols.pmixed import PMixed
 from services.training import demo
 from services.training.corpus import Corpus
 from services.training.public_model import resolve
@@ -107,14 +106,13 @@ def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
         answer = client.post("/v1/completions", json=question).raise_for_status().json()
         statement = client.get("/v1/privacy").raise_for_status().json()
     protocol = service.promise.protocol
-    assert isinstance(protocol, PMixed)
     return Outcome(
         completion=answer["choices"][0]["text"],
         completion_tokens=answer["usage"]["completion_tokens"],
         epsilon_spent=statement["epsilon_spent"],
         epsilon_total=statement["epsilon"],
         delta=statement["delta"],
-        radius=protocol.radius,
+        radius=service.promise.settings.derived_from(protocol).get("radius"),
         parts=protocol.parts,
         shards=len(service.actors.shard_map().shards),
         seconds=round(steps.seconds, 1),

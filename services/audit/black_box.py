@@ -13,8 +13,8 @@ import numpy as np
 
 from services.audit.finding import CERTAIN, Finding
 from services.audit.likelihood import claims_of, held_out_epsilons
-from services.audit.worlds import Reals
 from services.privacy.events import Event, from_json
+from services.privacy.worlds import Reals
 
 _BATCH = {"prompts": 16, "n": 8}
 

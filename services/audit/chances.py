@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from services.audit.frequencies import draw_law
 from services.audit.models import Said
-from services.audit.worlds import NOISY, Reals
 from services.evaluation.allowance import Allowance
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
+from services.privacy.worlds import Reals
 
 End = Callable[[Reals, Reals], None]
 """Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""
@@ -87,4 +88,4 @@ def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice)
 
 def varies(protocol: Protocol) -> bool:
     """Whether the same query is answered by different distributions."""
-    return isinstance(protocol, NOISY) or getattr(protocol, "q", 1.0) < 1
+    return protocol.noisy or draw_law(protocol).repeated < 1

@@ -15,9 +15,9 @@ import numpy as np
 from services.audit.canaries import Canary
 from services.audit.chances import end_of_budget, next_token_chances
 from services.audit.models import Said
-from services.audit.worlds import Reals
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
+from services.privacy.worlds import Reals
 
 LEAKS = 0.9
 """The hit rate without privacy below which the attack is too weak to say anything."""

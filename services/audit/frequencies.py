@@ -4,18 +4,17 @@ The likelihood-ratio test bounds epsilon, which a wrong draw or re-used noise ma
 drawn is compared with the protocol's description itself: exact binomial tests, together wrong once in a million times.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 from services.audit.finding import CERTAIN, Finding
-from services.audit.worlds import Reals
 from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.pmixed import PMixed
+from services.privacy.worlds import Reals
 
 ATTACK = "frequencies of draws"
 
@@ -36,18 +35,11 @@ class DrawLaw:
 
 
 def draw_law(protocol: Protocol) -> DrawLaw:
-    """The law of `Protocol.draw`, from the protocol's parameters alone."""
-    match protocol:
-        case PMixed(parts, q, mollifier="ratio"):
-            none = (1 - q) ** parts
-            return DrawLaw({0: none, 1: 1 - none}, (1 - none) / parts, none**2 + (1 - none) ** 2 / parts)
-        case PMixed(parts, q):
-            sizes = dict(enumerate(map(float, binom.pmf(np.arange(parts + 1), parts, q))))
-            return DrawLaw(sizes, q, (q**2 + (1 - q) ** 2) ** parts)
-        case Exponential(parts, sample):
-            return DrawLaw({sample: 1.0}, sample / parts, 1 / _choices(parts, sample))
-        case _:
-            return DrawLaw({len(protocol.draw()): 1.0}, 1.0, 1.0)
+    """The law of `Protocol.draw`, from the protocol's description: draws of the same size are equally likely."""
+    models = protocol.models
+    sizes = {size: chance for (size,), chance in protocol.draws((models,)).items()}
+    part = sum(chance for (own, _), chance in protocol.draws((1, models - 1)).items() if own)
+    return DrawLaw(sizes, part, sum(chance**2 / math.comb(models, size) for size, chance in sizes.items()))
 
 
 def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> Finding:
@@ -55,7 +47,7 @@ def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> F
     law = draw_law(protocol)
     seen = [protocol.draw() for _ in range(draws)]
     sizes = np.bincount([len(drawn) for drawn in seen])
-    models = np.bincount([model for drawn in seen for model in drawn], minlength=_models(protocol))
+    models = np.bincount([model for drawn in seen for model in drawn], minlength=protocol.models)
     tests = [Count(f"{size} parts", int(count), draws, law.sizes.get(size, 0.0)) for size, count in enumerate(sizes)]
     tests += [Count(f"model {model}", int(count), draws, law.part) for model, count in enumerate(models)]
     repeats = sum(first == second for first, second in zip(seen[::2], seen[1::2], strict=False))
@@ -109,11 +101,3 @@ def refuted(counts: Sequence[Count]) -> tuple[str, ...]:
         for each in counts
         if each.p_value < (1 - CERTAIN) / len(counts)
     )
-
-
-def _models(protocol: Protocol) -> int:
-    return protocol.parts * (2 if protocol.halves else 1)
-
-
-def _choices(parts: int, sample: int) -> float:
-    return float(np.exp(np.sum(np.log(np.arange(parts - sample + 1, parts + 1) / np.arange(1, sample + 1)))))

@@ -12,24 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from services.audit import laws, pairs, worlds
+from services.audit import laws, worlds
 from services.audit.finding import CERTAIN, Finding
 from services.audit.frequencies import refuted, token_counts
 from services.audit.roc import Roc, best_test, epsilon_of
-from services.audit.worlds import Pair, Reals
 from services.privacy.accounting import planning
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
-from services.privacy.protocols.adapmixed import AdaPMixed
-from services.privacy.protocols.gnmax import GNMax
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
+from services.privacy.worlds import Pair, Reals
 
 # Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0
 # Where the test is chosen: between the two confidences at which it is then evaluated.
 _CHOSEN_AT = 0.999
-# How much more a token of these costs to release than one whose release has no noise.
-_EFFORT = {AdaPMixed: 32, GNMax: 4, SubsampleAggregate: 4}
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def audit(
     claims = claims_of(event, tokens, delta)
     pair = pair or _worst(protocol, event, tokens, delta)
     before, after = laws.pair_laws(protocol, pair)
-    trials = max(2, releases // _EFFORT.get(type(protocol), 1) // tokens)
+    trials = max(2, releases // protocol.effort // tokens)
     ratio = laws.log_ratio(before, after)
     seen = [worlds.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
     described = [laws.described_law(protocol, world) for world in (pair.before, pair.after)]
@@ -121,7 +116,7 @@ def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: 
 
 
 def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
-    return pairs.worst_pair(protocol, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order))
+    return laws.worst_pair(protocol, event, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order))
 
 
 def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:

@@ -15,9 +15,9 @@ from services.audit.chances import end_of_budget, next_token_chances
 from services.audit.models import Said
 from services.audit.roc import Roc
 from services.audit.shadow_ensembles import Shadows
-from services.audit.worlds import Reals
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
+from services.privacy.worlds import Reals
 
 # Of the scores' standard deviation, where there are too few to estimate it.
 _LEAST_DEVIATION = 1e-6

@@ -18,10 +18,9 @@ from services.audit.chances import release
 from services.audit.finding import CERTAIN, Finding
 from services.audit.ground import Ground
 from services.audit.models import Said
-from services.audit.pairs import worst_pair
-from services.audit.worlds import Pair, Reals, World
 from services.privacy.protocol import Protocol
 from services.privacy.sampling.categorical import sample
+from services.privacy.worlds import Pair, Reals, World
 
 ATTACK = "one-run audit"
 _ORDER = 2.0
@@ -35,7 +34,7 @@ def of_parts(
     Raises:
         NoPairError: no worst case is known for this protocol.
     """
-    pair = worst_pair(protocol, _ORDER)
+    pair = laws.worst_pair(protocol, protocol.event, _ORDER)
     coins = [secrets.choice((True, False)) for _ in range(protocol.parts)]
     ratio = laws.log_ratio(*laws.pair_laws(protocol, pair))
     scores = np.array(

@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 
 from services.audit import laws, likelihood
 from services.audit.finding import Finding
-from services.audit.worlds import Pair, Reals, removed
 from services.privacy.accounting import published
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
+from services.privacy.worlds import Pair, Reals, removed
 
 # Probabilities of the rare token that are tried; the service keeps tokens down to 2**-36.
 _RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)

@@ -14,8 +14,8 @@ from services.audit.extraction import Extracted
 from services.audit.finding import Finding
 from services.audit.frequencies import audit_draws
 from services.audit.ground import Ground
+from services.audit.laws import NoPairError
 from services.audit.membership import Seen
-from services.audit.pairs import NoPairError
 from services.audit.report import Section, bars, roc_figure
 from services.audit.shadow_ensembles import Shadows
 from services.privacy.protocol import Protocol

@@ -18,11 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.evaluation import methods, tasks
 from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
-from services.evaluation.methods import QUANTITIES, Budget, Method, Quantity
+from services.evaluation.methods import QUANTITIES, Budget, Quantity
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text, held_out_text
 from services.evaluation.workbench import Workbench
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.finetuned import FinetunedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.settings import Settings
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
 from services.training.manifest import Adapter
@@ -154,29 +158,29 @@ class _Comparison:
         yield from self._references()
         if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
             yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
-        for method in methods.private(budget, main.parts, self._halves):
-            yield self._case(main, method)
+        for settings in methods.private(budget, main.parts, self._halves):
+            yield self._case(main, settings)
 
     def _references(self) -> Iterator[tuple[str, Case]]:
         main, finetuned = self._ensembles.main, self._ensembles.finetuned
-        yield self._case(main, methods.public())
+        yield self._case(main, PublicSettings())
         if finetuned is not None:
-            yield self._case(finetuned, methods.finetuned())
-        yield self._case(main, methods.ensemble())
+            yield self._case(finetuned, FinetunedSettings())
+        yield self._case(main, EnsembleSettings())
 
     def _swept(self) -> Iterator[tuple[Quantity, list[tuple[float, str, Case]]]]:
         main, budget = self._ensembles.main, self._options.budgets[-1]
         for sweep in methods.sweeps(budget, main.parts, self._halves):
             if sweep.quantity not in self._options.sweeps:
                 continue
-            yield sweep.quantity, [(point.value, *self._case(main, point.method)) for point in sweep.points]
+            yield sweep.quantity, [(point.value, *self._case(main, point.settings)) for point in sweep.points]
         sizes = sorted((main, *self._ensembles.others), key=lambda each: each.parts)
         if len(sizes) > 1 and "parts" in self._options.sweeps:
-            of_size = [(each, method) for each in sizes for method in methods.of_size(budget, each.parts)]
-            yield "parts", [(float(each.parts), *self._case(each, method)) for each, method in of_size]
+            of_size = [(each, settings) for each in sizes for settings in methods.of_size(budget, each.parts)]
+            yield "parts", [(float(each.parts), *self._case(each, settings)) for each, settings in of_size]
 
-    def _case(self, ensemble: Ensemble, method: Method) -> tuple[str, Case]:
-        return method.label, Case(ensemble.directory, method.settings)
+    def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
+        return settings.label, Case(ensemble.directory, settings)
 
     def _table(self, budget: Budget) -> Iterable[Result]:
         runs = len(self._text.runs)
@@ -193,7 +197,7 @@ class _Comparison:
         planned = self._planned[case]
         if isinstance(planned, str):
             return impossible(label, case.settings, self._of(case).parts, planned)
-        public = self._planned[self._case(self._ensembles.main, methods.public())[1]]
+        public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
         assert isinstance(public, Planned)
         own, theirs = (self._bench.outcomes.first(each, runs) for each in (planned, public))
         return result(label, case.settings, planned.protocol, own, theirs)

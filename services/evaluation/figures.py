@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from services.evaluation.estimate import Estimate
+from services.evaluation.methods import labels
 from services.evaluation.results import Result, SweepPoint, SweepResult, Table
 
 Theme = Literal["light", "dark"]
@@ -44,19 +45,6 @@ PALETTES: Mapping[Theme, Palette] = {
     ),
 }
 _MARKERS = "osD^vPX*<>"
-# A method's place decides its colour and marker, the same in every figure; no two have both in common.
-_LINES = (
-    "PMixed, clip",
-    "PMixed, as published",
-    "Exponential mechanism",
-    "SubMix",
-    "AdaPMixed, as published",
-    "PMixed, mix",
-    "AdaPMixed, certified",
-    "Ensemble, not private",
-    "GNMax",
-    "Subsample and aggregate",
-)
 _AXES = {
     "epsilon": "epsilon of the budget",
     "tokens": "tokens that the budget lasts for",
@@ -177,8 +165,8 @@ def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def style(palette: Palette, label: str) -> tuple[str, str]:
-    """A method's colour and marker."""
-    index = _LINES.index(label)
+    """A label's colour and marker, the same in every figure; no two have both in common."""
+    index = labels().index(label)
     return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
 
 

@@ -1,29 +1,18 @@
-"""What is compared: the papers' protocols at one budget, and the sweeps of their ablation figures."""
+"""What is compared: the settings of every protocol at one budget, and sweeps over one quantity."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.evaluation.ensembles import private_training
-from services.privacy.accounting import published
-from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.dp_sgd import DpSgdSettings
 from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.finetuned import FinetunedSettings
-from services.privacy.protocols.gnmax import GNMaxSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.public import PublicSettings
-from services.privacy.protocols.submix import SubMixSettings
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
 from services.training.manifest import Manifest
-
-_ORDERS = range(2, 65)
-# How many parts the published method draws for a token on average: 80 with q = 0.03 (Flemings et al. 2024, section 6).
-_PUBLISHED_DRAWN = 2.4
 
 
 class Budget(BaseModel):
@@ -39,28 +28,8 @@ class Budget(BaseModel):
         return self.model_dump()
 
 
-@dataclass(frozen=True)
-class Method:
-    """A protocol with its parameters, and the name it has in tables and figures."""
-
-    label: str
-    settings: Settings
-
-
-def public() -> Method:
-    return Method("Public model", PublicSettings())
-
-
-def finetuned() -> Method:
-    return Method("Fine-tuned, not private", FinetunedSettings())
-
-
-def ensemble() -> Method:
-    return Method("Ensemble, not private", EnsembleSettings())
-
-
-def dp_sgd(budget: Budget, manifest: Manifest) -> Method:
-    """The model that DP-SGD trained, whose guarantee is that of its training.
+def dp_sgd(budget: Budget, manifest: Manifest) -> Settings:
+    """The settings of the model that DP-SGD trained, whose guarantee is that of its training.
 
     Raises:
         InputError: it was not trained so.
@@ -68,46 +37,25 @@ def dp_sgd(budget: Budget, manifest: Manifest) -> Method:
     training = private_training(manifest)
     # No limit on tokens: what they cost was spent on training, whatever this table's budget.
     limits = {**budget.limits(), "epsilon": None, "delta": training.delta}
-    return Method("DP-SGD", DpSgdSettings(**asdict(training.event), **limits))
+    return DpSgdSettings(**asdict(training.event), **limits)
 
 
-def private(budget: Budget, parts: int, halves: bool) -> Iterator[Method]:
-    """The rows of a table at one budget. SubMix needs models of half-parts."""
-    limits = budget.limits()
-    yield pmixed_published(budget, parts)
-    yield Method("PMixed, clip", PMixedSettings(**limits))
-    yield Method("PMixed, mix", PMixedSettings(projection="mix", **limits))
-    yield Method("AdaPMixed, as published", AdaPMixedSettings(mollifier="renyi", **limits))
-    yield Method("AdaPMixed, certified", AdaPMixedSettings(**limits))
-    if halves:
-        yield submix(budget)
-    yield Method("Exponential mechanism", ExponentialSettings(**limits))
-    yield Method("GNMax", GNMaxSettings(**limits))
-    yield Method("Subsample and aggregate", SubsampleAggregateSettings(**limits))
+def private(budget: Budget, parts: int, halves: bool) -> Iterator[Settings]:
+    """The rows of a table at one budget; with ``halves`` also those that need models of half-parts."""
+    for settings in PROTOCOLS.values():
+        if halves or not settings.mechanism.halves:
+            yield from settings.compared(parts, budget.limits())
 
 
-def pmixed_published(budget: Budget, parts: int, q: float | None = None, order: int | None = None) -> Method:
-    q = min(1.0, _PUBLISHED_DRAWN / parts) if q is None else q
-    order = int(_order(budget, 3)) if order is None else order
-    settings = PMixedSettings(mollifier="renyi", q=q, order=order, **budget.limits())
-    return Method("PMixed, as published", settings)
+def planned(budget: Budget, parts: int) -> Iterator[Settings]:
+    """Those without noise, whose cost is known beforehand, so that what a longer life costs shows at any length."""
+    return (each for each in private(budget, parts, halves=False) if not each.mechanism.noisy)
 
 
-def submix(budget: Budget, order: float | None = None) -> Method:
-    order = _order(budget, 4) if order is None else order
-    return Method("SubMix", SubMixSettings(order=order, **budget.limits()))
-
-
-def _order(budget: Budget, preferred: int) -> float:
-    """The preferred order where it leaves anything of the budget, else that which leaves most for its order."""
-    return float(preferred if _left(budget, preferred) > 0 else max(_ORDERS, key=lambda order: _left(budget, order)))
-
-
-def _left(budget: Budget, order: int) -> float:
-    try:
-        return published.total_loss(order, budget.epsilon, budget.delta) / order
-    except ValueError:
-        return 0.0
+def of_size(budget: Budget, parts: int) -> Iterator[Settings]:
+    """The points of the sweep over `parts` at one size of ensemble."""
+    yield EnsembleSettings()
+    yield from planned(budget, parts)
 
 
 Quantity = Literal["epsilon", "tokens", "parts", "q", "order", "radius"]
@@ -119,7 +67,7 @@ class Point:
     """One value of what a sweep varies, of one of its lines."""
 
     value: float
-    method: Method
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -138,65 +86,27 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
-    """Those within one ensemble. That over parts is made of several (`over_parts`)."""
+    """The sweeps within one ensemble. That over parts is made of several (`of_size`)."""
     epsilons = [budget.model_copy(update={"epsilon": epsilon}) for epsilon in EPSILONS]
     yield Sweep("epsilon", tuple(Point(each.epsilon, one) for each in epsilons for one in private(each, parts, halves)))
     lasting = [budget.model_copy(update={"tokens": tokens}) for tokens in TOKENS]
     yield Sweep("tokens", tuple(Point(each.tokens, one) for each in lasting for one in planned(each, parts)))
-    yield Sweep("q", tuple(Point(q, one) for q in SHARES if q * parts >= 1 for one in drawing(budget, parts, q)))
-    yield Sweep("order", tuple(Point(order, one) for order in ORDERS for one in at_order(budget, parts, order, halves)))
-    yield Sweep("radius", tuple(Point(radius, one) for radius in RADII for one in within(budget, radius)))
+    without_noise = list(planned(budget, parts))
+    yield _varied("q", [q for q in SHARES if q * parts >= 1], without_noise, parts)
+    yield _varied("order", ORDERS, private(budget, parts, halves), parts)
+    # Without a budget: what these cost is reported instead.
+    yield _varied("radius", RADII, (each.model_copy(update={"epsilon": None}) for each in without_noise), parts)
 
 
-def drawn(budget: Budget, parts: int, halves: bool) -> Sequence[Method]:
-    """Methods whose perplexity is finite, and of two that are nearly the same the one that says more."""
-    return (
-        *planned(budget, parts),
-        Method("AdaPMixed, as published", AdaPMixedSettings(mollifier="renyi", **budget.limits())),
-        *([submix(budget)] if halves else []),
-    )
+@cache
+def labels() -> tuple[str, ...]:
+    """The label of every line that a figure may have."""
+    budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
+    compared = [*private(budget, 16, halves=True), EnsembleSettings()]
+    return tuple(dict.fromkeys(each.label for each in compared))
 
 
-def planned(budget: Budget, parts: int) -> Sequence[Method]:
-    """Methods whose cost is known beforehand, so that what a longer life costs shows at any length."""
-    limits = budget.limits()
-    return (
-        pmixed_published(budget, parts),
-        Method("PMixed, clip", PMixedSettings(**limits)),
-        Method("PMixed, mix", PMixedSettings(projection="mix", **limits)),
-        Method("Exponential mechanism", ExponentialSettings(**limits)),
-    )
-
-
-def of_size(budget: Budget, parts: int) -> Sequence[Method]:
-    return (ensemble(), *planned(budget, parts))
-
-
-def drawing(budget: Budget, parts: int, q: float) -> Sequence[Method]:
-    """The share ``q`` of the parts for a token: drawn with this probability, or, in a fixed number, nearest to it."""
-    limits = budget.limits()
-    return (
-        pmixed_published(budget, parts, q),
-        Method("PMixed, clip", PMixedSettings(q=q, **limits)),
-        Method("PMixed, mix", PMixedSettings(q=q, projection="mix", **limits)),
-        Method("Exponential mechanism", ExponentialSettings(sample=max(1, round(q * parts)), **limits)),
-    )
-
-
-def at_order(budget: Budget, parts: int, order: int, halves: bool) -> Sequence[Method]:
-    adaptive = AdaPMixedSettings(mollifier="renyi", order=order, **budget.limits())
-    return (
-        pmixed_published(budget, parts, order=order),
-        Method("AdaPMixed, as published", adaptive),
-        *([submix(budget, order)] if halves else []),
-    )
-
-
-def within(budget: Budget, radius: float) -> Sequence[Method]:
-    """Without a budget: what these cost is reported instead."""
-    limits = {**budget.limits(), "epsilon": None, "radius": radius}
-    return (
-        Method("PMixed, clip", PMixedSettings(**limits)),
-        Method("PMixed, mix", PMixedSettings(projection="mix", **limits)),
-        Method("Exponential mechanism", ExponentialSettings(**limits)),
-    )
+def _varied(quantity: Quantity, values: Iterable[float], compared: Iterable[Settings], parts: int) -> Sweep:
+    compared = list(compared)
+    points = ((value, each.varied(quantity, value, parts)) for value in values for each in compared)
+    return Sweep(quantity, tuple(Point(value, each) for value, each in points if each is not None))

@@ -13,8 +13,6 @@ from services.evaluation.allowance import Allowance
 from services.evaluation.rows import Reader
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
-from services.privacy.protocols import gnmax
-from services.privacy.protocols.gnmax import GNMax
 from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
 
@@ -92,7 +90,7 @@ class Trial:
 
     def _released(self, answers: Answers, drawn: Answers) -> tuple[Tensor, Reals | None]:
         """Weights of the tokens, and losses: by the law where it is known, else by what was drawn."""
-        law = self._protocol.law(_first(answers, len(drawn.models)))
+        law = self._protocol.law(answers.first(len(drawn.models)))
         if law is not None:
             return law, None
         release = self._protocol.release(drawn)
@@ -108,13 +106,10 @@ class Trial:
         )
 
     def _known_logs(self, drawn: Answers, tokens: Tensor, chances: Reals) -> Reals:
-        """log p of the true tokens; for GNMax an upper bound, because a noisy plurality's law has no closed form."""
-        if isinstance(self._protocol, GNMax):
-            each = (_one(drawn, s) for s in range(len(drawn.models)))
-            bounds = [gnmax.perplexity_bound(self._protocol, one, tokens[s : s + 1]) for s, one in enumerate(each)]
-            return -np.log(np.array(bounds, dtype=np.float64))
+        """log p of the true tokens, or an upper bound where the protocol has only that."""
+        bounds = self._protocol.chance_bounds(drawn, tokens[: len(drawn.models)])
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(chances))
+            return np.asarray(np.log(chances if bounds is None else bounds))
 
 
 def run_trials(
@@ -150,23 +145,10 @@ def _batches(positions: NDArray[np.int64], models: int, vocabulary: int) -> Iter
 def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
     """The answers of the models drawn for each of the first positions, out of those of all models."""
     if all(drawn == models for drawn, models in zip(draws, answers.models, strict=False)):
-        return _first(answers, len(draws))
+        return answers.first(len(draws))
     starts = [first for first, _ in answers.spans()]
     rows_drawn = [start + model for start, drawn in zip(starts, draws, strict=False) for model in drawn]
     return Answers(answers.public[: len(draws)], answers.ratios[rows_drawn], tuple(draws))
-
-
-def _first(answers: Answers, count: int) -> Answers:
-    """The answers of all models for the first ``count`` sequences."""
-    rows = sum(map(len, answers.models[:count]))
-    return Answers(answers.public[:count], answers.ratios[:rows], answers.models[:count])
-
-
-def _one(answers: Answers, sequence: int) -> Answers:
-    first, last = list(answers.spans())[sequence]
-    return Answers(
-        answers.public[sequence : sequence + 1], answers.ratios[first:last], answers.models[sequence : sequence + 1]
-    )
 
 
 def _chances(weights: Tensor, tokens: Tensor) -> Reals:

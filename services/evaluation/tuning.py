@@ -16,20 +16,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from services.evaluation import methods, tasks
+from services.evaluation import tasks
 from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
 from services.evaluation.estimate import Estimate
-from services.evaluation.methods import SHARES, Budget, Method
+from services.evaluation.methods import SHARES, Budget
 from services.evaluation.results import result
 from services.evaluation.split import split
 from services.evaluation.text import held_out_text
 from services.evaluation.workbench import Workbench
-from services.privacy.protocol import Protocol
-from services.privacy.protocols.adapmixed import AdaPMixedSettings
-from services.privacy.protocols.pmixed import PMixed
-from services.privacy.protocols.public import Public
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from services.privacy.events import Status
+from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
@@ -46,7 +43,6 @@ CONTEXT = 256
 TOLERANCE = 0.01
 """Perplexity by which the recommended choice may be worse than the best, relatively, where it is cheaper."""
 
-_BETAS = (0.05, 0.1, 0.2, 0.4)
 # Of what could not have released a token that occurred.
 _NEVER = Estimate(math.inf, None, None, ())
 
@@ -139,36 +135,22 @@ def tune(
         raise tasks.EvaluationError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
 
-def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Method]:
-    """What is searched for an ensemble of so many parts.
-
-    Without GNMax, of whose law there is only a bound: it would be compared by what it might be.
-    """
-    for method in _methods(budget, parts):
-        if any_guarantee or getattr(method.settings, "mollifier", "ratio") == "ratio":
-            yield method
-
-
-def _methods(budget: Budget, parts: int) -> Iterator[Method]:
-    limits = budget.limits()
-    yield methods.public()
-    for q in sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1}):
-        yield from methods.drawing(budget, parts, q)
-    yield Method("AdaPMixed, certified", AdaPMixedSettings(**limits))
-    for beta in _BETAS:
-        yield Method("AdaPMixed, as published", AdaPMixedSettings(mollifier="renyi", beta=beta, **limits))
-    yield Method("Subsample and aggregate", SubsampleAggregateSettings(**limits))
+def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Settings]:
+    """The settings that are searched for an ensemble of ``parts`` parts and that the budget allows."""
+    shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
+    for protocol in PROTOCOLS.values():
+        for settings in protocol.tuned(parts, budget.limits(), shares):
+            status = _status(settings, parts)
+            if status == "certified" or (any_guarantee and status is not None):
+                yield settings
 
 
-def rows(protocol: Protocol) -> float:
-    """Of models that a token takes, on average: the public model's, and one for each part model that is asked."""
-    if protocol.rows is not None:
-        return 1.0 + protocol.rows
-    match protocol:
-        case PMixed(parts, q):
-            return 1 + q * parts
-        case _:
-            raise ValueError(f"how many parts {protocol.name} asks is not known")
+def _status(settings: Settings, parts: int) -> Status | None:
+    """How far the promise reaches; None where the budget does not allow these settings."""
+    try:
+        return settings.plan(parts).guarantee.status
+    except ValueError:
+        return None
 
 
 def front(choices: Sequence[Choice]) -> set[int]:
@@ -242,41 +224,37 @@ class _Search:
         parts = ((ensemble, part) for ensemble in self._ensembles for part in ensemble.manifest.parts)
         self._bench.compute_rows(parts, cluster)
         wanted = [
-            (method.label, planned)
+            self._planned(settings, ensemble)
             for ensemble in self._ensembles
-            for method in candidates(self._budget, ensemble.parts, any_guarantee)
-            if (planned := self._planned(method.settings, ensemble)) is not None
+            for settings in candidates(self._budget, ensemble.parts, any_guarantee)
         ]
-        self._bench.compute_outcomes(((run, planned) for run in self._runs for _, planned in wanted), cluster)
-        public = next(planned for _, planned in wanted if isinstance(planned.protocol, Public))
+        self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in wanted), cluster)
+        public = next(planned for planned in wanted if planned.protocol.rows == 0)
         # The public model is the same beside every ensemble: once is enough.
-        kept = [each for each in wanted if each[1] is public or not isinstance(each[1].protocol, Public)]
-        choices = sorted((self._choice(*each, public) for each in kept), key=_by_rows)
+        kept = [planned for planned in wanted if planned is public or planned.protocol.rows != 0]
+        choices = sorted((self._choice(planned, public) for planned in kept), key=_by_rows)
         ahead = front(choices)
         marked = tuple(replace(choice, on_front=index in ahead) for index, choice in enumerate(choices))
         return Tuning(self._budget, len(self._bench.text.runs[0]), len(self._runs), marked, recommend(marked))
 
-    def _choice(self, label: str, planned: Planned, public: Planned) -> Choice:
+    def _choice(self, planned: Planned, public: Planned) -> Choice:
         outcomes, theirs = (self._bench.outcomes.first(each, len(self._runs)) for each in (planned, public))
-        found = result(label, planned.case.settings, planned.protocol, outcomes, theirs)
-        protocol = planned.protocol
+        settings, protocol = planned.case.settings, planned.protocol
+        found = result(settings.label, settings, protocol, outcomes, theirs)
         return Choice(
-            label=label,
+            label=settings.label,
             parts=protocol.parts,
             protocol=found.protocol,
             parameters=found.parameters,
             status=found.status,
-            rows=rows(protocol),
+            rows=1 + protocol.expected_rows,
             perplexity=found.perplexity or _NEVER,
             change=found.change or _NEVER,
         )
 
-    def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned | None:
-        """None where the budget does not allow it."""
-        try:
-            protocol = settings.plan(ensemble.parts)
-        except ValueError:
-            return None
+    def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned:
         return Planned(
-            Case(ensemble.directory, settings), protocol, self._bench.files(ensemble, ensemble.manifest.parts)
+            Case(ensemble.directory, settings),
+            settings.plan(ensemble.parts),
+            self._bench.files(ensemble, ensemble.manifest.parts),
         )

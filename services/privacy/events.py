@@ -3,13 +3,15 @@
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
+
+from services.privacy.worlds import Pair
 
 Orders = ArrayLike
 Divergences = NDArray[np.float64]
@@ -114,6 +116,21 @@ class Event(ABC):
         Losses are rounded up to multiples of ``interval``.
         """
         return None
+
+    def part_level_rdp(self, orders: Orders) -> Divergences | None:
+        """Rényi divergence per token for one part present or absent, which earlier versions promised.
+
+        `privmix plan` shows it for those who migrate. None where earlier versions had no such number.
+        """
+        return None
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Pairs of ensembles among which an audit looks for the one that is told apart best.
+
+        Built from the claim alone; the models may go further than the mechanism lets them, so that a mechanism that
+        does not hold them back is found out. Empty where no worst case is known.
+        """
+        return ()
 
     @property
     @abstractmethod

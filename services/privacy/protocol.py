@@ -1,7 +1,7 @@
 """What a protocol is: which models it asks, what it releases from their answers, and what that costs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.privacy.events import Event, Guarantee
+from services.privacy.worlds import Reals
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,17 @@ class Answers:
         """First and past-the-last row of `ratios` for each sequence."""
         return pairwise(accumulate(map(len, self.models), initial=0))
 
+    def one(self, sequence: int) -> "Answers":
+        """The answers for one of the sequences."""
+        own = slice(sequence, sequence + 1)
+        first, last = list(self.spans())[sequence]
+        return Answers(self.public[own], self.ratios[first:last], self.models[own])
+
+    def first(self, count: int) -> "Answers":
+        """The answers for the first ``count`` sequences."""
+        rows = sum(map(len, self.models[:count]))
+        return Answers(self.public[:count], self.ratios[:rows], self.models[:count])
+
 
 @dataclass(frozen=True)
 class Release:
@@ -62,11 +74,14 @@ class Release:
 class Protocol(ABC):
     """One way to answer next-token queries from an ensemble of part models.
 
-    A subclass lives in one file together with its `Event` and its `Settings`, so that what is done, what it costs and
-    what may be chosen are read together.
+    A subclass lives in one file of `protocols` together with its `Event` and its `Settings`, so that what is done, what
+    it costs and what may be chosen are read together. Serving needs `rows`, `draw`, `release` and `event`; evaluation
+    and audits also use the methods that have a default.
 
     Attributes:
         name: the name in configuration and commands.
+        noisy: whether `release` draws noise, so that it is called anew for every token.
+        effort: how much more work a release is than one without noise; audits release as many times fewer tokens.
         halves: whether each part answers with two models, trained on a half each. Model 2i and 2i + 1 are then those
             of part i; else model i is part i's.
         parts: how many parts the ensemble has.
@@ -74,6 +89,8 @@ class Protocol(ABC):
     """
 
     name: ClassVar[str]
+    noisy: ClassVar[bool] = False
+    effort: ClassVar[int] = 1
     halves: ClassVar[bool] = False
     parts: int
     order: float | None
@@ -94,6 +111,18 @@ class Protocol(ABC):
     def release(self, answers: Answers) -> Release:
         """From the models' answers to what is sampled from. Draws its own noise where the protocol has any."""
 
+    def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
+        """The chance of each draw, from the protocol's description; audits compare `draw` with it.
+
+        Args:
+            kinds: how many of the models there are of each kind; they add up to `models`.
+
+        Returns:
+            the chance of drawing so many of each kind; by default all of them. Draws of the same number of models are
+            equally likely.
+        """
+        return {tuple(kinds): 1.0}
+
     def law(self, answers: Answers) -> Tensor | None:
         """The law of one token given the history, float64 [S, V], from the answers of all models.
 
@@ -101,6 +130,48 @@ class Protocol(ABC):
         then `draw` and `release` give a sample of it.
         """
         return None
+
+    def release_law(self, answers: Answers) -> Tensor:
+        """The law of one token given the draw, float64 [S, V]: the mean of what `release` samples from over its noise.
+
+        Raises:
+            ValueError: the release is noisy, and its law is not computed.
+        """
+        if self.noisy:
+            raise ValueError(f"the law of {self.name} over its noise is not computed")
+        weights = self.release(answers).weights.double()
+        return weights / weights.sum(dim=1, keepdim=True)
+
+    def formula(self, public: Reals, rows: Reals) -> Reals | None:
+        """The law of one token given the draw as the paper states it, float64 [V], without the code that serves.
+
+        Audits compare the tokens that are released with it. None where `release_law` is the only statement of it.
+
+        Args:
+            public: float64 [V], probabilities of the public model.
+            rows: float64 [n, V], probabilities of the n models drawn.
+        """
+        return None
+
+    def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals | None:
+        """Upper bounds, float64 [S], on the chances of int64 ``tokens`` [S], which evaluation takes for the chances.
+
+        For protocols that release one noisy choice, whose weights say nothing of the other tokens. None: the weights
+        of `release` are the chances.
+        """
+        return None
+
+    @property
+    def models(self) -> int:
+        """How many models the ensemble has for this protocol."""
+        return self.parts * (2 if self.halves else 1)
+
+    @property
+    def expected_rows(self) -> float:
+        """How many part rows a token needs on average."""
+        if self.rows is not None:
+            return float(self.rows)
+        return sum(count * chance for (count,), chance in self.draws((self.models,)).items())
 
     @property
     @abstractmethod

@@ -1,17 +1,30 @@
 """What an operator chooses of a protocol, and what follows from it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+from typing import Protocol as Structure
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 
 Enforced = Literal["bound", "measured"]
 
 ROOM = 1 - 1e-12
 """What a budget split over its tokens leaves for rounding, so that the last of them is granted."""
+
+
+class Training(Structure):
+    """How an ensemble was trained to keep a promise of its own."""
+
+    @property
+    def event(self) -> Event: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def delta(self) -> float: ...
 
 
 class Settings(BaseModel, ABC):
@@ -21,6 +34,7 @@ class Settings(BaseModel, ABC):
     each parameter. A parameter that the budget determines is None by default.
 
     Attributes:
+        mechanism: the protocol that is planned.
         asks: what is asked of the models for a token.
         choose: when to choose this protocol.
         derived: the parameter that follows from the budget unless it is given; None where none does.
@@ -30,6 +44,7 @@ class Settings(BaseModel, ABC):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    mechanism: ClassVar[type[Protocol]]
     asks: ClassVar[str]
     choose: ClassVar[str]
     derived: ClassVar[str | None] = None
@@ -80,6 +95,57 @@ class Settings(BaseModel, ABC):
         """What follows the end of the budget where the configuration does not say."""
         return "refuse"
 
+    def derived_from(self, protocol: Protocol) -> Mapping[str, float]:
+        """The parameter that the budget determines, by its name, as the protocol has it; empty where there is none."""
+        value = getattr(protocol, self.derived, None) if self.derived else None
+        return {} if value is None else {str(self.derived): value}
+
     def details(self, protocol: Protocol) -> Mapping[str, Any]:
         """What `privmix plan` shows of this protocol besides its parameters and what they cost."""
         return {}
+
+    def for_training(self, training: Training | None) -> Self:
+        """These settings for an ensemble, with what follows from a promise that its training kept.
+
+        Raises:
+            ValueError: the protocol would promise something else than the training kept to.
+        """
+        if training is not None:
+            raise ValueError(
+                f"protocol: {self.protocol} would say nothing of the promise that this ensemble was trained to keep "
+                "with DP-SGD, for any number of tokens; take `protocol: dp-sgd`"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name in tables and figures of an evaluation."""
+        return self.protocol
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        """The settings that an evaluation compares at one budget; none of a reference or of one trained model.
+
+        Args:
+            parts: of the ensemble.
+            limits: `epsilon`, `delta` and `tokens` of the budget.
+        """
+        return () if cls.one_model else (cls.model_validate(limits),)
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        """The settings among which `privmix tune` searches; arguments as of `compared`.
+
+        Args:
+            parts: of the ensemble.
+            limits: `epsilon`, `delta` and `tokens` of the budget.
+            shares: of the parts that may be drawn for a token.
+        """
+        return cls.compared(parts, limits)
+
+    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
+        """These settings with another ``q`` (share of the parts drawn), ``order`` or ``radius``, for a sweep.
+
+        None where the protocol has no such parameter.
+        """
+        return None

@@ -70,7 +70,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
         check(url, first.terms.model_copy(update={"delta": 1e-7}))
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in ("finetuned", "dp-sgd")])
+@pytest.mark.parametrize("name", [name for name, settings in PROTOCOLS.items() if not settings.one_model])
 def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name: str) -> None:
     """It plans anew whenever parts join or leave, at the order that the ledger has by then."""
     path = tmp_path / "privmix.yaml"

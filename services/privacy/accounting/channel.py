@@ -12,9 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, log_expit
 
 from services.privacy.accounting.dominating_pair import Channel
+from services.privacy.accounting.published import log_binomial
+from services.privacy.worlds import NEVER, Pair, replaced
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,37 @@ def worst_channel(parts: int, q: float, radius: float) -> Channel:
     with np.errstate(divide="ignore"):
         log_q = np.log(np.append(masses, max(0.0, 1 - masses.sum())))
     return Channel(log_q, np.append(np.log1p((kept[:, 1] - kept[:, 2]) / kept[:, 2]), 0.0))
+
+
+def worst_pair(parts: int, q: float, radius: float) -> Pair:
+    """The pair of ensembles that reaches `worst_channel`: a token for each corner on which that has mass.
+
+    The part says the first before and the second after; the others say the third, which tells nothing, and, where a
+    ball of this size leaves them no room there, the fourth, which the part says after.
+    """
+    mass = Corners.of(parts, q, radius).mass
+    shared = max(0.0, 3 * mass - 1)
+    masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
+    said = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
+    public, said = masses[masses > 0], said[:, masses > 0]
+    rows = np.where(said, np.log(public), NEVER)
+    rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
+    return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
+
+
+def seen_draws_channel(parts: int, q: float, radius: float) -> Channel:
+    """PMixED with the ratio mollifier, charged as if the number of parts drawn were seen.
+
+    Rows, for m other parts drawn: m = 0 has the part's own ratio H or L against the public model; m >= 1 the corners
+    (others, own) = (H, L), (L, H) and (L, L), of which the last tells nothing.
+    """
+    high, low = np.exp(radius), np.exp(-radius)
+    log_pi = float(log_expit(-radius))
+    log_m = log_binomial(parts - 1, q)
+    alone, others = log_m[:1], log_m[1:]
+    share = q / (np.arange(1, parts) + 1.0)
+    log_q = [alone + log_pi, alone + log_pi + radius]
+    log_ratio = [np.log1p([q * (high - 1)]), np.log1p([q * (low - 1)])]
+    log_q += [others + log_pi + radius, others + log_pi - radius, others + np.log(np.tanh(radius / 2)) - radius]
+    log_ratio += [np.log1p(share * (low / high - 1)), np.log1p(share * (high / low - 1)), np.zeros(parts - 1)]
+    return Channel(np.concatenate(log_q), np.concatenate(log_ratio))

@@ -16,6 +16,9 @@ from scipy.special import logsumexp, xlog1py, xlogy
 
 from services.privacy.events import Divergences, Orders, real_orders
 
+# Orders that are tried where a paper's own leaves nothing of a budget.
+_ORDERS = range(2, 65)
+
 
 def query_loss(order: float, drawn: int, beta: float) -> float:
     """Theorem 5.1: Rényi loss of one query answered by ``drawn`` parts, each within beta times the order of p0."""
@@ -46,6 +49,18 @@ def total_loss(order: float, epsilon: float, delta: float) -> float:
     if loss <= 0:
         raise ValueError(f"epsilon {epsilon} at delta {delta:g} leaves nothing to spend at order {order:g}")
     return loss
+
+
+def preferred_order(order: int, epsilon: float, delta: float) -> int:
+    """The order where it leaves anything of the budget to spend, else the one that leaves most for its order."""
+
+    def left(candidate: int) -> float:
+        try:
+            return total_loss(candidate, epsilon, delta) / candidate
+        except ValueError:
+            return 0.0
+
+    return order if left(order) > 0 else max(_ORDERS, key=left)
 
 
 @lru_cache(maxsize=4096)

@@ -5,13 +5,18 @@ rounding between here and the integer weights that are sampled (`mixture`).
 """
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import bisect
 from torch import Tensor
 
 from services.privacy.mollifiers.blocks import column, row_sums, scratch
+
+Projection = Literal["clip", "mix"]
+Reals = NDArray[np.float64]
 
 # How far the sum of a projected row may be from 1. Sampling divides by it, so this is only how well s is known, and an
 # s off by so much costs the square of it in KL.
@@ -84,3 +89,20 @@ def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None
     share = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
     share = share.clamp_(max=1)
     return inside.mul_(share).add_(1 - share).clamp_(low, high).mul_(public)
+
+
+def defined(public: Reals, row: Reals, radius: float, by: Projection) -> Reals:
+    """The projection as it is defined, float64 [V], by a root search: what audits compare `clip` and `mix` with.
+
+    Args:
+        public: float64 [V], probabilities of the public model.
+        row: float64 [V], probabilities of the part.
+    """
+    public, row = public / public.sum(), row / row.sum()
+    low, high = math.exp(-radius), math.exp(radius)
+    ratios = row / public
+    if by == "mix":
+        room = [(high - 1) / (ratios.max() - 1), (1 - low) / (1 - ratios.min())] if ratios.max() > 1 else [1.0]
+        return np.asarray(public + min(1.0, *room) * (row - public))
+    scale = bisect(lambda log: float(public @ np.clip(np.exp(log) * ratios, low, high)) - 1, -100.0, 100.0, xtol=1e-13)
+    return np.asarray(public * np.clip(math.exp(scale) * ratios, low, high))

@@ -1,35 +1,26 @@
-"""Every protocol by its name."""
+"""Every protocol by its name, which is the name in configuration and commands. A new one is a file and a line here."""
 
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any
 
-from services.privacy.protocols.adapmixed import AdaPMixedSettings
-from services.privacy.protocols.dp_sgd import DpSgdSettings
-from services.privacy.protocols.ensemble import EnsembleSettings
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.finetuned import FinetunedSettings
-from services.privacy.protocols.gnmax import GNMaxSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.public import PublicSettings
-from services.privacy.protocols.submix import SubMixSettings
-from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
 
 DEFAULT = "pmixed"
+_SETTINGS = {
+    "pmixed": "pmixed:PMixedSettings",
+    "adapmixed": "adapmixed:AdaPMixedSettings",
+    "submix": "submix:SubMixSettings",
+    "exponential": "exponential:ExponentialSettings",
+    "gnmax": "gnmax:GNMaxSettings",
+    "subsample-aggregate": "subsample_aggregate:SubsampleAggregateSettings",
+    "dp-sgd": "dp_sgd:DpSgdSettings",
+    "public": "public:PublicSettings",
+    "finetuned": "finetuned:FinetunedSettings",
+    "ensemble": "ensemble:EnsembleSettings",
+}
 PROTOCOLS: Mapping[str, type[Settings]] = {
-    settings.model_fields["protocol"].default: settings
-    for settings in (
-        PMixedSettings,
-        AdaPMixedSettings,
-        SubMixSettings,
-        ExponentialSettings,
-        GNMaxSettings,
-        SubsampleAggregateSettings,
-        DpSgdSettings,
-        PublicSettings,
-        FinetunedSettings,
-        EnsembleSettings,
-    )
+    name: resolve_name(f"{__name__}.{where}") for name, where in _SETTINGS.items()
 }
 
 

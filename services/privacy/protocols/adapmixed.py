@@ -8,7 +8,7 @@ That loss depends on the private text. With the ``ratio`` mollifier a bound that
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -21,14 +21,17 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from services.privacy.accounting import leave_one_out, planning
+from services.privacy.accounting.channel import worst_pair
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts, real_orders
 from services.privacy.mollifiers import projection, renyi
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
 from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.protocols.pmixed import Mollifier, Projection, RatioEvent, radii
+from services.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
 from services.privacy.sampling import noise
 from services.privacy.settings import Enforced, Settings
+from services.privacy.worlds import Pair, Reals
 
 # The screening's noise is drawn on multiples of this.
 _GRID = 2.0**-44
@@ -37,6 +40,7 @@ _FLOOR = 2.0**-60
 # Where the loss is measured, radius is no matter of the budget. At this one, 100 parts and the default budget last for
 # nearly a thousand tokens in the worst case.
 _MEASURED_RADIUS = 1.0
+_TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
 
 _MEASURED = (
     *SEPARATE_PARTS,
@@ -82,6 +86,10 @@ class ScreenedRatioEvent(Event):
     def rdp(self, orders: Orders) -> Divergences:
         screening = screening_rdp(self.parts, self.sigma, self.mix, orders)
         return screening + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """That of the answer alone; the screening is taken to pass."""
+        return (worst_pair(self.parts, 1.0, self.radius),)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -141,6 +149,8 @@ class AdaPMixed(Protocol):
     """
 
     name: ClassVar[str] = "adapmixed"
+    noisy: ClassVar[bool] = True
+    effort: ClassVar[int] = 32
     parts: int
     mollifier: Mollifier = "ratio"
     projection: Projection = "clip"
@@ -195,6 +205,22 @@ class AdaPMixed(Protocol):
                 losses[s] += leave_one_out.losses(rows, answers.public[s], self.order).max()
                 weights[s] = integer_weights(own, _as_they_are)[0]
         return Release(weights, losses)
+
+    def release_law(self, answers: Answers) -> Tensor:
+        """The screening is taken to pass."""
+        laws = torch.empty(answers.public.shape, dtype=torch.float64)
+        for s, (first, last) in enumerate(answers.spans()):
+            rows = self._mollified(answers.ratios[first:last], answers.public[s])
+            own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
+            laws[s] = integer_weights(own, _as_they_are)[0]
+        return laws / laws.sum(dim=1, keepdim=True)
+
+    def formula(self, public: Reals, rows: Reals) -> Reals | None:
+        """The screening is taken to pass."""
+        if self.radius is None:
+            return None
+        moved = [projection.defined(public, row, self.radius, self.projection) for row in rows]
+        return np.asarray(np.mean(moved, axis=0))
 
     @cached_property
     def event(self) -> ScreenedRatioEvent | ScreenedRenyiEvent:
@@ -257,6 +283,7 @@ class AdaPMixed(Protocol):
 class AdaPMixedSettings(Settings):
     """All parts, averaged after a noisy screening; what a token costs is measured on the private text."""
 
+    mechanism: ClassVar[type[Protocol]] = AdaPMixed
     asks: ClassVar[str] = "every whole-part model"
     choose: ClassVar[str] = "parts that mostly agree, and an unknown number of tokens"
     derived: ClassVar[str | None] = "radius"
@@ -327,6 +354,25 @@ class AdaPMixedSettings(Settings):
         if order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
         return self.order
+
+    @property
+    def label(self) -> str:
+        return "AdaPMixed, certified" if self.mollifier == "ratio" else "AdaPMixed, as published"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        yield cls.model_validate({"mollifier": "renyi", **limits})
+        yield cls.model_validate(limits)
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        yield cls.model_validate(limits)
+        for beta in _TUNED_BETAS:
+            yield cls.model_validate({"mollifier": "renyi", "beta": beta, **limits})
+
+    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
+        published = quantity == "order" and self.mollifier == "renyi"
+        return self.model_copy(update={"order": value}) if published else None
 
     def _ratio(self, parts: int, radius: float) -> ScreenedRatioEvent:
         return ScreenedRatioEvent(parts, radius, self.sigma, self.mix)

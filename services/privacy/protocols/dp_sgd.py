@@ -22,7 +22,7 @@ from services.privacy import accounting
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble
-from services.privacy.settings import Settings
+from services.privacy.settings import Settings, Training
 
 Unit = Literal["record", "user"]
 
@@ -134,6 +134,7 @@ class DpSgd(Protocol):
 class DpSgdSettings(Settings):
     """One model trained with DP-SGD: pays for its training, and then for no token."""
 
+    mechanism: ClassVar[type[Protocol]] = DpSgd
     asks: ClassVar[str] = "the one model of `privmix train --dp-sgd`"
     one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "more tokens than a budget for tokens would last for, or a reference"
@@ -150,26 +151,36 @@ class DpSgdSettings(Settings):
         training = DpSgdEvent(self.unit, self.noise_multiplier, self.sampling_rate, self.steps, self.run)
         return DpSgd(parts, training)
 
-    def of(self, training: DpSgdEvent, epsilon: float, delta: float) -> Self:
+    def for_training(self, training: Training | None) -> Self:
         """These settings for what was trained, and what it was trained to promise, where they say nothing themselves.
 
         Raises:
-            ValueError: they say something else about the training, or promise less than it costs.
+            ValueError: the ensemble was not trained so; or these settings say something else about the training, or
+                promise less than it costs.
         """
-        known = asdict(training)
+        if training is None:
+            raise ValueError(
+                "protocol: dp-sgd serves what `privmix train --dp-sgd` trained, and this ensemble was trained without "
+                "privacy: its tokens would cost without limit; take another protocol, or train again"
+            )
+        known = asdict(training.event)
         for name in known.keys() & self.model_fields_set:
             if getattr(self, name) != known[name]:
                 raise ValueError(f"{name}: the ensemble was trained with {known[name]}; leave it out")
-        promise = {"epsilon": epsilon, "delta": delta}
+        promise = {"epsilon": training.epsilon, "delta": training.delta}
         chosen = {name: value for name, value in promise.items() if name not in self.model_fields_set}
         completed = self.model_copy(update=known | chosen)
-        cost = training.epsilon(completed.delta)
+        cost = completed.plan(1).training.epsilon(completed.delta)
         if completed.epsilon is not None and cost > completed.epsilon:
             raise ValueError(
                 f"epsilon: the training cost {cost:.4f} at delta {completed.delta:g}, more than the "
                 f"{completed.epsilon:g} that is to be promised; leave it out, or train again with more noise"
             )
         return completed
+
+    @property
+    def label(self) -> str:
+        return "DP-SGD"
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,9 @@
 """The mean of all part models, without privacy: a reference."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class Ensemble(Protocol):
 class EnsembleSettings(Settings):
     """The mean of all part models, without privacy."""
 
+    mechanism: ClassVar[type[Protocol]] = Ensemble
     asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "the reference for what privacy costs an ensemble; never where the text is private"
 
@@ -63,6 +65,15 @@ class EnsembleSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> Ensemble:
         return Ensemble(parts)
+
+    @property
+    def label(self) -> str:
+        return "Ensemble, not private"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        """None: it is a reference beside every budget."""
+        return ()
 
 
 def _unchanged(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:

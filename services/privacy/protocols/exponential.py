@@ -8,11 +8,13 @@ For each token m of the N parts are drawn, without replacement, and the token is
 (bounded range: Durfee & Rogers 2019); a part is drawn with probability m/N.
 """
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from itertools import product
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
 from services.privacy.settings import Settings
+from services.privacy.worlds import Pair, one_hot, replaced
 
 Reals = NDArray[np.float64]
 
@@ -48,6 +51,8 @@ _HALVINGS, _NODES = 30, 16
 _QUADRATURE_ERROR = 1e-9
 # The largest share of a radius that rounding may take.
 _LARGEST_LOSS = 0.1
+# How many probabilities of a token the search for the worst pair tries.
+_PAIRS = 16
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,23 @@ class FixedSizeExponentialEvent(_BoundedRangeEvent):
     @property
     def range(self) -> float:
         return 4 * self.radius / self.sample
+
+    def part_level_rdp(self, orders: Orders) -> Divergences | None:
+        return bounded_range_rdp(orders, self.range / 2) if self.sample == self.parts else None
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Two tokens; the part says the first before and the second after, the others some of each.
+
+        A part can lift a token by c only where p0 gives it at most e^-c.
+        """
+        rows = one_hot(2, 0, 1)
+        least = min(self.radius, np.log(2)) + 1e-3
+        for log_first in (*np.linspace(-self.radius - 6, -least, _PAIRS), np.log(0.5)):
+            public = np.array([log_first, np.log1p(-np.exp(log_first))])
+            for lifted in sorted({0, (self.parts - 1) // 2, self.parts - 1}):
+                others = (0,) * lifted + (1,) * (self.parts - 1 - lifted)
+                yield replaced(public, rows, others, 0, 1)
+                yield replaced(public[::-1].copy(), rows, others, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -176,6 +198,20 @@ class Exponential(Protocol):
         exponents = _summed(answers, self.radius - slack(self.sample, self.radius)).div_(self.sample)
         return Release(quantise(exponents.exp_().mul_(answers.public)))
 
+    def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
+        """Every set of `sample` parts with the same chance."""
+        counts = product(*(range(min(count, self.sample) + 1) for count in kinds))
+        return {
+            drawn: math.prod(map(math.comb, kinds, drawn)) / math.comb(self.parts, self.sample)
+            for drawn in counts
+            if sum(drawn) == self.sample
+        }
+
+    def formula(self, public: Reals, rows: Reals) -> Reals:
+        clipped = np.clip(np.log(rows / public), -self.radius, self.radius)
+        weights = public * np.exp(clipped.mean(axis=0))
+        return np.asarray(weights / weights.sum())
+
     @cached_property
     def event(self) -> FixedSizeExponentialEvent:
         return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)
@@ -184,6 +220,7 @@ class Exponential(Protocol):
 class ExponentialSettings(Settings):
     """A fixed number of parts, whose clipped log-ratios to the public model are averaged in the exponent."""
 
+    mechanism: ClassVar[type[Protocol]] = Exponential
     asks: ClassVar[str] = "the whole-part models of `sample` parts"
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
@@ -214,6 +251,24 @@ class ExponentialSettings(Settings):
             radii(sample),
         )
         return Exponential(parts, sample, radius)
+
+    @property
+    def label(self) -> str:
+        return "Exponential mechanism"
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        for sample in dict.fromkeys(_nearest(share, parts) for share in shares):
+            yield cls.model_validate({"sample": sample, **limits})
+
+    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
+        changes: dict[str, dict[str, Any]] = {"q": {"sample": _nearest(value, parts)}, "radius": {"radius": value}}
+        return self.model_copy(update=changes[quantity]) if quantity in changes else None
+
+
+def _nearest(share: float, parts: int) -> int:
+    """The number of parts that is nearest to a share of them."""
+    return max(1, round(share * parts))
 
 
 def slack(sample: int, radius: float) -> float:

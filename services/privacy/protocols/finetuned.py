@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from services.privacy.events import Guarantee
+from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, unprotected
 from services.privacy.settings import Settings
 
@@ -47,6 +48,7 @@ class Finetuned(Ensemble):
 class FinetunedSettings(Settings):
     """One model fine-tuned on the whole corpus, without privacy."""
 
+    mechanism: ClassVar[type[Protocol]] = Finetuned
     asks: ClassVar[str] = "the one model of an ensemble of one part"
     one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "the reference for what partition and privacy cost; never where the text is private"
@@ -56,3 +58,7 @@ class FinetunedSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> Finetuned:
         return Finetuned(parts)
+
+    @property
+    def label(self) -> str:
+        return "Fine-tuned, not private"

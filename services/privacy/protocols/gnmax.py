@@ -5,9 +5,10 @@ with the largest count after noise is released. The noise is discrete Gaussian a
 """
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.sampling.noise import Integers, discrete_gaussian
 from services.privacy.settings import Settings
+from services.privacy.worlds import Pair, one_hot, replaced
 
 Reals = NDArray[np.float64]
 
@@ -39,8 +41,12 @@ Reals = NDArray[np.float64]
 _SCALES = (0.25, 1e5)
 # Standard deviations beyond which a Gaussian has less mass than float64 tells from none beside the rest.
 _FARTHEST = 10
+# Sizes of the vocabulary in which a worst pair is looked for.
+_PAIR_VOCABULARIES = (2, 3, 8, 16)
 # A chance that is held to be at least this is never taken for 0, where it is too small for float64.
 _SMALLEST = 1e-300
+# Standard deviations beyond which the exact law of a plurality leaves mass out.
+_REACH = 12.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,17 @@ class GNMaxEvent(Event):
             self.sigma, sensitivity=1, value_discretization_interval=interval
         ).self_compose(2)
 
+    def part_level_rdp(self, orders: Orders) -> Divergences:
+        return self.rdp(orders) / 2
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Some vote for the first token, as the part does before, the rest for the second, as it does after."""
+        for vocabulary in _PAIR_VOCABULARIES:
+            likeliest = np.linspace(1.0, 0.9, vocabulary)
+            public, rows = np.log(likeliest / likeliest.sum()), one_hot(vocabulary, 0, 1)
+            for agree in range(self.parts):
+                yield replaced(public, rows, (0,) * agree + (1,) * (self.parts - 1 - agree), 0, 1)
+
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(
@@ -91,6 +108,8 @@ class GNMax(Protocol):
     """
 
     name: ClassVar[str] = "gnmax"
+    noisy: ClassVar[bool] = True
+    effort: ClassVar[int] = 4
     parts: int
     sigma: float
     candidates: int = 100
@@ -120,6 +139,38 @@ class GNMax(Protocol):
         weights.scatter_(1, candidates.tokens.gather(1, winners), TOTAL // 2)
         return Release(weights, loss(counts, self.sigma, self.order)[:, None])
 
+    def release_law(self, answers: Answers) -> Tensor:
+        """The chance of every candidate to have the largest noisy count, the first of those that tie."""
+        candidates = Candidates.of(answers.public, self.candidates)
+        wins = torch.from_numpy(np.stack([self._wins(counts) for counts in votes(answers, candidates)]))
+        wins = torch.where(candidates.kept, wins, 0.0)
+        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, wins)
+
+    def _wins(self, counts: Integers) -> Reals:
+        """float64 [k], for the votes [k] of one sequence: a sum over the winner's noisy count."""
+        reach = math.ceil(_REACH * self.sigma)
+        values = np.arange(-reach, reach + int(counts.max()) + 1)
+        masses = np.exp(-((values - counts[:, None]) ** 2) / (2 * self.sigma**2))
+        masses /= masses.sum(axis=1, keepdims=True)
+        at_most = masses.cumsum(axis=1)
+        below = at_most - masses
+        return np.array(
+            [
+                float(np.sum(own * below[:index].prod(axis=0) * at_most[index + 1 :].prod(axis=0)))
+                for index, own in enumerate(masses)
+            ]
+        )
+
+    def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals:
+        """0 for what is no candidate.
+
+        SubMix (Ginart et al. 2022) compares with this bound: the law of a noisy plurality has no closed form.
+        """
+        candidates = Candidates.of(answers.public, self.candidates)
+        chances = torch.from_numpy(largest_chances(votes(answers, candidates), self.sigma)).to(tokens.device)
+        true = (candidates.tokens == tokens[:, None]) & candidates.kept
+        return np.asarray(torch.where(true, chances, 0.0).sum(dim=1).cpu().numpy())
+
     @cached_property
     def event(self) -> GNMaxEvent:
         return GNMaxEvent(self.parts, self.sigma)
@@ -128,6 +179,7 @@ class GNMax(Protocol):
 class GNMaxSettings(Settings):
     """The plurality of the parts' most likely tokens, under Gaussian noise."""
 
+    mechanism: ClassVar[type[Protocol]] = GNMax
     asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "a baseline; many parts that mostly agree, and the most likely token alone is wanted"
     derived: ClassVar[str | None] = "sigma"
@@ -145,6 +197,15 @@ class GNMaxSettings(Settings):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
         best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta).best_order
         return GNMax(parts, sigma, self.candidates, self.order or order or best)
+
+    @property
+    def label(self) -> str:
+        return "GNMax"
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        """None: there is only a bound on its law, and it would be compared by what it might be."""
+        return ()
 
     def _smallest_scale(self, parts: int) -> float:
         return planning.smallest(lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES)
@@ -193,17 +254,6 @@ def largest_chances(counts: Integers, sigma: float) -> Reals:
     top = np.sort(counts, axis=1)
     others = np.where(np.arange(counts.shape[1]) == counts.argmax(axis=1)[:, None], top[:, -2:-1], top[:, -1:])
     return _exceeds(others - counts, sigma)
-
-
-def perplexity_bound(protocol: GNMax, answers: Answers, tokens: Tensor) -> float:
-    """Lower bound on the perplexity of ``tokens`` [S] under GNMax; infinite where one of them is no candidate.
-
-    SubMix (Ginart et al. 2022) compares with this: the law of a noisy plurality has no closed form.
-    """
-    candidates = Candidates.of(answers.public, protocol.candidates)
-    chances = torch.from_numpy(largest_chances(votes(answers, candidates), protocol.sigma)).to(tokens.device)
-    true = (candidates.tokens == tokens[:, None]) & candidates.kept
-    return math.exp(-float(torch.where(true, chances, 0.0).sum(dim=1).log().mean()))
 
 
 def _exceeds(margins: Integers, sigma: float) -> Reals:

@@ -11,21 +11,24 @@ With ``ratio`` the mean over a Poisson draw has, by symmetry, the law ``w p0 + (
 row of work.
 """
 
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, get_args
+from itertools import product
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field, model_validator
 from scipy.optimize import brentq
+from scipy.stats import binom
 from torch import Tensor
 
 from services.privacy.accounting import planning, published
-from services.privacy.accounting.channel import Corners, worst_channel
+from services.privacy.accounting.channel import Corners, seen_draws_channel, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -39,13 +42,17 @@ from services.privacy.events import (
 )
 from services.privacy.mollifiers import projection, renyi
 from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.randomness import poisson_subsample
 from services.privacy.settings import ROOM, Settings
+from services.privacy.worlds import Pair, Reals
 
 Mollifier = Literal["ratio", "renyi"]
-Projection = Literal["clip", "mix"]
 
+# How many parts the published method draws for a token on average: 80 with q = 0.03 (Flemings et al. 2024, section 6).
+_PUBLISHED_DRAWN = 2.4
+_PUBLISHED_ORDER = 3
 # The largest share of a radius that rounding may take.
 _LARGEST_LOSS = 0.1
 
@@ -74,6 +81,12 @@ class RatioEvent(Event):
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         corners = Corners.of(self.parts, self.q, self.radius)
         return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
+
+    def part_level_rdp(self, orders: Orders) -> Divergences:
+        return seen_draws_channel(self.parts, self.q, self.radius).rdp(orders)
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        return (worst_pair(self.parts, self.q, self.radius),)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -171,6 +184,23 @@ class PMixed(Protocol):
         public /= public.sum(dim=1, keepdim=True)
         return torch.lerp(mean, public, self._unasked)
 
+    def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
+        """With ratio one part or none, chosen uniformly; with renyi each part with probability q."""
+        if self.mollifier == "ratio":
+            one_of = map(tuple, np.eye(len(kinds), dtype=int).tolist())
+            shares = ((1 - self._unasked) * count / self.parts for count in kinds)
+            return {(0,) * len(kinds): self._unasked, **dict(zip(one_of, shares, strict=True))}
+        return {
+            drawn: math.prod(float(binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True))
+            for drawn in product(*(range(count + 1) for count in kinds))
+        }
+
+    def formula(self, public: Reals, rows: Reals) -> Reals | None:
+        if self.radius is None:
+            return None
+        moved = [projection.defined(public, row, self.radius, self.projection) for row in rows]
+        return np.asarray(np.mean(moved, axis=0) if moved else public / public.sum())
+
     @property
     def _unasked(self) -> float:
         """The chance that no part is drawn."""
@@ -198,6 +228,7 @@ class PMixed(Protocol):
 class PMixedSettings(Settings):
     """One part for a token, or the public model, moved close to the public model and sampled."""
 
+    mechanism: ClassVar[type[Protocol]] = PMixed
     asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
@@ -242,6 +273,33 @@ class PMixedSettings(Settings):
                 return {"beta": {str(count): published.largest_beta(order, q, count, loss) for count in drawn}}
             case _:
                 return {}
+
+    @property
+    def label(self) -> str:
+        return "PMixed, as published" if self.mollifier == "renyi" else f"PMixed, {self.projection}"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        yield cls._published(limits, min(1.0, _PUBLISHED_DRAWN / parts))
+        yield cls.model_validate(limits)
+        yield cls.model_validate({"projection": "mix", **limits})
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        for q in shares:
+            yield cls._published(limits, q)
+            yield cls.model_validate({"q": q, **limits})
+            yield cls.model_validate({"q": q, "projection": "mix", **limits})
+
+    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
+        if quantity == "q" or quantity == ("order" if self.mollifier == "renyi" else "radius"):
+            return self.model_copy(update={quantity: int(value) if quantity == "order" else value})
+        return None
+
+    @classmethod
+    def _published(cls, limits: Mapping[str, Any], q: float) -> Self:
+        order = published.preferred_order(_PUBLISHED_ORDER, limits["epsilon"], limits["delta"])
+        return cls.model_validate({"mollifier": "renyi", "q": q, "order": order, **limits})
 
 
 @lru_cache(maxsize=64)

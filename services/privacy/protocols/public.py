@@ -1,8 +1,9 @@
 """The public model alone: what is to be had without private text."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
@@ -12,7 +13,7 @@ from torch import Tensor
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
 from services.privacy.mollifiers.mixture import integer_weights
 from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.settings import Settings
+from services.privacy.settings import Settings, Training
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Public(Protocol):
     def draw(self) -> tuple[int, ...]:
         return ()
 
+    def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
+        return {(0,) * len(kinds): 1.0}
+
     def release(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, _public))
 
@@ -58,6 +62,7 @@ class Public(Protocol):
 class PublicSettings(Settings):
     """The public model alone: what can be had without private text."""
 
+    mechanism: ClassVar[type[Protocol]] = Public
     asks: ClassVar[str] = "no part model"
     choose: ClassVar[str] = "the reference below which a protocol is not worth its cost"
 
@@ -65,6 +70,24 @@ class PublicSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> Public:
         return Public(parts)
+
+    @property
+    def label(self) -> str:
+        return "Public model"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        """None: it is a reference beside every budget."""
+        return ()
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        """The public model is the choice that costs nothing."""
+        return (cls(),)
+
+    def for_training(self, training: Training | None) -> Self:
+        """Whatever the training was, nothing of it is read."""
+        return self
 
 
 def _public(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:

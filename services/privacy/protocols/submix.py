@@ -7,10 +7,10 @@ out would change is charged to a budget of its own; where one would be overdrawn
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scr
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.settings import ROOM, Enforced, Settings
+
+# Of all orders above 2, which the conversion to users needs, the one that has the most to spend for its order at the
+# default budget; at order 2 there is nothing.
+_ORDER = 4.0
 
 
 @dataclass(frozen=True)
@@ -138,14 +142,13 @@ class SubMix(Protocol):
 class SubMixSettings(Settings):
     """All half-part models, as far as a part's halves agree; a budget for every part, then the public model."""
 
+    mechanism: ClassVar[type[Protocol]] = SubMix
     asks: ClassVar[str] = "every half-part model, two a part"
     choose: ClassVar[str] = "utility first, where operational privacy will do and the halves agree"
     derived: ClassVar[str | None] = "beta"
 
     protocol: Literal["submix"] = "submix"
-    # Of all orders above 2, which the conversion to users needs, 4 has the most to spend for its order at the
-    # default budget; at order 2 there is nothing.
-    order: float = Field(4.0, gt=1, description="the Rényi order of the agreement and of the measured losses")
+    order: float = Field(_ORDER, gt=1, description="the Rényi order of the agreement and of the measured losses")
     beta: float | None = Field(None, gt=0, description="the largest divergence between a part's halves, mixed")
     random_stopping: float | None = Field(
         None, ge=1, description="C: STOP at the latest after a number of tokens drawn uniformly up to C times `tokens`"
@@ -180,6 +183,23 @@ class SubMixSettings(Settings):
             order, loss = partition_to_user(self.order, loss)
             details["user"] = {"order": order, "loss": loss, "epsilon": self._converted(order, loss)}
         return details
+
+    @property
+    def label(self) -> str:
+        return "SubMix"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        order = published.preferred_order(int(_ORDER), limits["epsilon"], limits["delta"])
+        return (cls.model_validate({"order": order, **limits}),)
+
+    @classmethod
+    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
+        """None: tuning trains no models of half-parts."""
+        return ()
+
+    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
+        return self.model_copy(update={"order": value}) if quantity == "order" else None
 
     @property
     def _part_budget(self) -> float:

@@ -6,6 +6,7 @@ public model where nothing is. Where a part is replaced, the increases of the su
 decreases.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -33,11 +34,14 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.sampling.noise import discrete_laplace
 from services.privacy.settings import Settings
+from services.privacy.worlds import Pair, Reals, one_hot, replaced
 
 # What a probability of 1 is in units of the grid that noise is added on. Belongs to the event: never changed.
 UNIT = 2**20
 # Scales of the noise worth considering.
 _SCALES = (0.05, 1e6)
+# Quantiles of Laplace noise that stand for all of it in the law of a token.
+_QUANTILES = 1500
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,15 @@ class SubsampleAggregateEvent(Event):
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 
+    def part_level_rdp(self, orders: Orders) -> Divergences:
+        return self.rdp(orders) / 2
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Two tokens; some of the others say the first, as the part does before, and the rest the second."""
+        for agree in range(self.parts):
+            others = (0,) * agree + (1,) * (self.parts - 1 - agree)
+            yield replaced(np.log([0.49, 0.51]), one_hot(2, 0, 1), others, 0, 1)
+
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee(status="certified", source="Nissim et al. 2007; worst case of discrete Laplace noise")
@@ -102,6 +115,8 @@ class SubsampleAggregate(Protocol):
     """
 
     name: ClassVar[str] = "subsample-aggregate"
+    noisy: ClassVar[bool] = True
+    effort: ClassVar[int] = 4
     order = None
     parts: int
     scale: float
@@ -133,6 +148,31 @@ class SubsampleAggregate(Protocol):
         weights[empty] = (answers.public[empty].double() * (TOTAL / 2)).long()
         return Release(weights)
 
+    def release_law(self, answers: Answers) -> Tensor:
+        """The mean share of each of two candidates in what is left above 0, by quadrature over the noise.
+
+        Raises:
+            ValueError: there are not two candidates.
+        """
+        candidates = Candidates.of(answers.public, self.candidates)
+        if candidates.tokens.shape[1] != 2:
+            raise ValueError("the law of subsample-and-aggregate is computed for two candidates")
+        public = answers.public.double().gather(1, candidates.tokens).numpy()
+        sums = summed(answers, candidates).numpy() / UNIT
+        first = np.array(
+            [self._first_share(*each) for each in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
+        )
+        shares = torch.from_numpy(np.stack([first, 1 - first], axis=1))
+        return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, shares)
+
+    def _first_share(self, sums: Reals, public: float) -> float:
+        """Of the first of two candidates, from their sums [2] and the first one's chance where nothing is left."""
+        middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+        noise = self.scale * np.where(middles < 0.5, np.log(2 * middles), -np.log(2 * (1 - middles)))
+        first, second = np.maximum(sums[0] + noise, 0)[:, None], np.maximum(sums[1] + noise, 0)[None, :]
+        total = first + second
+        return float(np.where(total > 0, first / np.where(total > 0, total, 1.0), public).mean())
+
     @cached_property
     def event(self) -> SubsampleAggregateEvent:
         return SubsampleAggregateEvent(self.parts, self.scale)
@@ -141,6 +181,7 @@ class SubsampleAggregate(Protocol):
 class SubsampleAggregateSettings(Settings):
     """The parts' distributions over a few tokens, added up under Laplace noise."""
 
+    mechanism: ClassVar[type[Protocol]] = SubsampleAggregate
     asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "a baseline; many parts and few tokens"
     derived: ClassVar[str | None] = "scale"
@@ -151,6 +192,10 @@ class SubsampleAggregateSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
         return SubsampleAggregate(parts, self.scale or self._smallest_scale(parts), self.candidates)
+
+    @property
+    def label(self) -> str:
+        return "Subsample and aggregate"
 
     def _smallest_scale(self, parts: int) -> float:
         return planning.smallest(

@@ -10,7 +10,7 @@ import pytest
 from services.audit import likelihood
 from services.audit.finding import Finding
 from services.audit.frequencies import audit_draws
-from services.privacy import accounting
+from services.privacy.accounting import composition
 from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS, audited, exponential, gnmax, pmixed, subsample_aggregate
@@ -101,7 +101,7 @@ def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
     name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocol = planned(name, tokens=16, **parameters)
-    monkeypatch.setattr(accounting, "paid", lambda event, count: min(count, 1))
+    monkeypatch.setattr(composition, "paid", lambda event, count: min(count, 1))
     assert verdicts(of_tokens(protocol, tokens=16, releases=4_000)) == {"broken"}
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from services.audit import published
-from services.audit.worlds import Pair
+from services.audit.worlds import answers
 from services.privacy.mollifiers.renyi import mollify
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.worlds import Pair
 
 
 def as_published(parts: int, q: float, tokens: int) -> PMixed:
@@ -27,9 +28,9 @@ def test_every_part_of_the_pair_is_left_as_it_is_by_the_published_mollifier() ->
     """It lies in the ball for every number of parts drawn: lambda is 1."""
     protocol = as_published(2, 1.0, 1024)
     pair: Pair = published.against(protocol, 1024, 1e-5).pair
-    answers = pair.before.answers([(0, 1)])
-    kept = mollify(answers.ratios, answers.public[0], 3, 3 * published.smallest_beta(protocol))
-    torch.testing.assert_close(kept, answers.ratios * answers.public[0], rtol=1e-4, atol=0)
+    answered = answers(pair.before, [(0, 1)])
+    kept = mollify(answered.ratios, answered.public[0], 3, 3 * published.smallest_beta(protocol))
+    torch.testing.assert_close(kept, answered.ratios * answered.public[0], rtol=1e-4, atol=0)
 
 
 def test_the_certified_mollifier_has_no_published_claim() -> None:

@@ -10,7 +10,7 @@ from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
 from services.budget.statement import OperatorStatement, Statement, statement
-from services.privacy import accounting
+from services.privacy.accounting import composition
 from services.privacy.protocols.ensemble import EnsembleEvent
 from services.privacy.protocols.pmixed import PublishedEvent
 from tests.services.budget.conftest import known
@@ -46,7 +46,7 @@ def test_a_statement_composes_no_loss_distribution(balance: Balance, monkeypatch
     def compose(*arguments: object) -> None:
         raise AssertionError("a client could keep the budget actor busy")
 
-    monkeypatch.setattr(accounting, "pld", compose)
+    monkeypatch.setattr(composition, "pld", compose)
     statement(balance)
     statement(replace(balance, charged=Counter({COARSE: 50, FINE: 50}), latest=FINE), COARSE)
 

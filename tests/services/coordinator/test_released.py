@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
+from services.privacy.mollifiers.projection import Projection
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocols.pmixed import PMixed, Projection
+from services.privacy.protocols.pmixed import PMixed
 from services.privacy.sampling.categorical import quantise
 
 CASES = (

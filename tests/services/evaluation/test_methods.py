@@ -5,14 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.evaluation.methods import Budget, Sweep, dp_sgd, private, sweeps
+from services.evaluation.methods import Budget, Quantity, dp_sgd, private, sweeps
 from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
 from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.privacy.protocols.exponential import ExponentialSettings
-from services.privacy.protocols.pmixed import PMixedSettings
-from services.privacy.protocols.submix import SubMixSettings
 from services.training.errors import InputError
 from services.training.manifest import Manifest, PrivateTraining
 from tests.services.evaluation.written import write_rows
@@ -29,8 +26,8 @@ def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
     methods = list(private(budget(epsilon), PARTS, halves=True))
     assert len({each.label for each in methods}) == len(methods) == 9
     for each in methods:
-        protocol = each.settings.plan(PARTS)
-        assert each.settings.epsilon == epsilon
+        protocol = each.plan(PARTS)
+        assert each.epsilon == epsilon
         if protocol.guarantee.status in ("certified", "as published"):
             orders = [protocol.order] if protocol.order else None
             cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
@@ -42,36 +39,33 @@ def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
 def test_an_order_is_the_papers_where_the_budget_allows_it(
     epsilon: float, published: int | None, halves: float | None
 ) -> None:
-    by_label = {each.label: each.settings for each in private(budget(epsilon), PARTS, halves=True)}
+    by_label = {each.label: each for each in private(budget(epsilon), PARTS, halves=True)}
     pmixed, submix = by_label["PMixed, as published"], by_label["SubMix"]
-    assert isinstance(pmixed, PMixedSettings)
-    assert isinstance(submix, SubMixSettings)
+    orders = [each.plan(PARTS).order or 0.0 for each in (pmixed, submix)]
     if published is None:
         # At the papers' orders an epsilon of 2 leaves nothing to spend.
-        assert pmixed.order > 3
-        assert submix.order > 4
+        assert orders[0] > 3
+        assert orders[1] > 4
     else:
-        assert (pmixed.order, submix.order) == (published, halves)
+        assert orders == [published, halves]
 
 
 def test_a_sweep_varies_one_quantity() -> None:
     found = {each.quantity: each for each in sweeps(budget(8), PARTS, halves=True)}
     assert set(found) == {"epsilon", "tokens", "q", "order", "radius"}
 
-    def varied(sweep: Sweep, field: str) -> bool:
-        """The exponential mechanism draws a fixed number: the share of the parts that is nearest."""
-        chosen = [(point.method.settings, point.value) for point in sweep.points]
-        return all(
-            (each.sample or 0) / PARTS == value
-            if field == "q" and isinstance(each, ExponentialSettings)
-            else getattr(each, field) == value
-            for each, value in chosen
-        )
-
-    for quantity in ("epsilon", "tokens", "q", "radius"):
-        assert varied(found[quantity], quantity)
-    assert {point.method.settings.epsilon for point in found["tokens"].points} == {8.0}
-    assert {point.method.settings.epsilon for point in found["radius"].points} == {None}
+    lasting: tuple[Quantity, ...] = ("epsilon", "tokens")
+    for quantity in lasting:
+        assert all(getattr(point.settings, quantity) == point.value for point in found[quantity].points)
+    varied: tuple[Quantity, ...] = ("q", "order", "radius")
+    for quantity in varied:
+        points = found[quantity].points
+        assert all(point.settings == point.settings.varied(quantity, point.value, PARTS) for point in points)
+    for point in found["q"].points:
+        asked = point.settings.plan(PARTS).draws((PARTS,))
+        assert 0 < sum(count * chance for (count,), chance in asked.items()) <= point.value * PARTS * (1 + 1e-9)
+    assert {point.settings.epsilon for point in found["tokens"].points} == {8.0}
+    assert {point.settings.epsilon for point in found["radius"].points} == {None}
 
 
 def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
@@ -80,13 +74,13 @@ def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None
         dp_sgd(budget(8), manifest)
     event = DpSgdEvent("user", noise_multiplier=1.1, sampling_rate=0.1, steps=50)
     training = PrivateTraining(epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event)
-    method = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
-    protocol = method.settings.plan(1)
+    settings = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
+    protocol = settings.plan(1)
     assert protocol.event == event
     assert (protocol.guarantee.status, protocol.guarantee.adjacency) == ("certified", "user")
-    assert method.settings.delta == 1e-6
+    assert settings.delta == 1e-6
     # However small the table's budget: its tokens cost nothing.
     written = write_rows(tmp_path, positions=40, models=1)
-    planned = [(method.settings, protocol)]
+    planned = [(settings, protocol)]
     (outcome,) = run_trials(planned, Reader(written.files), np.arange(40), written.tokens)
     assert outcome.answered == 40

@@ -12,11 +12,12 @@ import pytest
 from matplotlib.image import imread
 
 from services.evaluation.figures import PALETTES, Theme, style
-from services.evaluation.methods import Budget, of_size, private, public, sweeps
-from services.evaluation.methods import ensemble as whole_ensemble
+from services.evaluation.methods import Budget, of_size, private, sweeps
 from services.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
 from services.evaluation.trial import Outcome
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
 
 PARTS = 16
@@ -29,26 +30,26 @@ def outcomes(settings: Settings) -> list[Outcome]:
     return [Outcome(100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
 
 
-def found(label: str, settings: Settings) -> Result:
+def found(settings: Settings) -> Result:
     try:
         protocol = settings.plan(PARTS)
     except ValueError as error:
-        return impossible(label, settings, PARTS, str(error))
-    return result(label, settings, protocol, outcomes(settings), outcomes(public().settings))
+        return impossible(settings.label, settings, PARTS, str(error))
+    return result(settings.label, settings, protocol, outcomes(settings), outcomes(PublicSettings()))
 
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
     budget = Budget(epsilon=4, delta=1e-5, tokens=100)
-    references = tuple(found(each.label, each.settings) for each in (public(), whole_ensemble()))
+    references = tuple(found(each) for each in (PublicSettings(), EnsembleSettings()))
     methods = private(budget, PARTS, halves=True)
-    table = Table(budget, (*references, *(found(each.label, each.settings) for each in methods)))
+    table = Table(budget, (*references, *(found(each) for each in methods)))
     chosen = [each for each in sweeps(budget, PARTS, halves=False) if each.quantity in ("radius", "order")]
     swept = tuple(
         SweepResult(
             each.quantity,
             budget,
-            tuple(SweepPoint(at.value, found(at.method.label, at.method.settings)) for at in each.points),
+            tuple(SweepPoint(at.value, found(at.settings)) for at in each.points),
             references,
         )
         for each in chosen
@@ -131,8 +132,8 @@ def test_settings_that_cannot_be_had_say_why(evaluation: Evaluation, report: Pat
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_two_lines_look_alike(theme: Theme) -> None:
     budget = Budget(epsilon=4, delta=1e-5, tokens=100)
-    swept = (point.method for each in sweeps(budget, PARTS, halves=True) for point in each.points)
-    labels = {method.label for method in (*swept, *of_size(budget, PARTS))}
+    swept = (point.settings for each in sweeps(budget, PARTS, halves=True) for point in each.points)
+    labels = {each.label for each in (*swept, *of_size(budget, PARTS))}
     assert len({style(PALETTES[theme], label) for label in labels}) == len(labels) >= 10
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
-from services.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private, rows
+from services.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.exponential import ExponentialSettings
@@ -67,14 +67,14 @@ def test_rows_are_the_models_that_a_service_asks(protocol: Protocol) -> None:
     """A token always takes as many as are fixed; where the number is drawn, the mean is within 6 standard errors."""
     asked = np.array([1 + len(protocol.draw()) for _ in range(4000)])
     if protocol.rows is not None:
-        assert asked.max() <= rows(protocol) == 1 + protocol.rows
+        assert asked.max() <= 1 + protocol.expected_rows == 1 + protocol.rows
     else:
-        assert abs(asked.mean() - rows(protocol)) <= 6 * asked.std() / math.sqrt(len(asked))
-    assert rows(PublicSettings().plan(8)) == 1
+        assert abs(asked.mean() - 1 - protocol.expected_rows) <= 6 * asked.std() / math.sqrt(len(asked))
+    assert PublicSettings().plan(8).expected_rows == 0
 
 
 def test_all_that_is_searched_is_certified() -> None:
-    measured = [method.settings.plan(2) for method in candidates(BUDGET, 2, any_guarantee=False)]
+    measured = [settings.plan(2) for settings in candidates(BUDGET, 2, any_guarantee=False)]
     assert {each.guarantee.status for each in measured} == {"certified"}
     assert {each.guarantee.adjacency for each in measured} == {"user"}
     names = {each.name for each in measured}
@@ -82,8 +82,8 @@ def test_all_that_is_searched_is_certified() -> None:
 
 
 def test_other_guarantees_are_looked_at_when_asked_for() -> None:
-    everything = {method.settings for method in candidates(BUDGET, 4, any_guarantee=True)}
-    certified = {method.settings for method in candidates(BUDGET, 4, any_guarantee=False)}
+    everything = set(candidates(BUDGET, 4, any_guarantee=True))
+    certified = set(candidates(BUDGET, 4, any_guarantee=False))
     assert certified < everything
     assert {settings.mollifier for settings in everything - certified} == {"renyi"}  # type: ignore[attr-defined]
 

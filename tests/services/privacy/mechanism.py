@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.pmixed import PMixed
 
 Rows = NDArray[np.float64]
 
@@ -31,20 +29,11 @@ def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tup
     return protocol.release(answers).weights.numpy().astype(object)
 
 
-def token_distribution(protocol: PMixed | Exponential, public: Rows, parts: Rows) -> Rows:
-    """The law of one released token [V]: what is released to each draw, weighted by how likely the draw is.
-
-    PMixED draws every set of parts with Poisson's chances, and then one of the set.
-    """
-    if isinstance(protocol, Exponential):
-        models = list(combinations(range(len(parts)), protocol.sample))
-        return np.asarray(normalised(released(protocol, public, parts, models)).mean(axis=0))
-    sets = subsets(len(parts))
-    sizes = np.array(list(map(len, sets)))
-    chances = protocol.q**sizes * (1 - protocol.q) ** (len(parts) - sizes)
-    singles = normalised(released(protocol, public, parts, [(), *((part,) for part in range(len(parts)))]))
-    means = [singles[0] if not drawn else singles[[1 + part for part in drawn]].mean(axis=0) for drawn in sets]
-    return np.asarray(chances @ np.array(means))
+def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:
+    """The law of one released token [V]: what is released to each draw, weighted by how likely the draw is."""
+    chances = protocol.draws((1,) * len(parts))
+    models = [tuple(index for index, count in enumerate(drawn) if count) for drawn in chances]
+    return np.asarray(np.array(list(chances.values())) @ normalised(released(protocol, public, parts, models)))
 
 
 def normalised(weights: Rows) -> Rows:

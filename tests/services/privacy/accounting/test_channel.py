@@ -8,7 +8,8 @@ from scipy.optimize import linprog
 from scipy.special import logsumexp
 
 from services.privacy.accounting.channel import Corners, worst_channel
-from services.privacy.protocols.pmixed import PMixed, Projection, RatioEvent
+from services.privacy.mollifiers.projection import Projection
+from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import (
     Rows,
     climb,

@@ -10,7 +10,6 @@ import pytest
 from dp_accounting.rdp import compute_epsilon
 
 from services.privacy import accounting
-from services.privacy.accounting.part_level import part_level_rdp
 from services.privacy.accounting.published import largest_beta, total_loss
 from services.privacy.events import Event
 from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
@@ -51,7 +50,7 @@ def test_divergences(setting: tuple[int, float, float], values: list[float]) -> 
 
 @pytest.mark.parametrize(("setting", "values"), PART_RDP)
 def test_part_level_divergences_of_earlier_versions(setting: tuple[int, float, float], values: list[float]) -> None:
-    found = part_level_rdp(RatioEvent(*setting), RDP_ORDERS[: len(values)])
+    found = RatioEvent(*setting).part_level_rdp(RDP_ORDERS[: len(values)])
     assert found == pytest.approx(values, rel=1e-9)
 
 
@@ -60,7 +59,7 @@ def test_every_number_of_the_oracles() -> None:
         assert ratio(entry).rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
     earlier = oracle("accounting.json")
     for entry in earlier["part_level_rdp"]:
-        assert part_level_rdp(ratio(entry), entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
+        assert ratio(entry).part_level_rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
     for entry in earlier["published_beta"]:
         loss = total_loss(entry["alpha"], entry["epsilon"], entry["delta"]) / entry["tokens"]
         assert largest_beta(entry["alpha"], entry["q"], entry["drawn"], loss) == pytest.approx(entry["beta"], rel=1e-9)

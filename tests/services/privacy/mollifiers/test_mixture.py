@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.privacy.mollifiers.mixture import integer_weights, slack
-from services.privacy.mollifiers.projection import clip
+from services.privacy.mollifiers.projection import Projection, clip
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, SamplingOptions, shape
 from services.privacy.protocols.adapmixed import AdaPMixed
-from services.privacy.protocols.pmixed import PMixed, Projection, radii
+from services.privacy.protocols.pmixed import PMixed, radii
 
 Integers = NDArray[np.object_]
 VOCABULARY = 3000

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from services.privacy import accounting
 from services.privacy.events import from_json
 from services.privacy.mollifiers.mixture import slack
-from services.privacy.mollifiers.projection import clip, mix
+from services.privacy.mollifiers.projection import Projection, clip, mix
 from services.privacy.mollifiers.renyi import mollify
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Release
@@ -24,7 +24,7 @@ from services.privacy.protocols.adapmixed import (
     ScreenedRenyiEvent,
     screening_divergence,
 )
-from services.privacy.protocols.pmixed import PMixed, Projection, RatioEvent
+from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import Rows, climb, log_softmax, renyi_divergence
 
 ORDERS = (1.5, 3.0, 18.0)

@@ -1,6 +1,7 @@
 """Claim: DP-SGD's training costs what dp-accounting says, and is paid for once, whatever number of tokens is drawn."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -100,14 +101,24 @@ def test_one_model_is_an_ensemble_of_one_part() -> None:
         DpSgdSettings().plan(8)
 
 
+@dataclass(frozen=True)
+class Trained:
+    event: DpSgdEvent
+    epsilon: float
+    delta: float
+
+
+TRAINING = Trained(EVENT, 5.0, DELTA)
+
+
 def test_what_is_served_is_what_was_trained() -> None:
-    served = DpSgdSettings().of(EVENT, 5.0, DELTA)
+    served = DpSgdSettings().for_training(TRAINING)
     assert served.plan(1).event == EVENT
     assert (served.epsilon, served.delta) == (5.0, DELTA)
-    assert DpSgdSettings(epsilon=7.0).of(EVENT, 5.0, DELTA).epsilon == 7.0
+    assert DpSgdSettings(epsilon=7.0).for_training(TRAINING).epsilon == 7.0
     with pytest.raises(ValueError, match="steps: the ensemble was trained with 100"):
-        DpSgdSettings(steps=99).of(EVENT, 5.0, DELTA)
+        DpSgdSettings(steps=99).for_training(TRAINING)
     with pytest.raises(ValueError, match=r"epsilon: the training cost .* more than the 1 that"):
-        DpSgdSettings(epsilon=1.0).of(EVENT, 5.0, DELTA)
+        DpSgdSettings(epsilon=1.0).for_training(TRAINING)
     with pytest.raises(ValueError, match=r"epsilon: the training cost .* at delta 1e-30"):
-        DpSgdSettings(delta=1e-30).of(EVENT, 5.0, DELTA)
+        DpSgdSettings(delta=1e-30).for_training(TRAINING)

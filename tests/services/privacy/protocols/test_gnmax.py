@@ -21,7 +21,6 @@ from services.privacy.protocols.gnmax import (
     GNMaxSettings,
     largest_chances,
     loss,
-    perplexity_bound,
     votes,
 )
 from services.privacy.sampling.categorical import TOTAL, sample
@@ -178,13 +177,14 @@ def test_chances_to_win_are_bounded(sigma: float) -> None:
     np.testing.assert_allclose(largest_chances(counts, 10.0)[0], expected, rtol=2e-3)
 
 
-def test_perplexity_is_bounded_below() -> None:
+def test_chances_of_tokens_are_bounded_above() -> None:
     counts = np.array([30, 25, 2])
     answers, protocol = answers_of(counts, 2), GNMax(57, 8.0, 3)
     tokens = torch.tensor([0, 1])
     exact = math.exp(-float(np.log(law(counts, 8.0)[tokens]).mean()))
-    assert 0.9 * exact <= perplexity_bound(protocol, answers, tokens) <= exact
-    assert perplexity_bound(GNMax(57, 8.0, 2), answers, torch.tensor([0, 2])) == math.inf
+    bounds = protocol.chance_bounds(answers, tokens)
+    assert 0.9 * exact <= math.exp(-np.log(bounds).mean()) <= exact
+    assert GNMax(57, 8.0, 2).chance_bounds(answers, torch.tensor([0, 2]))[1] == 0
 
 
 @pytest.mark.parametrize(("parts", "tokens", "epsilon"), [(80, 1024, 8.0), (3, 20, 1.0)])

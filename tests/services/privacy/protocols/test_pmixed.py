@@ -12,7 +12,7 @@ from services.privacy.mollifiers.renyi import mollify
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent, RatioEvent
 from services.privacy.sampling.categorical import sample
-from tests.services.privacy.mechanism import log_softmax, released, subsets, token_distribution
+from tests.services.privacy.mechanism import log_softmax, normalised, released, subsets, token_distribution
 
 
 def rows(parts: int, vocabulary: int, seed: int = 0) -> tuple[Any, Any]:
@@ -55,6 +55,14 @@ def test_tokens_follow_the_law_that_is_charged() -> None:
     law = token_distribution(protocol, public, parts)
     for token, chance in enumerate(law):
         assert abs(tokens[token] - 20_000 * chance) <= 6 * np.sqrt(20_000 * chance * (1 - chance))
+
+
+def test_one_part_or_none_has_the_law_of_the_mean_over_a_poisson_draw() -> None:
+    public, parts = rows(4, 30)
+    protocol, sets = PMixed(4, 0.3, 0.7), subsets(4)
+    chances = [0.3 ** len(drawn) * 0.7 ** (4 - len(drawn)) for drawn in sets]
+    means = normalised(released(protocol, public, parts, sets))
+    np.testing.assert_allclose(token_distribution(protocol, public, parts), chances @ means, rtol=1e-6)
 
 
 @pytest.mark.parametrize("q", [0.2, 1.0])

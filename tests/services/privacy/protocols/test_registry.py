@@ -1,13 +1,135 @@
-"""Claims that hold for every protocol of the registry."""
+"""Claims that hold for every protocol of the registry, and for each of its variants."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from pydantic import ValidationError
 
-from services.privacy.protocols import PROTOCOLS
+from services.privacy.accounting import planning
+from services.privacy.events import from_json
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocol import Answers, Protocol
+from services.privacy.protocols import PROTOCOLS, name_of
+from services.privacy.settings import Settings
+
+PARTS = 4
+EVERY = [
+    pytest.param(settings, parameters, id=" ".join([name, *(f"{key}={value}" for key, value in parameters.items())]))
+    for name, settings in PROTOCOLS.items()
+    for parameters in ({}, *settings.variants)
+]
+every = pytest.mark.parametrize(("chosen", "parameters"), EVERY)
+
+
+def planned(chosen: type[Settings], parameters: Mapping[str, Any], tokens: int = 16) -> Protocol:
+    return chosen.model_validate({"tokens": tokens, **parameters}).plan(1 if chosen.one_model else PARTS)
+
+
+def answers(models: tuple[int, ...], sequences: int = 3, vocabulary: int = 2) -> Answers:
+    generator = torch.Generator().manual_seed(0)
+    public = torch.randn(sequences, vocabulary, generator=generator).log_softmax(1)
+    rows = torch.randn(sequences * len(models), vocabulary, generator=generator).mul(2).log_softmax(1)
+    return shape(public, rows, [models] * sequences)
+
+
+@every
+def test_one_name_stands_everywhere(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    protocol = planned(chosen, parameters)
+    assert type(protocol) is chosen.mechanism
+    assert chosen.model_fields["protocol"].default == chosen.mechanism.name == name_of(chosen.model_validate({}))
+    assert PROTOCOLS[chosen.mechanism.name] is chosen
+
+
+@every
+def test_a_draw_is_as_described(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    protocol = planned(chosen, parameters)
+    drawn = np.array([len(protocol.draw()) for _ in range(2000)])
+    described = protocol.draws((protocol.models,))
+    assert sum(described.values()) == pytest.approx(1)
+    for (size,), chance in described.items():
+        assert abs((drawn == size).sum() - 2000 * chance) <= 6 * math.sqrt(2000 * chance * (1 - chance))
+    assert abs(drawn.mean() - protocol.expected_rows) <= 6 * drawn.std() / math.sqrt(2000) or protocol.rows is not None
+    assert protocol.rows is None or drawn.max(initial=0) <= protocol.rows
+
+
+@every
+def test_what_is_released_has_its_weights_and_losses(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    protocol = planned(chosen, parameters)
+    answered = answers(protocol.draw())
+    release = protocol.release(answered)
+    assert release.weights.shape == answered.public.shape
+    assert (release.weights >= 0).all()
+    assert ((release.weights.sum(dim=1) > 0) & (release.weights.sum(dim=1) < 2**62)).all()
+    assert (release.losses is not None) == protocol.event.measured
+    if release.losses is not None:
+        assert release.losses.shape in ((3, 1), (3, protocol.parts))
+
+
+@every
+def test_the_laws_agree(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    """The law that an evaluation uses is the mean over draws of the law of a release, which follows the formula."""
+    protocol = planned(chosen, parameters)
+    drawn = protocol.draw()
+    answered = answers(drawn)
+    given = protocol.release_law(answered)
+    torch.testing.assert_close(given.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    public, rows = answered.public.double(), answered.ratios.double().view(3, len(drawn), 2)
+    for sequence in range(3):
+        probabilities = rows[sequence] * public[sequence]
+        stated = protocol.formula(public[sequence].numpy(), probabilities.numpy())
+        if stated is not None:
+            np.testing.assert_allclose(given[sequence].numpy(), stated, atol=2e-4)
+    law = protocol.law(answers(tuple(range(protocol.models))))
+    if law is not None:
+        everyone = answers(tuple(range(protocol.models)))
+        mean = torch.zeros_like(law)
+        for counts, chance in protocol.draws((1,) * protocol.models).items():
+            models = tuple(model for model, count in enumerate(counts) if count)
+            ratios = everyone.ratios.view(3, protocol.models, 2)[:, list(models)].flatten(0, 1)
+            mean += chance * protocol.release_law(Answers(everyone.public, ratios, (models,) * 3))
+        torch.testing.assert_close(law, mean, rtol=1e-6, atol=1e-9)
+
+
+@every
+def test_an_event_survives_storage(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    event = planned(chosen, parameters).event
+    again = from_json(event.to_json())
+    assert (again, hash(again), type(again)) == (event, hash(event), type(event))
+    np.testing.assert_array_equal(again.rdp([2.0, 3.0]), event.rdp([2.0, 3.0]))
+
+
+@every
+def test_a_certified_plan_keeps_to_the_budget(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    protocol = planned(chosen, parameters, tokens=64)
+    losses = protocol.event.rdp([1.5, 2.0, 4.0, 16.0])
+    assert (losses >= 0).all()
+    assert (losses[1:] >= losses[:-1] - 1e-12).all(), "a divergence does not fall with its order"
+    if protocol.guarantee.status == "certified" and chosen.derived is not None:
+        cost = planning.cost(protocol.event, 64, 1e-5)
+        assert 0.99 * 8 < cost.epsilon_rdp <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_draw_needs_no_more_rows_than_it_says(name: str) -> None:
-    settings = PROTOCOLS[name]()  # type: ignore[call-arg]
-    protocol = settings.plan(1 if name in ("dp-sgd", "finetuned") else 4)
-    if protocol.rows is not None:
-        assert max(len(protocol.draw()) for _ in range(20)) <= protocol.rows
+def test_what_is_wrong_is_refused_by_name(name: str) -> None:
+    chosen = PROTOCOLS[name]
+    with pytest.raises(ValidationError, match="no_such_parameter"):
+        chosen.model_validate({"no_such_parameter": 1})
+    with pytest.raises(ValidationError, match="tokens"):
+        chosen.model_validate({"tokens": 0})
+    with pytest.raises(ValidationError, match="delta"):
+        chosen.model_validate({"delta": 1.0})
+    if chosen.one_model:
+        with pytest.raises(ValueError, match="parts must be 1"):
+            chosen.model_validate({}).plan(2)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_labels_tell_the_settings_of_a_table_apart(name: str) -> None:
+    limits = {"epsilon": 8.0, "delta": 1e-5, "tokens": 100}
+    compared = list(PROTOCOLS[name].compared(PARTS, limits))
+    assert len({each.label for each in compared}) == len(compared)
+    assert all((each.epsilon, each.delta, each.tokens) == (8.0, 1e-5, 100) for each in compared)

@@ -1,0 +1,38 @@
+"""Claims: every protocol is evaluated and has its rows in a table."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.evaluation.figures import PALETTES, style
+from services.evaluation.methods import Budget, private
+from services.evaluation.rows import Reader
+from services.evaluation.trial import run_trials
+from services.privacy.protocols import PROTOCOLS
+from tests.services.evaluation.written import write_rows
+
+PARTS, POSITIONS = 4, 24
+BUDGET = Budget(epsilon=8, delta=1e-5, tokens=POSITIONS)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_it_answers_every_position_of_a_run(name: str, tmp_path: Path) -> None:
+    chosen = PROTOCOLS[name]
+    protocol = chosen.model_validate({"tokens": POSITIONS}).plan(1 if chosen.one_model else PARTS)
+    written = write_rows(tmp_path, POSITIONS, protocol.models)
+    planned = [(chosen.model_validate({"tokens": POSITIONS}), protocol)]
+    (outcome,) = run_trials(planned, Reader(written.files), np.arange(POSITIONS), written.tokens)
+    assert outcome.positions == POSITIONS
+    assert outcome.possible == 0 or math.isfinite(outcome.loss)
+    if not protocol.event.measured:
+        assert outcome.answered == POSITIONS
+        assert outcome.asked == pytest.approx(protocol.expected_rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_it_has_its_rows_in_a_table_and_a_line_of_its_own(name: str) -> None:
+    rows = [each for each in private(BUDGET, PARTS, halves=True) if each.protocol == name]
+    assert rows == list(PROTOCOLS[name].compared(PARTS, BUDGET.limits()))
+    assert len({style(PALETTES["light"], each.label) for each in rows}) == len(rows)

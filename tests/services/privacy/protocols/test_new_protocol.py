@@ -1,0 +1,53 @@
+"""Claim: a protocol is one file and one line: then it is planned, configured, evaluated, audited and served."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+TOY = Path(__file__).parent / "toy.py"
+LINE = '    "toy": "toy:ToySettings",\n'
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the toy's file and its line."""
+    copy = tmp_path_factory.mktemp("extended")
+    for folder in ("cluster", "services", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    shutil.copy(TOY, copy / "services" / "privacy" / "protocols")
+    registry = copy / "services" / "privacy" / "protocols" / "__init__.py"
+    head, brace, tail = registry.read_text().partition("}\n")
+    registry.write_text(head + LINE + brace + tail)
+    return copy
+
+
+def passed(copy: Path, markers: str, *suites: str) -> int:
+    """Run the cases of the suites that are the toy's, and count them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "toy", "-m", markers, "-p", "no:cacheprovider", *suites]
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    result = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return int(result.stdout.splitlines()[-1].split(" passed")[0].split()[-1])
+
+
+@pytest.mark.slow
+def test_it_is_planned_configured_evaluated_and_audited(extended: Path) -> None:
+    suites = (
+        "tests/services/privacy/protocols/test_registry.py",
+        "tests/services/evaluation/test_every_protocol.py",
+        "tests/services/audit/test_likelihood.py",
+        "tests/services/audit/test_mutants.py",
+        "tests/cluster/test_protocols.py",
+    )
+    assert passed(extended, "not slow and not long", *suites) >= 15
+
+
+@pytest.mark.slow
+def test_it_is_served_and_charged(extended: Path) -> None:
+    assert passed(extended, "not long", "tests/services/coordinator/test_protocols.py") == 1

@@ -1,0 +1,113 @@
+"""A toy protocol, for a test that a protocol is one file: two-sided randomised response over a coin of the vocabulary.
+
+With probability ``keep`` the token is the one that the single part drawn ranks first among the public model's two
+likeliest; otherwise it is either of the two with equal chance (Warner 1965).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from pydantic import Field
+
+from services.privacy.accounting import planning
+from services.privacy.accounting.bounded_range import bounded_range_rdp
+from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, check_parts
+from services.privacy.mollifiers.candidates import Candidates
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.categorical import quantise
+from services.privacy.sampling.randomness import uniform_below
+from services.privacy.settings import Settings
+from services.privacy.worlds import Pair, one_hot, replaced
+
+
+@dataclass(frozen=True)
+class ToyEvent(Event):
+    """One token. A part moves a chance by keep / parts, and each is at least (1 - keep) / 2."""
+
+    kind: ClassVar[str] = "toy"
+    parts: int
+    keep: float
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts)
+        if not 0 < self.keep < 1:
+            raise ValueError(f"keep must lie between 0 and 1, got {self.keep}")
+
+    @property
+    def loss(self) -> float:
+        share = self.keep / self.parts
+        return float(np.log1p(2 * share / (1 - self.keep)))
+
+    def rdp(self, orders: Orders) -> Divergences:
+        return bounded_range_rdp(orders, 2 * self.loss)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        pure = DifferentialPrivacyParameters(self.loss, 0.0)
+        return privacy_loss_distribution.from_privacy_parameters(pure, interval)
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        for agree in range(self.parts):
+            others = (0,) * agree + (1,) * (self.parts - 1 - agree)
+            yield replaced(np.log([0.49, 0.51]), one_hot(2, 0, 1), others, 0, 1)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="Warner 1965")
+
+
+@dataclass(frozen=True)
+class Toy(Protocol):
+    """Randomised response of one part, drawn uniformly."""
+
+    name: ClassVar[str] = "toy"
+    order = None
+    parts: int
+    keep: float
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    def draw(self) -> tuple[int, ...]:
+        return (uniform_below(self.parts),)
+
+    def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
+        one_of = map(tuple, np.eye(len(kinds), dtype=int).tolist())
+        return dict(zip(one_of, (count / self.parts for count in kinds), strict=True))
+
+    def release(self, answers: Answers) -> Release:
+        likeliest = Candidates.of(answers.public, 2)
+        first = likeliest.probabilities(answers).argmax(dim=1, keepdim=True)
+        chances = torch.full(likeliest.tokens.shape, (1 - self.keep) / 2, dtype=torch.float64)
+        chances.scatter_add_(1, first, torch.full(first.shape, self.keep, dtype=torch.float64))
+        weights = torch.zeros(answers.public.shape, dtype=torch.float64)
+        return Release(quantise(weights.scatter_(1, likeliest.tokens, chances)))
+
+    @cached_property
+    def event(self) -> ToyEvent:
+        return ToyEvent(self.parts, self.keep)
+
+
+class ToySettings(Settings):
+    """Randomised response among two tokens."""
+
+    mechanism: ClassVar[type[Protocol]] = Toy
+    asks: ClassVar[str] = "the whole-part model of one part"
+    choose: ClassVar[str] = "a test"
+    derived: ClassVar[str | None] = "keep"
+
+    protocol: Literal["toy"] = "toy"
+    keep: float | None = Field(None, gt=0, lt=1, description="the chance that the part's choice is kept")
+
+    def plan(self, parts: int, order: float | None = None) -> Toy:
+        keep = self.keep or planning.largest(
+            lambda keep: ToyEvent(parts, keep), self.tokens, self.budget, self.delta, (1e-6, 1 - 1e-6)
+        )
+        return Toy(parts, keep)
