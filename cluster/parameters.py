@@ -52,3 +52,18 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> Settings:
 
 def bad(option: str, message: str) -> typer.BadParameter:
     return typer.BadParameter(message, param_hint=f"--{option.replace('_', '-')}")
+
+
+def count(text: str) -> int:
+    """A whole number above 0, also as `1e6` or `1_000_000`.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number.is_integer() or number < 1:
+        raise typer.BadParameter(f"must be a whole number above 0, such as 1000000 or 1e6, got {text!r}")
+    return int(number)

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.parameters import bad, options, settings_from
+from cluster.parameters import bad, count, options, settings_from
+from services.evaluation.expectation import Population, Proposal, propose
+from services.evaluation.methods import Budget
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.events import Divergences, Event
@@ -77,19 +80,46 @@ class Plan:
 
 def plan(
     context: typer.Context,
-    parts: Annotated[int, typer.Option(min=1, help="N, how many parts the ensemble has.")],
-    protocol: Annotated[str, typer.Option(help="The protocol to plan for.")] = DEFAULT,
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens the budget must last for.")] = 1024,
+    parts: Annotated[
+        int | None,
+        typer.Option(min=1, help="N, how many parts the ensemble has. With --users: proposed, unless given."),
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help=f"The protocol to plan for. Default: {DEFAULT}; with --users, the better of two.")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(parser=count, metavar="TOKENS", help="How many tokens the budget must last for.")
+    ] = 1024,
     epsilon: Annotated[float | None, typer.Option(help="The budget to plan for.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
     orders: Annotated[str | None, typer.Option(help="The real Rényi orders to print, such as 1.5,2,3.")] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(parser=count, metavar="USERS", help="Users of a corpus: proposes parts, protocol and radius."),
+    ] = None,
+    corpus_tokens: Annotated[
+        int | None,
+        typer.Option(parser=count, metavar="TOKENS", help="With --users: tokens of the corpus, for the gain in nats."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against tokens into this picture.")] = None,
 ) -> None:
-    """Answer "which radius does this budget allow?" and "what does this radius cost?".
+    """Answer "which radius does this budget allow?", "what does this radius cost?", and "what would we get?".
 
-    Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them.
+    Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them. With --users
+    the command proposes parts, protocol and radius, and says which gain to expect, as a range over public texts.
     """
+    if users is not None:
+        _refuse_beside_users(context.args, orders, plot)
+        budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
+        proposal = propose(Population(users, corpus_tokens), budget, protocol, parts)
+        print(json.dumps(_record(proposal, users, corpus_tokens), indent=2)) if as_json else _propose(proposal, users)
+        return
+    if corpus_tokens is not None:
+        raise bad("corpus-tokens", "needs --users")
+    if parts is None:
+        raise bad("parts", "give the number of parts, or --users to have it proposed")
+    protocol = protocol or DEFAULT
     given: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
     if epsilon is not None:
         given["epsilon"] = epsilon
@@ -101,6 +131,66 @@ def plan(
         print(json.dumps(answer.record(), indent=2))
     else:
         _show(answer)
+
+
+def _refuse_beside_users(arguments: Sequence[str], orders: str | None, plot: Path | None) -> None:
+    for name, value in {**options(arguments), "orders": orders, "plot": plot}.items():
+        if value is not None:
+            raise bad(name, "is not used with --users; plan with --parts for it")
+
+
+def _budget(epsilon: float, delta: float, tokens: int) -> Budget:
+    try:
+        return Budget(epsilon=epsilon, delta=delta, tokens=tokens)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
+
+
+def _record(proposal: Proposal, users: int, corpus_tokens: int | None) -> dict[str, Any]:
+    settings, protocol = proposal.settings, proposal.protocol
+    return {
+        "parts": protocol.parts,
+        "radius": getattr(protocol, "radius", None),
+        "protocol": protocol.name,
+        "parameters": settings.model_dump(include={"q", "sample"}),
+        "rows_a_token": None if protocol.rows is None else protocol.rows + 1,
+        "gain_expected": proposal.expectation(),
+        "users": users,
+        "users_a_part": users / protocol.parts,
+        "corpus_tokens": corpus_tokens,
+        "epsilon": settings.epsilon,
+        "delta": settings.delta,
+        "tokens": settings.tokens,
+        "adjacency": protocol.guarantee.adjacency,
+        "guarantee": protocol.guarantee.status,
+        "statement": protocol.guarantee.sentence(f"{settings.epsilon:g}", settings.delta, settings.tokens),
+    }
+
+
+def _propose(proposal: Proposal, users: int) -> None:
+    console, record = Console(), _record(proposal, users, None)
+    kept, gain = proposal.kept, proposal.gain
+    title = f"{users:,} users, {record['tokens']:,} tokens at epsilon {record['epsilon']:g}, delta {record['delta']:g}"
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("parts", f"{record['parts']:,}", f"{record['users_a_part']:.0f} users a part on average")
+    extra = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
+    table.add_row("protocol", record["protocol"], f"{extra}; {record['rows_a_token']} rows of models a token")
+    table.add_row("radius", f"{record['radius']:.4g}", "nats by which a part may move a token's log-probability")
+    table.add_row("gain kept", f"{kept.mean:.0%}", f"{kept.low:.0%} to {kept.high:.0%} of what the ensemble would gain")
+    if gain is not None:
+        table.add_row(
+            "gain", f"{gain.mean:.2f}", f"nats a token, {gain.low:.2f} to {gain.high:.2f} over the public model"
+        )
+        change = f"{np.expm1(-gain.low):+.0%} to {np.expm1(-gain.high):+.0%}"
+        table.add_row("perplexity", f"{np.expm1(-gain.mean):+.0%}", f"{change} beside the public model's")
+    console.print(table)
+    console.print(escape(f"Gain: {record['gain_expected']['source']}."), style="dim")
+    console.print(escape("It leaves out: " + "; ".join(record["gain_expected"]["leaves_out"]) + "."), style="dim")
+    console.print(escape(record["statement"]), style="dim")
 
 
 def _answer(settings: Settings, parts: int, orders: Sequence[float] | None) -> Plan:

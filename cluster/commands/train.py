@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from cluster.console import display
+from cluster.parameters import bad, count
+from services.evaluation.expectation import measure, propose
+from services.evaluation.methods import Budget
 from services.training import dp_sgd
 from services.training import train as ensemble
+from services.training.base import find_base
 from services.training.corpus import Corpus
+from services.training.errors import InputError
+from services.training.manifest import FILE as MANIFEST
+from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import Trained, carry_out
 
@@ -29,7 +37,16 @@ def _default(name: str) -> str:
 def train(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
     output: Annotated[Path, typer.Option(help="The ensemble's directory. A training that was stopped goes on there.")],
-    parts: Annotated[int, typer.Option(help="How many parts, each with its own adapter.")] = 8,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            help="How many parts, each with its own adapter. Default: as many as there are in the directory, or what "
+            "`privmix plan --users` proposes for the corpus at --epsilon, --delta and --tokens."
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(parser=count, metavar="TOKENS", help="Tokens that the budget is to last for: proposes parts.")
+    ] = 1024,
     halves: Annotated[
         bool,
         typer.Option(
@@ -83,8 +100,10 @@ def train(
         bool,
         typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, in place of parts."),
     ] = False,
-    epsilon: Annotated[float, typer.Option(help="DP-SGD: of the promise.")] = _PRIVATE.epsilon,
-    delta: Annotated[float, typer.Option(help="DP-SGD: of the promise.")] = _PRIVATE.delta,
+    epsilon: Annotated[
+        float, typer.Option(help="Of the promise: of DP-SGD's, or to propose parts.")
+    ] = _PRIVATE.epsilon,
+    delta: Annotated[float, typer.Option(help="Of the promise: as --epsilon.")] = _PRIVATE.delta,
     unit: Annotated[str, typer.Option(help="DP-SGD: whose presence is hidden, record or user.")] = _PRIVATE.unit,
     clip: Annotated[float, typer.Option(help="DP-SGD: the length each unit's gradient is clipped to.")] = _PRIVATE.clip,
     blocks: Annotated[int, typer.Option(help="DP-SGD: blocks of each unit's text; the rest is left out.")] = (
@@ -140,11 +159,42 @@ def train(
         )
         if privately
         else ensemble.plan(
-            documents, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file
+            documents,
+            output,
+            parts=_proposed(documents, output, model, options, (epsilon, delta, tokens)) if parts is None else parts,
+            halves=halves,
+            model=model,
+            options=options,
+            salt_file=salt_file,
         )
     )
     (trained,) = carry_out([one], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
     _report(trained, output, time.monotonic() - started, as_json)
+
+
+def _proposed(
+    corpus: Corpus, output: Path, model: str | None, options: TrainingOptions, promise: tuple[float, float, int]
+) -> int:
+    """The number of parts where none is given: that of the ensemble in `output`, else the proposal for the corpus."""
+    if (output / MANIFEST).exists():
+        return len(Manifest.load(output).parts)
+    epsilon, delta, tokens = promise
+    try:
+        budget = Budget(epsilon=epsilon, delta=delta, tokens=tokens)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
+    population = measure(corpus, find_base(model, options.block).path)
+    if population.users == 0:
+        raise InputError(f"corpus {corpus.path}: has no documents")
+    parts = propose(population, budget).protocol.parts
+    typer.echo(
+        f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
+        f"{epsilon:g}, delta {delta:g}, {tokens:,} tokens. The number of parts is public, and tells roughly how many "
+        "users there are; --parts sets another.",
+        err=True,
+    )
+    return parts
 
 
 def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> None:

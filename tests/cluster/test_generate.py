@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from tests.running import RunningService, settled
+from tests.running import RunningService, configure, own_ensemble, settled
 from tests.services.generation.small_service import SmallService, serving
 
 runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OPENAI_API_KEY": ""})
@@ -98,3 +98,23 @@ def test_the_real_service_is_paid_once_though_the_job_is_killed(service: Running
     made = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
     assert made.keys() == set(range(count))
     assert {index: made[index] for index in kept} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Path, tmp_path: Path) -> None:
+    config, job = configure(tmp_path, own_ensemble(ensemble, tmp_path)), tmp_path / "job"
+    words = ["generate", "--config", str(config), "--output", str(job), *LABELS, "--max-tokens", "8", "--baseline"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster", *words, "--json"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)["card"]
+    assert card["texts"]["whole"] == 5
+    assert card["budget"]["tokens_delivered"] == card["budget"]["tokens_charged_by_service"] > 0
+    assert "epsilon" in card["guarantee"]
+    assert len((job / "baseline.jsonl").read_text().splitlines()) == 5
+    reported = runner.invoke(app, ["generate", "report", str(job), "--json"])
+    assert reported.exit_code == 0, reported.output
+    assert [row["name"] for row in json.loads(reported.stdout)["rows"]] == ["private synthetic", "public model"]

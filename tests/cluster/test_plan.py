@@ -156,3 +156,36 @@ def test_wrong_options_are_refused_by_name(options: list[str], option: str) -> N
     assert result.exit_code == 2
     assert "Invalid value" in result.stderr
     assert option in result.stderr.replace("'", "")
+
+
+def test_a_platform_team_learns_what_it_would_get() -> None:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    words = ["plan", "--users", "50000", "--tokens", "1e6", "--epsilon", "8"]
+    answer = json.loads(runner.invoke(app, [*words, "--protocol", "pmixed", "--json"]).stdout)
+    assert 2 <= answer["parts"] <= 2000
+    assert answer["protocol"] == "pmixed"
+    assert answer["radius"] > 0
+    kept = answer["gain_expected"]["share_kept"]
+    assert 0 < kept["low"] <= kept["mean"] <= kept["high"]
+    assert answer["gain_expected"]["nats_a_token"] is None
+    assert answer["gain_expected"]["leaves_out"]
+    shown = runner.invoke(app, [*words, "--protocol", "pmixed", "--corpus-tokens", "2e7"]).stdout
+    assert "1,000,000 tokens at epsilon 8" in shown
+    assert "beside the public model's" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "--parts: give the number of parts, or --users"),
+        (["--users", "0"], "--users"),
+        (["--users", "1.5"], "--users"),
+        (["--users", "100", "--q", "0.5"], "--q: is not used with --users"),
+        (["--parts", "4", "--corpus-tokens", "100"], "--corpus-tokens: needs --users"),
+    ],
+)
+def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> None:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    refused = runner.invoke(app, ["plan", *words])
+    assert refused.exit_code == 2
+    assert problem in refused.output

@@ -1,0 +1,252 @@
+"""What an ensemble may be expected to gain over the public model, before anything is trained.
+
+    propose(Population(users=50_000), Budget(epsilon=8, delta=1e-5, tokens=1_000_000))
+
+The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text: the gain of adapters that are
+trained on parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each clip radius.
+Another corpus teaches a model more or less, so an expectation is a range over what was measured, and says what it
+leaves out.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from services.evaluation.methods import Budget
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.settings import Settings
+from services.training.corpus import Corpus
+from services.training.errors import InputError
+
+TABLE = Path(__file__).with_name("gain.json")
+USERS_A_PART, USERS_A_PART_AT_LEAST = 25, 8
+"""Users that a part has on average, at least: the first where the size of the corpus, and so what a part learns, is not
+known. With 8 users, one part in 3,000 is empty (the keyed hash is Poisson); with 25, sizes vary by a fifth."""
+SAMPLE = 4
+"""Parts that the exponential mechanism draws for a token: what `gain.json` measured."""
+TOLERANCE = 0.01
+"""Gain by which a choice may fall short of the best, relatively, where it has fewer parts or asks fewer rows."""
+
+_SAMPLED = 1000
+"""Documents that are tokenized to estimate the tokens of a corpus."""
+
+LEAVES_OUT = (
+    "text and model other than the measured ones: the range covers the measured corpora, not yours",
+    "the gain of averaging over more parts than were measured",
+    "parts with more text than was measured: they are counted as the largest that was",
+    "users whose texts are much longer than others': parts of unequal size",
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest, the mean and the largest of several measurements."""
+
+    low: float
+    mean: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        return cls(min(values), sum(values) / len(values), max(values))
+
+
+@dataclass(frozen=True)
+class Population:
+    """What is known of a corpus: its users and, perhaps, its tokens."""
+
+    users: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A protocol for a number of parts, and what to expect of it.
+
+    Attributes:
+        kept: share of the ensemble's gain, in nats a token, that the protocol keeps.
+        gain: nats a token over the public model; None where the size of the corpus is not known.
+    """
+
+    settings: Settings
+    protocol: Protocol
+    kept: Range
+    gain: Range | None
+
+    @property
+    def worth(self) -> float:
+        """What choices are compared by."""
+        return (self.gain or self.kept).mean
+
+    def expectation(self) -> dict[str, Any]:
+        """For programs: the ranges, where they come from, and what they leave out."""
+        return {
+            "share_kept": asdict(self.kept),
+            "nats_a_token": None if self.gain is None else asdict(self.gain),
+            "source": source(),
+            "leaves_out": list(LEAVES_OUT),
+        }
+
+
+def measure(corpus: Corpus, tokenizer: Path) -> Population:
+    """The users and, estimated from the first `_SAMPLED` documents, the tokens of a corpus.
+
+    Raises:
+        CorpusError: as reading the corpus.
+    """
+    from transformers import AutoTokenizer  # slow to import
+
+    users, characters, sampled = set(), 0, list[str]()
+    for document in corpus:
+        users.add(document.user)
+        characters += len(document.text)
+        if len(sampled) < _SAMPLED:
+            sampled.append(document.text)
+    if not users:
+        return Population(0)
+    ids = AutoTokenizer.from_pretrained(tokenizer)(sampled, add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = sum(map(len, ids)) * characters / max(1, sum(map(len, sampled)))
+    return Population(len(users), max(1, round(tokens)))
+
+
+class Measured:
+    """The curves of `gain.json`: one a corpus and a held-out text."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self._table = table
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def load(cls) -> Self:
+        return cls(json.loads(TABLE.read_bytes()))
+
+    def kept(self, protocol: str, radius: float) -> list[float]:
+        """Share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
+        return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
+
+    def gain(self, part_tokens: float) -> list[float]:
+        """Nats a token that an adapter gains from a part of so many tokens, for each measurement.
+
+        Its mean over the parts is at most what the mean of their distributions gains (Jensen), so for the ensemble it
+        errs on the low side.
+        """
+        return self._at(part_tokens, [corpus["gain_by_part_tokens"] for corpus in self._corpora])
+
+    @property
+    def _corpora(self) -> Sequence[Any]:
+        return list(self._table["corpora"].values())
+
+    @property
+    def source(self) -> str:
+        table = self._table
+        texts = table["held_out_tokens"]
+        return (
+            f"measured {table['measured']} on {', '.join(table['corpora'])}, {texts:,} held-out tokens each, with "
+            f"{table['model']} and {table['parts']} parts of {table['part_tokens']:,} tokens: services/evaluation/"
+            "gain.json; python -m tests.benchmarks.gain repeats it"
+        )
+
+    @staticmethod
+    def _at(value: float, curves: Sequence[dict[str, Sequence[float]]]) -> list[float]:
+        """All curves at a value: straight lines between the measured ones, from the origin, flat after the last."""
+        return [
+            float(np.interp(value, [0.0, *map(float, curve)], [0.0, *(runs[run] for runs in curve.values())]))
+            for curve in curves
+            for run in range(len(next(iter(curve.values()))))
+        ]
+
+
+def source() -> str:
+    """Where every expectation comes from, in one sentence."""
+    return Measured.load().source
+
+
+def propose(population: Population, budget: Budget, protocol: str | None = None, parts: int | None = None) -> Proposal:
+    """The fewest parts, and the protocol with the fewest rows a token, whose expected gain is within `TOLERANCE` of the
+    best.
+
+    The number of parts is searched with PMixed, where no protocol is named: its radius is quick to plan, and the
+    exponential mechanism's turn is at nearly the same number.
+
+    Args:
+        protocol: one that was measured, `pmixed` or `exponential`; None chooses.
+        parts: N, where it is chosen already.
+
+    Raises:
+        InputError: the field that no choice can serve, and why.
+    """
+    if population.users < 1:
+        raise InputError(f"users: must be at least 1, not {population.users}")
+    if population.tokens is not None and population.tokens < 1:
+        raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
+    if protocol not in (None, "pmixed", "exponential"):
+        raise InputError(f"protocol: the gain of {protocol} was not measured; take pmixed or exponential, or --parts")
+    if parts is not None and not 1 <= parts <= population.users:
+        raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
+    sizes = [parts] if parts is not None else list(candidates(population))
+    found = [_expect(protocol or "pmixed", size, population, budget) for size in sizes]
+    best = _cheapest([one for one in found if one is not None])
+    if best is None:
+        raise InputError(
+            f"tokens: epsilon {budget.epsilon:g} at delta {budget.delta:g} does not last for {budget.tokens:,} tokens "
+            f"with {sizes[-1]:,} parts; ask for fewer tokens, or bring more users"
+        )
+    if protocol is not None:
+        return best
+    other = _expect("exponential", best.protocol.parts, population, budget)
+    return _cheapest([best, *([other] if other else [])]) or best
+
+
+def candidates(population: Population) -> Iterator[int]:
+    """Numbers of parts worth a look: 2, 3, 4, 6, 8, 12, ..., while parts have enough users; 1 for one user.
+
+    Coarse on purpose: the number of parts is public, and one more user seldom changes it.
+    """
+    users = population.users
+    most = max(min(2, users), users // (USERS_A_PART if population.tokens is None else USERS_A_PART_AT_LEAST))
+    if most < 2:
+        yield 1
+    size = 2
+    while size <= most:
+        yield size
+        if 3 * size // 2 <= most:
+            yield 3 * size // 2
+        size *= 2
+
+
+def _cheapest(choices: Sequence[Proposal]) -> Proposal | None:
+    """The first of those within the tolerance of the best; choices come in the order of what they cost."""
+    if not choices:
+        return None
+    best = max(choice.worth for choice in choices)
+    return next(choice for choice in choices if choice.worth >= (1 - TOLERANCE) * best)
+
+
+def _expect(protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
+    """None where the budget does not last with so many parts."""
+    limits = budget.limits()
+    # The law of PMixed is a mean over all parts; q only says how often the public model answers alone.
+    settings: Settings = (
+        PMixedSettings(q=1.0, **limits)
+        if protocol == "pmixed"
+        else ExponentialSettings(sample=min(SAMPLE, parts), **limits)
+    )
+    try:
+        planned = settings.plan(parts)
+    except ValueError:
+        return None
+    measured = Measured.load()
+    kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
+    if population.tokens is None:
+        return Proposal(settings, planned, Range.of(kept), None)
+    # A text that differs more from what the public model expects gains more, of which a radius keeps less.
+    gains = measured.gain(population.tokens / parts)
+    gain = Range.of([share * one for share, one in zip(kept, gains, strict=True)])
+    return Proposal(settings, planned, Range.of(kept), gain)

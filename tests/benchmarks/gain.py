@@ -1,0 +1,196 @@
+"""What an ensemble gains over the public model, and how much of that a clip radius keeps.
+
+    python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
+
+`privmix plan --users` looks its `gain_expected` up in the table that this benchmark writes
+(`services/evaluation/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
+out; the others' text trains readers with the default options of `privmix train`:
+
+- four parts of `PART_TOKENS` tokens: the gain of their mean, and the share of it that PMixed and the exponential
+  mechanism (m = 4, all four drawn) keep at each radius;
+- one part of each of `SIZES` tokens, beside the mean of the four: what a part gains from more text.
+
+What is finished in FOLDER is kept: a run that is stopped goes on.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import AutoTokenizer
+
+from services.engine.engine import AdapterFiles
+from services.evaluation.expectation import TABLE
+from services.evaluation.rows import EnsembleRows, Reader
+from services.evaluation.split import split
+from services.evaluation.tasks import score, score_public
+from services.evaluation.text import Positions, Text, held_out_text
+from services.evaluation.trial import run_trials
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
+from services.privacy.protocols.exponential import Exponential, ExponentialSettings
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.settings import Settings
+from services.training.adapter import train_adapter
+from services.training.corpus import Corpus
+from services.training.demo import TRAIN, write_demo_corpus
+from services.training.files import write_atomically
+from services.training.options import TrainingOptions
+from services.training.packing import Tokens, tokenize
+from services.training.partition import Partition, Share
+from services.training.public_model import DEFAULT, resolve
+
+PARTS = 4
+PART_TOKENS = 2000
+SIZES = (500,)
+RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+HELD_OUT = 0.1
+RUNS, RUN_TOKENS = 3, 400
+CONTEXT = 256
+OPTIONS = TrainingOptions()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One corpus: its folder, and the tokens of its parts and of its held-out text."""
+
+    output: Path
+    model: Path
+    text: Text
+    parts: Tokens
+
+    @classmethod
+    def of(cls, corpus: Path, output: Path) -> "Bench":
+        model = resolve()
+        train, held_out, salt = (output / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
+        output.mkdir(parents=True, exist_ok=True)
+        salt.write_bytes(bytes(32))  # the same split every time: the text is public
+        split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=salt)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)
+        # One stream in the order of the users' hashes, cut below: parts of equal size, whatever the users' are.
+        stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[Share(0)]
+        return cls(output, model, text, stream)
+
+    def measure(self) -> dict[str, Any]:
+        """Gains in nats a token, and shares kept; each a list over the runs."""
+        first = PARTS * PART_TOKENS  # the text before is that of the single parts
+        wanted = {f"part-{part}": slice(first + part * PART_TOKENS, None) for part in range(PARTS)}
+        adapters = {name: self._adapter(name, where, PART_TOKENS) for name, where in wanted.items()}
+        kept, ensemble = self._kept(adapters)
+        by_size = {}
+        for size in SIZES:
+            name = f"size-{size}"
+            by_size[str(size)] = self._gain({name: self._adapter(name, slice(0, None), size)})
+        by_size[str(PART_TOKENS)] = self._gain(adapters)
+        return {"ensemble_gain": ensemble, "kept": kept, "gain_by_part_tokens": by_size}
+
+    def _adapter(self, name: str, where: slice, tokens: int) -> AdapterFiles:
+        directory = self.output / name
+        if not (directory / "finished").exists():
+            text = self.parts[where][:tokens]
+            if len(text) < tokens:
+                raise typer.BadParameter(f"{self.output.name}: the corpus has too little text for {name}")
+            files = train_adapter(self.model, DEFAULT, text, OPTIONS, 0, lambda _: None)
+            directory.mkdir(parents=True, exist_ok=True)
+            for file, content in files.items():
+                (directory / file).write_bytes(content)
+            (directory / "finished").touch()
+            print(f"{self.output.name}: trained {name}", flush=True)
+        return AdapterFiles(directory, OPTIONS.attention)
+
+    @property
+    def _public(self) -> Path:
+        path = self.output / "public.npy"
+        if not path.exists():
+            score_public(self.model, self.text, "auto", path)
+        return path
+
+    def _rows(self, adapters: Mapping[str, AdapterFiles]) -> Reader:
+        rows = EnsembleRows(self._public, tuple(self.output / f"{name}.npy" for name in adapters))
+        missing = [pair for pair in zip(adapters.values(), rows.models, strict=True) if not pair[1].exists()]
+        if missing:
+            score(self.model, missing, self.text, "auto", rows.public)
+        return Reader(rows)
+
+    def _losses(self, reader: Reader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
+        """Mean loss in nats a token of each protocol (outer) on each run (inner)."""
+        runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
+        return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
+
+    def _public_losses(self, reader: Reader) -> list[float]:
+        return [-float(self._log_probabilities(reader, run)[0].mean()) for run in self.text.runs]
+
+    def _gain(self, adapters: Mapping[str, AdapterFiles]) -> list[float]:
+        """Nats a token over the public model, the mean over the adapters, for each run."""
+        reader = self._rows(adapters)
+        both = [self._log_probabilities(reader, run) for run in self.text.runs]
+        return [float((own - public[:, None]).mean()) for public, own in both]
+
+    def _log_probabilities(self, reader: Reader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the true tokens: float64 [S] of the public model, [S, adapters] of the adapters."""
+        truth = torch.from_numpy(self.text.true_tokens[run])
+        public, rows = reader(run)
+        own = rows.view(len(run), -1, reader.vocabulary)
+        return (
+            public.gather(1, truth[:, None])[:, 0].double(),
+            own.gather(2, truth[:, None, None].expand(-1, own.shape[1], 1))[:, :, 0].double(),
+        )
+
+    def _kept(self, adapters: Mapping[str, AdapterFiles]) -> tuple[dict[str, Any], list[float]]:
+        reader = self._rows(adapters)
+        planned: list[tuple[Settings, Protocol]] = [(EnsembleSettings(), Ensemble(PARTS))]
+        for radius in RADII:
+            unlimited = {"epsilon": None, "tokens": 2**40, "radius": radius}
+            planned.append((PMixedSettings(q=1.0, **unlimited), PMixed(PARTS, 1.0, radius)))
+            planned.append((ExponentialSettings(**unlimited), Exponential(PARTS, PARTS, radius)))
+        path = self.output / "losses.json"
+        if not path.exists():
+            path.write_text(json.dumps(self._losses(reader, planned)))
+        ensemble, *others = json.loads(path.read_text())
+        public = self._public_losses(reader)
+        gains = [before - after for before, after in zip(public, ensemble, strict=True)]
+
+        def shares(losses: list[float]) -> list[float]:
+            return [(public[run] - losses[run]) / gains[run] for run in range(RUNS)]
+
+        pmixed = {str(radius): shares(others[2 * index]) for index, radius in enumerate(RADII)}
+        exponential = {str(radius): shares(others[2 * index + 1]) for index, radius in enumerate(RADII)}
+        return {"pmixed": pmixed, "exponential": exponential}, gains
+
+
+def benchmark(
+    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
+    corpus: Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")] = [],  # noqa: B006
+    demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")] = False,
+) -> None:
+    """Measure, and print the table."""
+    torch.set_num_threads(1)
+    corpora = {path.stem: path for path in corpus}
+    if demo:
+        write_demo_corpus(output / "demo-corpus", users=1000)
+        corpora["demo"] = output / "demo-corpus" / TRAIN
+    found = {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "model": DEFAULT,
+        "parts": PARTS,
+        "part_tokens": PART_TOKENS,
+        "held_out_tokens": RUNS * RUN_TOKENS,
+        "training": OPTIONS.model_dump(mode="json"),
+        "command": "python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl --write",
+        "corpora": {name: Bench.of(path, output / name).measure() for name, path in corpora.items()},
+    }
+    content = json.dumps(found, indent=1) + "\n"
+    print(content, end="")
+    if write:
+        write_atomically(TABLE, content.encode())
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)

@@ -1,0 +1,76 @@
+"""Claim: what `privmix plan --users` expects is looked up in measurements; the number of parts follows from them."""
+
+import json
+
+import pytest
+
+from services.evaluation import expectation
+from services.evaluation.expectation import Measured, Population, candidates, propose
+from services.evaluation.methods import Budget
+from services.privacy.accounting import planning
+from services.training.errors import InputError
+
+BUDGET = Budget(epsilon=8.0, delta=1e-5, tokens=100_000)
+
+
+def test_the_measured_table_holds_shares_that_grow_with_the_radius() -> None:
+    table = json.loads(expectation.TABLE.read_bytes())
+    assert len(table["corpora"]) >= 2
+    for corpus in table["corpora"].values():
+        for curve in corpus["kept"].values():
+            means = [sum(runs) / len(runs) for radius, runs in curve.items() if float(radius) <= 1.6]
+            assert means == sorted(means)
+            assert means[0] < 0.5
+            assert min(list(curve.values())[-1]) > 0.85
+
+
+def test_curves_are_straight_between_measurements_and_flat_after_them() -> None:
+    curves = {"a": {"kept": {"pmixed": {"1.0": [0.2, 0.4], "2.0": [0.6, 0.6]}}}}
+    measured = Measured({"corpora": curves})
+    assert measured.kept("pmixed", 0.5) == pytest.approx([0.1, 0.2])
+    assert measured.kept("pmixed", 1.5) == pytest.approx([0.4, 0.5])
+    assert measured.kept("pmixed", 9.0) == [0.6, 0.6]
+
+
+def test_the_proposed_protocol_keeps_to_the_budget() -> None:
+    proposal = propose(Population(10_000), BUDGET)
+    cost = planning.cost(proposal.protocol.event, BUDGET.tokens, BUDGET.delta)
+    assert cost.epsilon_rdp <= BUDGET.epsilon
+    assert cost.epsilon_rdp == pytest.approx(BUDGET.epsilon, rel=1e-6)
+    assert proposal.gain is None
+    assert 0 < proposal.kept.low <= proposal.kept.mean <= proposal.kept.high
+
+
+def test_a_smaller_corpus_gets_fewer_parts_because_each_must_learn() -> None:
+    budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
+    large = propose(Population(10_000, 100_000_000), budget, "pmixed")
+    small = propose(Population(10_000, 50_000), budget, "pmixed")
+    assert small.protocol.parts < large.protocol.parts
+    assert small.gain is not None
+    assert large.gain is not None
+    assert small.gain.mean < large.gain.mean
+
+
+def test_numbers_of_parts_are_coarse_and_leave_every_part_its_users() -> None:
+    assert list(candidates(Population(1))) == [1]
+    assert list(candidates(Population(10))) == [2]
+    assert list(candidates(Population(350))) == [2, 3, 4, 6, 8, 12]
+    assert list(candidates(Population(350))) == list(candidates(Population(351)))
+    assert list(candidates(Population(350, 10_000)))[-1] == 32
+
+
+@pytest.mark.parametrize(
+    ("population", "protocol", "parts", "field"),
+    [
+        (Population(0), None, None, "users"),
+        (Population(10, 0), None, None, "corpus-tokens"),
+        (Population(10), "gnmax", None, "protocol"),
+        (Population(10), None, 11, "parts"),
+        (Population(2), "pmixed", 2, "tokens"),
+    ],
+)
+def test_what_cannot_be_proposed_names_the_field(
+    population: Population, protocol: str | None, parts: int | None, field: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{field}:"):
+        propose(population, Budget(epsilon=0.01, delta=1e-5, tokens=10**9), protocol, parts)
