@@ -94,7 +94,7 @@ class Shards(Section):
 
 
 class Coordinator(Section):
-    replicas: int = Field(1, gt=0, description="coordinators, among which the gateways spread; one budget for all")
+    replicas: int = Field(1, gt=0, description="coordinators, which share the load and one budget")
     num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
     num_cpus: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
     memory_gib: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
@@ -103,7 +103,7 @@ class Coordinator(Section):
     max_rows: int = Field(2048, gt=0, description="next-token distributions that a step holds at most")
     prefill_tokens: int = Field(4096, gt=0, description="tokens of new contexts that a step ingests at most")
     step_timeout_s: float = Field(60.0, gt=0, description="a shard without an answer for this long is replaced")
-    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for a shard or the budget to come back")
+    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for what was lost, before they fail")
     patience_s: float = Field(5.0, gt=0, description="how long one of several copies is waited for alone")
     pace_s: float = Field(0.0, ge=0)
 

@@ -229,6 +229,9 @@ def gateway(configuration: Configuration, actors: Actors, beside: Application | 
         budget_actor=budget.NAME,
         fleet_actor=fleet.NAME,
         keys_actor=keys.NAME,
+        recovery_s=configuration.coordinator.recovery_s,
+        # A step can hang before it fails; then what it needs is waited for, and the first step after it can hang.
+        stall_timeout_s=configuration.coordinator.recovery_s + 2 * configuration.coordinator.step_timeout_s,
         **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous"}),
     )
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]

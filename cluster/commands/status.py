@@ -50,7 +50,7 @@ def _record(namespace: str) -> dict[str, Any]:
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
     """The budget actor and every coordinator, and what is wrong with each."""
-    statuses = [Status(namespace, name, budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
+    statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
     for found in await asyncio.gather(*(status.troubles() for status in statuses)):
         troubles |= found

@@ -23,6 +23,7 @@ from services.coordinator.delta_queue import DeltaQueue
 from services.coordinator.ensemble import Ensemble, Query
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.recovery import passes
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
@@ -51,7 +52,7 @@ class CoordinatorSettings:
             vocabulary.
         prefill_tokens: how many tokens of new contexts a step ingests at most, the first new one excepted.
         step_timeout_s: without an answer for this long, a shard counts as stalled.
-        recovery_s: for how long sequences wait for a shard, or the budget, to come back before they fail.
+        recovery_s: for how long sequences wait for a shard, the budget or its database to come back before they fail.
         patience_s: how long one of several copies of a shard may take before another one is called, too.
         device: PyTorch's, for the mathematics of a step.
         threads: for the same, on a CPU.
@@ -78,7 +79,8 @@ class CoordinatorSettings:
 
 
 class Coordinator:
-    """Owns the live sequences, and nothing that must survive it. When it dies they fail, and its lease stays charged.
+    """Owns the live sequences, and nothing that must survive it. When it dies its lease stays charged, and the gateways
+    submit their generations again, here or to another coordinator, with the tokens that they received.
 
     Sends requests to the shards in the current shard map: `shard_map`, by default the fleet's. `update_shards`
     replaces it.
@@ -87,7 +89,7 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, shard_map: ShardMap | None = None) -> None:
         self._settings = settings
         self._between_steps = asyncio.Lock()
-        self._take(shard_map or ray.get(self._actor(settings.fleet).shard_map.remote()))
+        self._take(shard_map or self._current_shard_map())
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
         self._live: dict[str, Live] = {}
@@ -118,6 +120,10 @@ class Coordinator:
         self._metrics.live(len(self._live))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._run())
+
+    async def load(self) -> int:
+        """Return how many generations are live or wait."""
+        return len(self._live)
 
     async def cancel(self, ids: Iterable[str]) -> None:
         """End generations early. Unknown ids are no error: they may have ended meanwhile."""
@@ -180,12 +186,11 @@ class Coordinator:
                     self._began = time.monotonic()
                     await self._step(batch)
                 self._failing_since = None
-            except (Unavailable, LedgerError, RayError) as error:
-                await self._wait_for_recovery(batch, error)
-            except ValueError as error:
-                await self._isolate(batch, error)
             except Exception as error:
-                self._fail(batch, error)
+                if passes(error):
+                    await self._wait_for_recovery(error)
+                else:
+                    await self._isolate(batch, error)
             finally:
                 self._began = None
             if not self._live:
@@ -205,21 +210,21 @@ class Coordinator:
             batch.append(live)
         return batch
 
-    async def _wait_for_recovery(self, batch: list[Live], error: Exception) -> None:
-        """Keep the sequences for a while, in which the fleet replaces what failed; then end those that wait longest."""
+    async def _wait_for_recovery(self, error: Exception) -> None:
+        """Keep the sequences while what failed is replaced; end those that have waited for it for `recovery_s`."""
         _forget_caches(self._live.values())
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.warning("a step failed and is repeated: %s", _described(error))
             with suppress(ValueError):  # a deployment of one part has no fleet
                 self._actor(self._settings.fleet).check.remote()
-        if time.monotonic() - self._failing_since > self._settings.recovery_s:
-            self._fail(batch, error, RETRY_AFTER_S)
-        else:
-            await asyncio.sleep(REPEAT_S)
+        before = time.monotonic() - self._settings.recovery_s
+        if self._failing_since < before:
+            self._fail([live for live in self._live.values() if live.waiting_since < before], error, RETRY_AFTER_S)
+        await asyncio.sleep(REPEAT_S)
 
-    async def _isolate(self, batch: list[Live], error: ValueError) -> None:
-        """An engine refused the batch before it computed anything: repeat the step with one sequence at a time."""
+    async def _isolate(self, batch: list[Live], error: Exception) -> None:
+        """Repeat a step that no wait would mend with one sequence at a time, to end those alone that make it fail."""
         if len(batch) == 1:
             self._fail(batch, error)
         for live in batch if len(batch) > 1 else []:
@@ -227,7 +232,8 @@ class Coordinator:
                 async with self._between_steps:
                     await self._step([live])
             except Exception as own:
-                self._fail([live], own)
+                if not passes(own):  # otherwise it goes on with the next whole step
+                    self._fail([live], own)
 
     def _fail(self, batch: list[Live], error: Exception, retry_after: float | None = None) -> None:
         logger.error("%d sequences failed: %s", len(batch), _described(error))
@@ -291,6 +297,16 @@ class Coordinator:
 
     def _trouble(self, status: ShardStatus | Unavailable) -> str | None:
         return str(status) if isinstance(status, Unavailable) else status.trouble(self._settings.step_timeout_s)
+
+    def _current_shard_map(self) -> ShardMap:
+        """Wait for the fleet, for ever: Ray does not restart an actor whose constructor raises."""
+        while True:
+            try:
+                shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
+                return shard_map
+            except (RayError, ValueError) as error:
+                logger.warning("the fleet does not answer: %s", type(error).__name__)
+                time.sleep(REPEAT_S)
 
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)

@@ -16,6 +16,9 @@ class Generation:
     `prompt` holds token ids; `max_tokens` counts released tokens, each of which is charged; `stop` holds the strings
     that end the answer and are not part of it; with `ignore_eos` the model's end token does not end it. `trace` is the
     W3C traceparent of the request, where it is traced.
+
+    `released` holds the tokens that another coordinator released for this answer before it was lost: they follow the
+    prompt, they count towards `max_tokens`, and their text is not repeated.
     """
 
     id: str
@@ -25,13 +28,14 @@ class Generation:
     stop: tuple[str, ...] = ()
     trace: str | None = None
     ignore_eos: bool = False
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Delta:
     """What is new in one generation.
 
-    `tokens` counts the tokens released (and charged) since the delta before; `text` may be empty although tokens were
+    `token_ids` holds the tokens released (and charged) since the delta before; `text` may be empty although tokens were
     released, while it could still become a stop string or half a character. `public` says that the public model alone
     answered, at no charge. The last delta of a generation, and no other, has a `finish_reason`. After "error",
     `retry_after` says in how many seconds the same request can succeed; None where a repetition does not help.
@@ -39,10 +43,15 @@ class Delta:
 
     id: str
     text: str
-    tokens: int
+    token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     public: bool = False
     retry_after: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were released."""
+        return len(self.token_ids)
 
 
 class CoordinatorError(Exception):

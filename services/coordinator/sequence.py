@@ -16,12 +16,14 @@ class Sequence:
     def __init__(self, channel: str, generation: Generation, detokenizer: Detokenizer) -> None:
         self.channel = channel
         self.generation = generation
-        self.tokens = generation.prompt
+        self.tokens = (*generation.prompt, *generation.released)
         self.public = False
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
         self.cached = False
         self._text = TextStream(detokenizer, generation.prompt, generation.stop, ignore_eos=generation.ignore_eos)
+        for token in generation.released:
+            self._text.push(token)  # the client has this text; half a character or stop string is held back again
 
     def waited(self) -> float:
         """Seconds since this was asked last, or since the submission."""
@@ -51,12 +53,12 @@ class Sequence:
         elif not self.remaining:
             self.finish_reason = "length"
             text += self._text.finish()
-        return self._delta(text, 1)
+        return self._delta(text, (token,))
 
     def end(self, reason: FinishReason, retry_after: float | None = None) -> Delta:
         """No further token will come. `retry_after` as in `Delta`."""
         self.finish_reason = reason
-        return self._delta(self._text.finish(), 0, retry_after)
+        return self._delta(self._text.finish(), (), retry_after)
 
-    def _delta(self, text: str, tokens: int, retry_after: float | None = None) -> Delta:
-        return Delta(self.id, text, tokens, self.finish_reason, self.public, retry_after)
+    def _delta(self, text: str, token_ids: tuple[int, ...], retry_after: float | None = None) -> Delta:
+        return Delta(self.id, text, token_ids, self.finish_reason, self.public, retry_after)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
+from ray._private.state import actors
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -82,7 +83,9 @@ class Fleet:
         self._shard_map = self._shard_map_of(shards)
         self._replicas: int | None = None
         self._metrics = FleetMetrics()
-        self._answered: dict[str, float] = {}
+        # A shard that has hung since before a restart of this actor is replaced too; one that still starts is not.
+        started = filter(self._has_started, self._shard_map.shards) if self._made_again else ()
+        self._answered: dict[str, float] = dict.fromkeys(started, time.monotonic())
         self._checking = asyncio.Lock()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -181,8 +184,8 @@ class Fleet:
 
     async def _raise(self, groups: Sequence[int]) -> None:
         try:
-            actors = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
-            answers = asyncio.gather(*(actor.status.remote() for actor in actors))
+            starting = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
+            answers = asyncio.gather(*(actor.status.remote() for actor in starting))
             await asyncio.wait_for(answers, self._settings.start_timeout_s)
             names = [name for index in groups for name in self._settings.plans[index].shards]
             self._answered |= dict.fromkeys(names, time.monotonic())
@@ -283,6 +286,11 @@ class Fleet:
             return True
         silent_s = time.monotonic() - self._answered.get(shard.name, math.inf)
         return silent_s > self._settings.stalled_s
+
+    def _has_started(self, name: str) -> bool:
+        """Return whether Ray has constructed the actor."""
+        actor = self._find(name)
+        return actor is not None and actors(actor._actor_id.hex())["State"] == "ALIVE"
 
     def _replace(self, shard: ShardHealth) -> None:
         _log.error("%s is replaced: %s", shard.name, shard.trouble)

@@ -1,7 +1,6 @@
 """The gateway as a Ray Serve deployment."""
 
 import logging
-import secrets
 
 from fastapi import FastAPI
 from ray import serve
@@ -46,12 +45,10 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve's hook for an app that is built in the replica."""
         settings = self._settings
-        # Replicas spread over the coordinators; each keeps to one, whose place Ray keeps filled.
-        coordinator = secrets.choice(settings.coordinator_actors)
-        hub = Hub(settings.namespace, coordinator, settings.stall_timeout_s)
+        hub = Hub(settings.namespace, settings.coordinator_actors, settings.stall_timeout_s, settings.recovery_s)
         status = Status(
             settings.namespace,
-            coordinator,
+            settings.coordinator_actors,
             settings.budget_actor,
             settings.fleet_actor,
             settings.health_timeout_s,

@@ -59,7 +59,7 @@ class Entrance:
         async with self._hub.submit(begun, since=self._arrived, cut=frozenset(cut), ended=settle) as mailbox:
             for generation in paid:
                 if not generation.max_tokens:
-                    mailbox.put(Delta(generation.id, "", 0, "share"))
+                    mailbox.put(Delta(generation.id, "", (), "share"))
             yield mailbox
 
     async def _give_up(self, id_: str, admitting: asyncio.Future[Admitted]) -> None:

@@ -62,6 +62,11 @@ def generation_failed(retry_after: float | None) -> ApiError:
     return unavailable("the answer could not be completed", "generation_failed", headers)
 
 
+def coordinator_lost() -> ApiError:
+    """The coordinator was lost while it answered, and no other one went on in time."""
+    return unavailable("the coordinator was lost while it answered", "coordinator_lost")
+
+
 def budget_exhausted() -> ApiError:
     return ApiError(
         429,

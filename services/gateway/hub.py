@@ -1,51 +1,81 @@
-"""The gateway's one line to the coordinator: every replica reads one stream of deltas for all its requests.
-
-Ray spends some tens of microseconds per item of a stream, so one item a step for all requests is what keeps many
-concurrent streams cheap.
-"""
+"""Which coordinator carries which generation, and what each request needs to go on with another one."""
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from typing import Any
-from uuid import uuid4
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayTaskError
 
-from services.coordinator.messages import CoordinatorError, Delta, Generation
-from services.gateway.errors import ApiError, from_coordinator, unavailable
+from services.coordinator.messages import CoordinatorError, Delta, Generation, Overloaded, Unavailable
+from services.coordinator.recovery import passes
+from services.gateway.channel import Channel, Submission
+from services.gateway.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
+from services.gateway.metrics import resumed
 from services.gateway.seen import Seen
 
 Ended = Callable[[int | None], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 5.0
-# For the last deltas of generations that were cancelled.
+RETRY_S = 0.2
+"""Between two looks for a coordinator that takes a generation."""
+MOST_LOSSES = 3
+"""A generation that loses more coordinators than this without a token between them may be what ends them."""
 WIND_UP_S = 30.0
-# Only with a limit does Ray close the coordinator's end when this process dies; without one it would read on for a
-# dead gateway, and tokens that nobody receives would be charged. Batches grow while the limit is reached.
-UNREAD_BATCHES = 16
+"""For the last deltas of generations that were cancelled."""
+
+
+class Progress:
+    """One generation as its request knows it: what was released, and which submission goes on with it."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.attempt: _Attempt | None = None
+        """The present submission; None while no coordinator has the generation."""
+        self.losses = 0
+        """Coordinators lost since the last token."""
+        self._generation = generation
+        self._released: list[int] = []
+
+    @property
+    def id(self) -> str:
+        return self._generation.id
+
+    def hear(self, delta: Delta) -> None:
+        if delta.token_ids:
+            self._released += delta.token_ids
+            self.losses = 0
+
+    def submitted_as(self, id_: str) -> Generation:
+        """What a coordinator needs to go on with the answer."""
+        return replace(self._generation, id=id_, released=(*self._generation.released, *self._released))
 
 
 class Mailbox:
-    """The deltas of one request's generations, from the hub to the one task that answers the request."""
+    """Owns the state of one request's generations, and hands their deltas to the one task that answers the request."""
 
     def __init__(
-        self, ids: Iterable[str], stall_timeout_s: float, seen: Seen, since: float, cut: frozenset[str] = frozenset()
+        self,
+        generations: Sequence[Generation],
+        stall_timeout_s: float,
+        seen: Seen,
+        since: float,
+        cut: frozenset[str] = frozenset(),
     ) -> None:
-        self.open = set(ids)
+        self.open = {generation.id: Progress(generation) for generation in generations}
         """Generations whose last delta has not come."""
         self.charged = 0
         """Tokens released so far, without those that the public model answered at no charge."""
+        self.begun = False
+        """Whether a coordinator may have begun a generation."""
+        self.left = False
+        """Whether the request is over: what is open is cancelled, and goes on nowhere."""
+        self.placing = asyncio.Lock()
         self._cut = cut
         self._seen = seen
         self._since: float | None = since
@@ -61,12 +91,15 @@ class Mailbox:
         self._waiting.append(delta)
         self._count(delta)
         if delta.finish_reason is not None:
-            self.open.discard(delta.id)
+            self.open.pop(delta.id, None)
+        elif delta.id in self.open:
+            self.open[delta.id].hear(delta)
         if not self.open:
             self._complete.set()
         self._arrived.set()
 
     def fail(self, failure: ApiError) -> None:
+        """No more is done for the generations that are open."""
         if self.open:
             self._failure = failure
             self._complete.set()
@@ -80,9 +113,14 @@ class Mailbox:
             self._since = None
 
     @property
-    def lost(self) -> bool:
-        """The line broke while a generation was open: nobody knows what was released."""
-        return self._failure is not None
+    def over(self) -> bool:
+        """Whether nobody waits for more."""
+        return self.left or self._failure is not None or not self.open
+
+    @property
+    def adrift(self) -> list[Progress]:
+        """The open generations that no coordinator has."""
+        return [progress for progress in self.open.values() if progress.attempt is None]
 
     async def ended(self, seconds: float) -> bool:
         """Whether every generation has ended within this time."""
@@ -99,7 +137,7 @@ class Mailbox:
         """All deltas that wait, at least one.
 
         Raises:
-            ApiError: 503 when the line broke, or when nothing came for the stall timeout.
+            ApiError: 503 when no coordinator went on in time, or when nothing came for the stall timeout.
         """
         try:
             await asyncio.wait_for(self._arrived.wait(), self._stall_timeout_s)
@@ -117,43 +155,58 @@ class Mailbox:
             await asyncio.wait_for(self._complete.wait(), seconds)
 
 
-class Hub:
-    """Submits generations to the named coordinator and hands each its deltas.
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One submission of one generation. Each has an id of its own: what a lost coordinator still says is dropped."""
 
-    A broken line fails all waiting requests with 503, since their deltas may be lost; then the hub looks the actor up
-    again, with growing pauses.
+    id: str
+    mailbox: Mailbox
+    progress: Progress
+    channel: Channel
+    submission: Submission
+
+
+class Hub:
+    """Submits each generation to the coordinator with the least load, and hands the request its deltas.
+
+    When that coordinator is lost the generation is submitted again, with the tokens that were released; the client sees
+    a pause. Tokens that the lost coordinator charged and did not deliver stay charged.
+
+    Args:
+        stall_timeout_s: how long a request waits for its next delta.
+        recovery_s: for how long a coordinator is looked for that takes a generation.
     """
 
-    def __init__(self, namespace: str, coordinator_actor: str, stall_timeout_s: float) -> None:
-        self._namespace = namespace
-        self._actor = coordinator_actor
+    def __init__(
+        self, namespace: str, coordinator_actors: Iterable[str], stall_timeout_s: float, recovery_s: float
+    ) -> None:
         self._stall_timeout_s = stall_timeout_s
+        self._recovery_s = recovery_s
         self.seen = Seen()
-        self._coordinator: ActorHandle | None = None
-        self._line = ""
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._channels = [Channel(namespace, actor, self._deliver, self._set_adrift) for actor in coordinator_actors]
+        self._mailboxes: set[Mailbox] = set()
+        self._attempts: dict[str, _Attempt] = {}
+        self._numbers = count()
         # The event loop itself keeps tasks by weak references only.
         self._background: set[asyncio.Task[None]] = set()
 
     @property
-    def connected(self) -> bool:
-        return self._coordinator is not None
+    def connected(self) -> int:
+        """How many coordinators answer."""
+        return sum(channel.open for channel in self._channels)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the line open for the time of the context."""
-        keeper = asyncio.create_task(self._keep_line())
-        try:
+        """Keep the channels open for the time of the context."""
+        async with AsyncExitStack() as stack:
+            for channel in self._channels:
+                await stack.enter_async_context(channel.running())
             yield
-        finally:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
 
     @property
     def live(self) -> int:
         """Generations that have not ended."""
-        return len(self._mailboxes)
+        return sum(len(mailbox.open) for mailbox in self._mailboxes)
 
     @asynccontextmanager
     async def submit(
@@ -175,49 +228,14 @@ class Hub:
             ApiError: 429 or 503, nothing was started.
         """
         arrived = time.monotonic() if since is None else since
-        mailbox = Mailbox((each.id for each in generations), self._stall_timeout_s, self.seen, arrived, cut)
-        coordinator = self._coordinator
-        submission: asyncio.Future[None] | None = None
+        mailbox = Mailbox(generations, self._stall_timeout_s, self.seen, arrived, cut)
+        self._mailboxes.add(mailbox)
         try:
-            if coordinator is None:
-                raise unavailable(f"the actor {self._actor!r} does not answer")
-            self._mailboxes |= dict.fromkeys(mailbox.open, mailbox)
-            submission = asyncio.ensure_future(coordinator.submit.remote(self._line, list(generations)))
-            await self._accepted(submission)
+            await self._place(mailbox, first=True)
             yield mailbox
         finally:
-            ids = [generation.id for generation in generations]
-            self.in_background(self._wind_up(coordinator, submission, mailbox, ids, ended))
-
-    async def _wind_up(
-        self,
-        coordinator: ActorHandle | None,
-        submission: asyncio.Future[None] | None,
-        mailbox: Mailbox,
-        ids: Sequence[str],
-        ended: Ended | None,
-    ) -> None:
-        """Cancel what is left, and count its tokens to the last."""
-        begun = coordinator is not None and submission is not None and not _refused(submission)
-        if begun and mailbox.open:
-            await _cancel(coordinator, submission, sorted(mailbox.open))
-            if ended is not None:
-                await mailbox.ended(WIND_UP_S)
-        for id_ in ids:
-            self._mailboxes.pop(id_, None)
-        if ended is not None:
-            unknown = begun and (mailbox.open or mailbox.lost)
-            await ended(None if unknown else mailbox.charged)
-
-    async def _accepted(self, submission: asyncio.Future[None]) -> None:
-        try:
-            await asyncio.wait_for(asyncio.shield(submission), self._stall_timeout_s)
-        except RayTaskError as error:
-            if isinstance(error.cause, CoordinatorError):
-                raise from_coordinator(error.cause) from None
-            raise
-        except (RayError, TimeoutError):
-            raise unavailable(f"the actor {self._actor!r} does not answer") from None
+            mailbox.left = True
+            self.in_background(self._wind_up(mailbox, ended))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that outlives the request: Ray cancels with a call whatever was called in its context."""
@@ -225,61 +243,117 @@ class Hub:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _keep_line(self) -> None:
-        pause = FIRST_RETRY_S
-        name = uuid4().hex
-        for attempt in count():
-            # A line has its own name, so that nothing meant for a broken one reaches its successor.
-            self._line = f"{name}-{attempt}"
-            try:
-                async for batch in self._batches():
-                    pause = FIRST_RETRY_S
-                    self._deliver(batch)
-            except Exception as error:
-                logger.warning("line to %s is down: %s", self._actor, type(error).__name__)
-            finally:
-                self._coordinator = None
-                self._fail_all()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_RETRY_S)
+    async def _place(self, mailbox: Mailbox, *, first: bool = False) -> None:
+        """Submit what is adrift until coordinators have it.
 
-    async def _batches(self) -> AsyncIterator[list[Delta]]:
-        # ray.get_actor would start a cluster of its own.
-        if not ray.is_initialized():
-            raise RuntimeError("Ray is not initialised")
-        coordinator = await asyncio.to_thread(ray.get_actor, self._actor, self._namespace)
-        events = coordinator.events.options(_generator_backpressure_num_objects=UNREAD_BATCHES).remote(self._line)
-        self._coordinator = coordinator
+        Args:
+            first: the client can still be told that there are too many requests.
+
+        Raises:
+            ApiError: no coordinator took it in time.
+        """
+        deadline = time.monotonic() + self._recovery_s
+        async with mailbox.placing:
+            while (adrift := mailbox.adrift) and not mailbox.over:
+                refusal = await self._submit_to_one(mailbox, adrift)
+                if refusal is None:
+                    continue
+                if (first and isinstance(refusal, Overloaded)) or time.monotonic() >= deadline:
+                    raise from_coordinator(refusal)
+                await asyncio.sleep(RETRY_S)
+
+    async def _resume(self, mailbox: Mailbox) -> None:
+        """Go on with what is adrift; the request fails where that is not possible."""
         try:
-            async for batch in events:
-                yield await batch
-        finally:
-            if ray.is_initialized():
-                ray.cancel(events, recursive=False)
+            await self._place(mailbox)
+        except ApiError:
+            mailbox.fail(coordinator_lost())
+        except Exception as error:
+            logger.exception("a generation was not submitted again: %s", type(error).__name__)
+            mailbox.fail(unexpected())
+
+    async def _submit_to_one(self, mailbox: Mailbox, adrift: Sequence[Progress]) -> CoordinatorError | None:
+        """Submit to the coordinator with the least load that takes them; None where one did, else why none does."""
+        refusal: CoordinatorError = Unavailable("no coordinator answers")
+        for channel in sorted(self._channels, key=lambda channel: channel.load):
+            if not channel.open:
+                continue
+            try:
+                await self._begin(channel, mailbox, adrift)
+                return None
+            except Exception as error:
+                if not passes(error):
+                    raise
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, CoordinatorError) and not isinstance(refusal, Overloaded):
+                    refusal = cause
+        return refusal
+
+    async def _begin(self, channel: Channel, mailbox: Mailbox, adrift: Sequence[Progress]) -> None:
+        named = {f"{progress.id}-{next(self._numbers)}": progress for progress in adrift}
+        submission = channel.submit([progress.submitted_as(id_) for id_, progress in named.items()])
+        attempts = [_Attempt(id_, mailbox, progress, channel, submission) for id_, progress in named.items()]
+        for attempt in attempts:
+            self._attempts[attempt.id] = attempt.progress.attempt = attempt
+        try:
+            await submission.accepted()
+        except Exception as error:
+            refused = _refused(error)
+            mailbox.begun |= not refused
+            self._give_up([attempt for attempt in attempts if attempt.id in self._attempts], cancel=not refused)
+            raise
+        except asyncio.CancelledError:  # winding up cancels them
+            mailbox.begun = True
+            raise
+        mailbox.begun = True
+
+    def _give_up(self, attempts: Sequence[_Attempt], *, cancel: bool = True) -> None:
+        """Hear nothing more of these. Where their coordinator lives, it must not charge for them either."""
+        for attempt in attempts:
+            del self._attempts[attempt.id]
+            attempt.progress.attempt = None
+        if cancel:
+            self.in_background(_cancel(attempts))
+
+    def _set_adrift(self, channel: Channel) -> None:
+        """A coordinator is lost: every generation that it had goes on with another one."""
+        attempts = [attempt for attempt in self._attempts.values() if attempt.channel is channel]
+        self._give_up(attempts)
+        for attempt in attempts:
+            attempt.progress.losses += 1
+        for mailbox in {attempt.mailbox for attempt in attempts}:
+            if mailbox.left or any(progress.losses > MOST_LOSSES for progress in mailbox.adrift):
+                mailbox.fail(coordinator_lost())
+            else:
+                resumed.inc(len(mailbox.adrift))
+                self.in_background(self._resume(mailbox))
 
     def _deliver(self, batch: Sequence[Delta]) -> None:
         for delta in batch:
-            if mailbox := self._mailboxes.get(delta.id):
-                mailbox.put(delta)
+            if attempt := self._attempts.get(delta.id):
+                if delta.finish_reason is not None:
+                    del self._attempts[delta.id]
+                attempt.mailbox.put(replace(delta, id=attempt.progress.id))
 
-    def _fail_all(self) -> None:
-        for mailbox in set(self._mailboxes.values()):
-            mailbox.fail(unavailable("the coordinator was lost while it answered", "coordinator_lost"))
+    async def _wind_up(self, mailbox: Mailbox, ended: Ended | None) -> None:
+        """Cancel what is left, and count its tokens to the last."""
+        async with mailbox.placing:
+            carried = [progress.attempt for progress in mailbox.open.values() if progress.attempt]
+        await _cancel(carried)
+        if carried and ended is not None:
+            await mailbox.ended(WIND_UP_S)
+        for attempt in carried:
+            self._attempts.pop(attempt.id, None)
+        self._mailboxes.discard(mailbox)
+        if ended is not None:
+            await ended(None if mailbox.begun and mailbox.open else mailbox.charged)
 
 
-def _refused(submission: asyncio.Future[None]) -> bool:
+async def _cancel(attempts: Sequence[_Attempt]) -> None:
+    for submission, theirs in groupby(attempts, key=lambda attempt: attempt.submission):
+        await submission.cancel([attempt.id for attempt in theirs])
+
+
+def _refused(error: Exception) -> bool:
     """Whether the coordinator said that it starts nothing."""
-    if not submission.done() or submission.cancelled():
-        return False
-    error = submission.exception()
     return isinstance(error, RayTaskError) and isinstance(error.cause, CoordinatorError)
-
-
-async def _cancel(coordinator: ActorHandle | None, submission: asyncio.Future[None] | None, ids: Sequence[str]) -> None:
-    """Cancel what was submitted, once it was: Ray may run calls to an async actor in another order than they came."""
-    if coordinator is None or submission is None:
-        return
-    with suppress(RayError):
-        with suppress(TaskCancelledError):  # it may have been carried out all the same
-            await submission
-        await coordinator.cancel.remote(ids)

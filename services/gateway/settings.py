@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    field_validator,
+)
 
 from services.gateway.fields import LEAST_TEMPERATURE, Nearest
 
@@ -42,8 +51,10 @@ class GatewaySettings(BaseModel):
     default_max_tokens: PositiveInt = 16
     default_chat_max_tokens: PositiveInt = 256
 
-    stall_timeout_s: PositiveFloat = 120.0
-    """How long a request waits for the next token before it fails with 503."""
+    recovery_s: NonNegativeFloat = 90.0
+    """For how long a request looks for a coordinator that takes it, or goes on with it, before it fails with 503."""
+    stall_timeout_s: PositiveFloat = 210.0
+    """How long a request waits for the next token, losses and recoveries included, before it fails with 503."""
     heartbeat_s: PositiveFloat = 10.0
     """A stream on which nothing was written for this long gets a comment."""
     health_timeout_s: PositiveFloat = 5.0

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -32,20 +34,20 @@ class Shard(BaseModel):
 class Status:
     """Asks the named budget, coordinator and fleet actors; `timeout_s` bounds each probe.
 
-    What is left is counted in the tokens of now, or, while the coordinator does not answer, in those charged last.
+    What is left is counted in the tokens of now, or, while no coordinator answers, in those charged last.
     """
 
     def __init__(
         self,
         namespace: str,
-        coordinator_actor: str,
+        coordinator_actors: Sequence[str],
         budget_actor: str,
         fleet_actor: str,
         timeout_s: float,
         statement_timeout_s: float,
     ) -> None:
         self._namespace = namespace
-        self._coordinator = coordinator_actor
+        self._coordinators = tuple(coordinator_actors)
         self._budget = budget_actor
         self._fleet = fleet_actor
         self._timeout_s = timeout_s
@@ -60,15 +62,20 @@ class Status:
         Raises:
             ApiError: 503, the budget actor does not answer.
         """
-        try:
-            event = await self._ask(self._coordinator, "event", self._timeout_s)
-        except _SILENCE:
-            event = None
+        event = await self._event()
         try:
             statement: Statement = await self._ask(self._budget, "statement", self._statement_timeout_s, event)
         except _SILENCE:
             raise unavailable(f"the actor {self._budget!r} does not answer") from None
         return statement
+
+    async def _event(self) -> str | None:
+        """What a token costs now, from the first coordinator that answers."""
+        for coordinator in self._coordinators:
+            with suppress(*_SILENCE):
+                event: str = await self._ask(coordinator, "event", self._timeout_s)
+                return event
+        return None
 
     async def shards(self) -> list[Shard]:
         """Every shard's actor, and whether it answers.
@@ -85,20 +92,23 @@ class Status:
     async def troubles(self) -> dict[str, str]:
         """Why no private token can be made and charged now, by the actor that cannot do its work; empty if one can.
 
-        All who ask within a second get one answer, so that probes cost the actors little.
+        One coordinator that works is enough. All who ask within a second get one answer: probes cost the actors little.
         """
         async with self._checking:
             if time.monotonic() >= self._fresh_until:
-                coordinator, ledger = await asyncio.gather(self._coordinators_trouble(), self._ledgers_trouble())
-                found = {self._coordinator: coordinator, self._budget: ledger}
+                ledger, *coordinators = await asyncio.gather(
+                    self._ledgers_trouble(), *map(self._coordinators_trouble, self._coordinators)
+                )
+                found = dict(zip(self._coordinators, coordinators, strict=True)) if all(coordinators) else {}
+                found[self._budget] = ledger
                 self._troubles = {actor: trouble for actor, trouble in found.items() if trouble is not None}
                 self._fresh_until = time.monotonic() + FRESH_S
             return self._troubles
 
-    async def _coordinators_trouble(self) -> str | None:
-        """What the coordinator says of its steps and of the shards."""
+    async def _coordinators_trouble(self, coordinator: str) -> str | None:
+        """What a coordinator says of its steps and of the shards."""
         try:
-            await self._ask(self._coordinator, "health", self._timeout_s)
+            await self._ask(coordinator, "health", self._timeout_s)
         except _SILENCE as error:
             cause = getattr(error, "cause", error)
             return str(cause) if isinstance(cause, Unavailable) else self._silence(error)

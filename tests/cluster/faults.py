@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import psutil
 
@@ -20,10 +21,20 @@ Strike = Callable[[ClusterService, random.Random], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` does it, and returns when what it does to the world is over."""
+    """`strike` does it, and returns when what it does to the world is over.
+
+    Attributes:
+        carrier: what it takes away that may carry streams to their clients: "gateway" stands for the gateways, their
+            proxies and the head, "worker" for a worker node, on which a gateway may run.
+    """
 
     name: str
     strike: Strike
+    carrier: Literal["gateway", "worker"] | None = None
+
+    def may_break_streams(self, gateway_on_a_worker: bool) -> bool:
+        """Whether clients may lose their answers: only the loss of what carries them may do that."""
+        return self.carrier == "gateway" or (self.carrier == "worker" and gateway_on_a_worker)
 
     def __str__(self) -> str:
         return self.name
@@ -93,14 +104,14 @@ FAULTS = (
     Fault("coordinator", _kills("Coordinator")),
     Fault("budget actor", _kills("Budget")),
     Fault("fleet", _kills("Fleet")),
-    Fault("Serve replica", _kills("ServeReplica")),
+    Fault("Serve replica", _kills("ServeReplica"), "gateway"),
     Fault("Serve controller", _kills("ServeController")),
-    Fault("proxy", _kills("ProxyActor")),
-    Fault("worker node", _kill_a_worker),
-    Fault("head", _kill_the_head),
-    Fault("network, short", _drops_the_network(SHORT_S)),
-    Fault("network, long", _drops_the_network(LONG_S)),
-    Fault("network of the budget actor", _part_the_budget_from_the_rest),
+    Fault("proxy", _kills("ProxyActor"), "gateway"),
+    Fault("worker node", _kill_a_worker, "worker"),
+    Fault("head", _kill_the_head, "gateway"),
+    Fault("network, short", _drops_the_network(SHORT_S), "worker"),
+    Fault("network, long", _drops_the_network(LONG_S), "worker"),
+    Fault("network of the budget actor", _part_the_budget_from_the_rest, "worker"),
     Fault("database", _fail_the_database),
 )
 
@@ -120,6 +131,11 @@ class Schedule:
 
     def __str__(self) -> str:
         return ", ".join(f"{fault} after {delay:.1f} s" for delay, fault in self.faults)
+
+    def may_break_streams(self, service: ClusterService) -> bool:
+        """See `Fault`; to be asked before the run."""
+        on_a_worker = any(not node.is_head for node, _ in service.processes("ServeReplica:privmix:gateway"))
+        return any(fault.may_break_streams(on_a_worker) for _, fault in self.faults)
 
     def run(self, service: ClusterService) -> None:
         chance = random.Random(self.seed)

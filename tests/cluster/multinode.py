@@ -40,7 +40,7 @@ class ClusterService:
 
     def healthy(self) -> bool:
         with suppress(httpx.HTTPError, ValueError):
-            return httpx.get(f"{self.base_url}/health", timeout=10).json() == {"status": "ok", "missing": []}
+            return httpx.get(f"{self.base_url}/health", timeout=10).json()["status"] == "ok"
         return False
 
     def wait_until_healthy(self, seconds: float = START_S) -> None:

@@ -10,18 +10,21 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import nodes, postgresql
-from tests.cluster.clients import Clients
+from tests.cluster.clients import Clients, Transcript
 from tests.cluster.faults import FAULTS, Fault, Schedule
 from tests.cluster.invariants import broken
 from tests.cluster.multinode import PARTS, ClusterService, serving
 from tests.ensembles import write_ensemble
 
+WHOLE = 0.9
+"""The least share of whole answers, among the streams whose gateway and head live on."""
 PATIENCE_S = 180.0
 """Ends a test that would never end. What is promised is a minute on a machine that does nothing else."""
 
@@ -40,32 +43,53 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServi
         yield service
 
 
-def round_of(service: ClusterService, clients: Clients, schedule: Schedule) -> float:
-    """Seconds until the service answers again after the schedule's last fault, under eight streams."""
-    with clients.streaming(max_tokens=24):
+@dataclass(frozen=True)
+class Round:
+    """What became of eight streams, while the faults of a schedule struck.
+
+    Attributes:
+        seconds: until the service answered again after the last fault.
+        streams: those of the round, without the ones whose gateway, or head, a fault may have taken.
+    """
+
+    seconds: float
+    streams: tuple[Transcript, ...]
+
+
+def round_of(service: ClusterService, clients: Clients, schedule: Schedule) -> Round:
+    may_break = schedule.may_break_streams(service)
+    with clients.streaming(max_tokens=24) as ended:
         schedule.run(service)
         seconds = clients.answers_again(PATIENCE_S, service.supervise)
     service.wait_until_healthy(PATIENCE_S)
-    return seconds
+    return Round(seconds, () if may_break else tuple(ended))
+
+
+def whole(streams: Sequence[Transcript]) -> float:
+    """The share of the streams that ended with their whole answer."""
+    return sum(stream.end is not None for stream in streams) / len(streams) if streams else 1.0
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_nothing_is_lost(clustered: ClusterService, fault: Fault) -> None:
     clients = Clients(clustered.base_url)
     seed = random.SystemRandom().randrange(2**32)
-    seconds = round_of(clustered, clients, Schedule(seed, ((1.0, fault),)))
-    print(f"{fault}, seed {seed}: answers {seconds:.0f} s after it")
+    found = round_of(clustered, clients, Schedule(seed, ((1.0, fault),)))
+    print(f"{fault}, seed {seed}: answers {found.seconds:.0f} s after it")
+    assert whole(found.streams) >= WHOLE
     assert clients.received > 0
     assert not broken(clustered.ledger, clients.transcripts, [PARTS])
 
 
 def test_nothing_is_lost_on_random_schedules(clustered: ClusterService) -> None:
     clients = Clients(clustered.base_url)
+    streams: list[Transcript] = []
     for seed in random.SystemRandom().sample(range(2**32), 2):
         schedule = Schedule.drawn(seed)
         print(f"seed {seed}: {schedule}")
-        round_of(clustered, clients, schedule)
+        streams += round_of(clustered, clients, schedule).streams
         assert not broken(clustered.ledger, clients.transcripts, [PARTS])
+    assert whole(streams) >= WHOLE
 
 
 def main() -> None:
@@ -74,7 +98,9 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     chosen = parser.parse_args()
-    seconds, found = [], []
+    seconds: list[float] = []
+    streams: list[Transcript] = []
+    found: list[str] = []
     with tempfile.TemporaryDirectory() as name, postgresql.running() as server:
         folder = Path(name)
         with serving(folder, write_ensemble(folder, PARTS), server) as service:
@@ -82,16 +108,26 @@ def main() -> None:
             for number in range(chosen.schedules):
                 schedule = Schedule.drawn(chosen.seed + number)
                 try:
-                    seconds.append(round_of(service, clients, schedule))
+                    became = round_of(service, clients, schedule)
                 except TimeoutError as error:
                     found.append(f"seed {schedule.seed}, {schedule}: {error}")
                     break
+                seconds.append(became.seconds)
+                streams += became.streams
                 found += broken(service.ledger, clients.transcripts, [PARTS])
-                print(f"{number + 1:3} seed {schedule.seed}: {schedule}: back after {seconds[-1]:.0f} s", flush=True)
+                ended = f"{sum(stream.end is not None for stream in became.streams)} of {len(became.streams)}"
+                print(
+                    f"{number + 1:3} seed {schedule.seed}: {schedule}: back after {became.seconds:.0f} s, "
+                    f"{ended} streams that had their gateway ended whole",
+                    flush=True,
+                )
+    if whole(streams) < WHOLE:
+        found.append(f"{whole(streams):.0%} of the streams that had their gateway ended whole, not {WHOLE:.0%}")
     report = {
         "schedules": len(seconds),
         "streams": len(clients.transcripts),
         "streams_broken": sum(transcript.end is None for transcript in clients.transcripts),
+        "streams_that_had_their_gateway": {"number": len(streams), "whole": whole(streams)},
         "tokens_received": clients.received,
         "seconds_to_answer": {"median": statistics.median(seconds), "max": max(seconds)} if seconds else {},
         "invariants_broken": found,

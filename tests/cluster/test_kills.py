@@ -11,20 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.clients import Clients
+from services.budget.client import STEPS_AHEAD
+from tests.cluster.clients import STREAMS, Clients
 from tests.cluster.invariants import broken
 from tests.conftest import PARTS
-from tests.running import RunningService, configure, own_ensemble, running
+from tests.running import RunningService, configure, own_ensemble, running, settled
 
 EVERYTHING = "everything"
+TOKENS = 64
+LEASE = 16
+LOST = 2 * max(LEASE, STEPS_AHEAD * STREAMS)
+"""Tokens that a killed coordinator can leave charged: two leases."""
 TARGETS = ("Shard", "Coordinator", "Budget", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
 """Shard, coordinator, budget actor, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
+BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
+"""What carries an answer to its client."""
 
 
 @pytest.fixture(scope="module")
 def breakable(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("kills")
-    with running(configure(folder, own_ensemble(ensemble, folder))) as service:
+    with running(configure(folder, own_ensemble(ensemble, folder), budget={"lease_tokens": LEASE})) as service:
         yield service
 
 
@@ -43,6 +50,8 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
     if target == EVERYTHING:
         assert any(transcript.end is None for transcript in ended), "the kill came too late to mean anything"
         service.start()
+    if target not in BREAK_STREAMS:
+        assert all(transcript.end is not None for transcript in ended), ended
     clients.answers_again(60)
     assert clients.received > 0
     assert not broken(service.ledger, clients.transcripts, [PARTS])
@@ -58,6 +67,19 @@ def test_no_token_is_received_that_was_not_charged(
     seed = random.SystemRandom().randrange(2**32)
     record_property("seed", seed)
     run_round(breakable, clients, target, random.Random(seed).uniform(0.2, 2.0))
+
+
+@pytest.mark.slow
+def test_a_stream_outlives_its_coordinator_and_costs_at_most_the_lease_more(breakable: RunningService) -> None:
+    before = settled(breakable)
+    clients = Clients(breakable.base_url)
+    with clients.streaming(max_tokens=TOKENS) as ended:
+        time.sleep(1)
+        breakable.kill("Coordinator")
+    for transcript in ended:
+        assert transcript.end == "stop" or (transcript.end, transcript.tokens) == ("length", TOKENS)
+    charged = settled(breakable) - before
+    assert clients.received <= charged <= clients.received + LOST
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ TOKENS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.mark.parametrize("lost", ["hangs", "is killed for good"])
+@pytest.mark.parametrize("lost", ["hangs", "hangs while the fleet restarts", "is killed for good"])
 def test_streams_go_on_with_the_shard_that_the_fleet_starts_instead(tmp_path: Path, lost: str) -> None:
     model = write_tiny_model(tmp_path / "model")
     adapters = write_adapters(tmp_path / "parts", ["part-000"], model)
@@ -68,10 +68,12 @@ async def _interrupted(settings: CoordinatorSettings, lost: str) -> list[Delta]:
 
 async def _lose(lost: str) -> None:
     shard = ray.get_actor("shard-000", NAMESPACE)
-    if lost == "hangs":
-        os.kill((await shard.status.remote()).process, signal.SIGSTOP)
-    else:
+    if lost == "is killed for good":
         ray.kill(shard)
+        return
+    os.kill((await shard.status.remote()).process, signal.SIGSTOP)
+    if lost == "hangs while the fleet restarts":
+        ray.kill(ray.get_actor("fleet", NAMESPACE), no_restart=False)
 
 
 async def _sick(coordinator: Coordinator) -> bool:

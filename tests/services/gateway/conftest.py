@@ -43,12 +43,13 @@ def make_client(prompts: Prompts) -> MakeClient:
                 "max_n": 4,
                 "max_prompts": 4,
                 "max_tokens": 256,
+                "recovery_s": 0,
                 **changes,
             }
         )
-        hub = Hub(settings.namespace, settings.coordinator_actors[0], settings.stall_timeout_s)
+        hub = Hub(settings.namespace, settings.coordinator_actors, settings.stall_timeout_s, settings.recovery_s)
         status = Status(
-            settings.namespace, settings.coordinator_actors[0], settings.budget_actor, settings.fleet_actor, 1.0, 1.0
+            settings.namespace, settings.coordinator_actors, settings.budget_actor, settings.fleet_actor, 1.0, 1.0
         )
         return TestClient(build_app(settings, prompts, hub, status))
 

@@ -1,4 +1,4 @@
-"""The line to the coordinator, over real Ray: many requests on one stream, and what happens when it breaks.
+"""The channels to the coordinators, over real Ray: many requests on one stream, and what happens when it breaks.
 
 The actor here keeps the coordinator's side of the contract and repeats each prompt, token by token; what the real one
 answers over HTTP is in test_service.py.
@@ -34,15 +34,23 @@ REFUSALS = {
     UNAVAILABLE: Unavailable("shard 3 does not answer"),
     BROKEN: KeyError("no such luck"),
 }
-PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY = 10_000, 10_001, 10_002, 10_003, 10_004, 10_005
-"""Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing."""
+PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY = range(10_000, 10_008)
+"""Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing; a
+shard is away; each token takes a while; the coordinator's process ends."""
+SLOW_S = 0.02
 BUSY_S = 0.2
 """How long a cancellation waits for the coordinator, which may be in the middle of a step."""
 
 
+def _own(id_: str) -> str:
+    """The generation's own id, of which each submission has a variant."""
+    return id_.partition("-")[0]
+
+
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Repeater:
-    def __init__(self) -> None:
+    def __init__(self, most: int = 10_000) -> None:
+        self._most = most
         self._lines: dict[str, asyncio.Queue[list[Delta]]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: list[str] = []
@@ -54,39 +62,61 @@ class Repeater:
         refusal = REFUSALS.get(generations[0].prompt[0])
         if refusal:
             raise refusal
+        if len(self._answering) + len(generations) > self._most:
+            raise Overloaded(3.0)
         for generation in generations:
-            self._answering[generation.id] = asyncio.create_task(self._repeat(self._line(line), generation))
+            self._answering[generation.id] = asyncio.create_task(self._answer(self._line(line), generation))
+
+    async def _answer(self, line: asyncio.Queue[list[Delta]], generation: Generation) -> None:
+        try:
+            await self._repeat(line, generation)
+        finally:
+            self._answering.pop(generation.id, None)
 
     async def _repeat(self, line: asyncio.Queue[list[Delta]], generation: Generation) -> None:
         public = PUBLIC in generation.prompt
+        released = len(generation.released)
         for token in generation.prompt:
+            if token == DEADLY:
+                os.kill(os.getpid(), signal.SIGKILL)
             if token in (END, ERROR):
-                await line.put([Delta(generation.id, "", 0, "privacy_budget" if token == END else "error", public)])
+                await line.put([Delta(generation.id, "", (), "privacy_budget" if token == END else "error", public)])
                 return
             if token == AWAY:
-                await line.put([Delta(generation.id, "", 0, "error", retry_after=30.0)])
+                await line.put([Delta(generation.id, "", (), "error", retry_after=30.0)])
                 return
             if token == SILENCE:
                 await asyncio.sleep(3600)
             while token == FOR_EVER:
-                await line.put([Delta(generation.id, "again ", 1)])
+                await line.put([Delta(generation.id, "again ", (token,))])
                 await asyncio.sleep(0.01)
-            if token != PUBLIC:
-                await line.put([Delta(generation.id, f"{token} ", 1, None, public and token > 0)])
-            await asyncio.sleep(0)
-        await line.put([Delta(generation.id, "", 0, "length", public)])
+            if token in (PUBLIC, SLOW):
+                continue
+            if released:
+                released -= 1
+                continue
+            await line.put([Delta(generation.id, f"{token} ", (token,), None, public and token > 0)])
+            await asyncio.sleep(SLOW_S if SLOW in generation.prompt else 0)
+        await line.put([Delta(generation.id, "", (), "length", public)])
 
     async def cancel(self, ids: Sequence[str]) -> None:
         await asyncio.sleep(BUSY_S)
         for id_ in ids:
-            self._cancelled.append(id_)
-            self._answering.pop(id_).cancel()
+            self._cancelled.append(_own(id_))
+            if answering := self._answering.pop(id_, None):
+                answering.cancel()
 
     async def cancelled(self) -> list[str]:
         return self._cancelled
 
     async def answering(self) -> list[str]:
-        return list(self._answering)
+        return list(map(_own, self._answering))
+
+    async def load(self) -> int:
+        return len(self._answering)
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def lines(self) -> int:
         return len(self._lines)
@@ -123,11 +153,12 @@ def coordinator(cluster: str) -> Iterator[ActorHandle]:
     ray.kill(actor)
 
 
-def start(namespace: str) -> ActorHandle:
+def start(namespace: str, name: str = "coordinator", most: int = 10_000, restarts: int = 0) -> ActorHandle:
     """A coordinator under its name, which a killed one may hold a moment longer."""
+    options = {"name": name, "namespace": namespace, "max_restarts": restarts}
     for _ in range(100):
         try:
-            actor = Repeater.options(name="coordinator", namespace=namespace).remote()  # type: ignore[attr-defined]
+            actor = Repeater.options(**options).remote(most)  # type: ignore[attr-defined]
         except ValueError:
             time.sleep(0.1)
             continue
@@ -137,10 +168,15 @@ def start(namespace: str) -> ActorHandle:
 
 
 @asynccontextmanager
-async def connected(namespace: str, stall_timeout_s: float = 30.0) -> AsyncIterator[Hub]:
-    hub = Hub(namespace, "coordinator", stall_timeout_s)
+async def connected(
+    namespace: str,
+    stall_timeout_s: float = 30.0,
+    recovery_s: float = 0.0,
+    coordinators: Sequence[str] = ("coordinator",),
+) -> AsyncIterator[Hub]:
+    hub = Hub(namespace, coordinators, stall_timeout_s, recovery_s)
     async with hub.running():
-        await until_connected(hub)
+        await until_connected(hub, len(coordinators))
         yield hub
 
 
@@ -151,9 +187,13 @@ async def until(call: Any, true: Callable[[Any], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def until_connected(hub: Hub) -> None:
+def of_size(count: int) -> Callable[[Sequence[str]], bool]:
+    return lambda names: len(names) == count
+
+
+async def until_connected(hub: Hub, coordinators: int = 1) -> None:
     async with asyncio.timeout(30):
-        while not hub.connected:
+        while hub.connected < coordinators:
             await asyncio.sleep(0.01)
 
 
@@ -387,7 +427,7 @@ async def test_a_coordinator_that_says_nothing_is_given_up(coordinator: ActorHan
         assert (failure.status, failure.code) == (503, "stalled")
 
 
-async def test_a_lost_coordinator_fails_what_waits_and_is_found_again(cluster: str) -> None:
+async def test_a_coordinator_that_is_lost_for_good_fails_what_waits(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
     async with connected(namespace) as hub:
@@ -410,6 +450,115 @@ async def test_a_lost_coordinator_fails_what_waits_and_is_found_again(cluster: s
         await until_connected(hub)
         assert (await ask(hub, [1]))["choices"][0]["text"] == "1 "
         ray.kill(successor)
+
+
+async def kill(coordinator: ActorHandle) -> None:
+    os.kill(await coordinator.pid.remote(), signal.SIGKILL)
+
+
+async def test_answers_go_on_with_another_coordinator(cluster: str) -> None:
+    """Whole, in order, without a repetition, though several choices of a request are on different coordinators."""
+    namespace, names = uuid4().hex, ("coordinator", "coordinator-1", "coordinator-2")
+    actors = [start(namespace, name) for name in names]
+    prompts = [[SLOW, *range(first, first + 100)] for first in range(0, 1000, 100)]
+    async with connected(namespace, recovery_s=30.0, coordinators=names) as hub:
+        waiting = [asyncio.create_task(ask(hub, prompt, prompt[::-1])) for prompt in prompts]
+        streaming = asyncio.create_task(chunks(hub, [SLOW, *range(100)], usage=True))
+        for doomed in actors[:2]:
+            await asyncio.sleep(0.5)
+            await kill(doomed)
+        for prompt, answer in zip(prompts, await asyncio.gather(*waiting), strict=True):
+            texts = [choice["text"] for choice in answer["choices"]]
+            tokens = prompt[1:]
+            assert texts == ["".join(f"{token} " for token in order) for order in (tokens, tokens[::-1])]
+            assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+            assert answer["usage"]["completion_tokens"] == 200
+        events = [event for write in await streaming for event in write]
+        assert events.pop() == "[DONE]"
+        assert events.pop()["usage"]["completion_tokens"] == 100
+        text = "".join(choice["text"] for event in events for choice in event["choices"])
+        assert text == "".join(f"{token} " for token in range(100))
+        assert hub.live == 0
+    ray.kill(actors[2])
+
+
+async def test_answers_go_on_with_the_same_coordinator_once_it_is_restarted(cluster: str) -> None:
+    namespace = uuid4().hex
+    actor = start(namespace, restarts=-1)
+    async with connected(namespace, recovery_s=30.0) as hub:
+        waiting = asyncio.create_task(ask(hub, [SLOW, *range(100)]))
+        await asyncio.sleep(0.5)
+        await kill(actor)
+        await asyncio.sleep(0.2)
+        new = asyncio.create_task(ask(hub, [7]))
+        assert (await waiting)["choices"][0]["text"] == "".join(f"{token} " for token in range(100))
+        assert (await new)["choices"][0]["text"] == "7 ", "a request that comes meanwhile waits, too"
+    ray.kill(actor)
+
+
+async def test_a_request_goes_to_the_coordinator_with_the_least_load(cluster: str) -> None:
+    namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
+    actors = [start(namespace, name) for name in names]
+    async with connected(namespace, coordinators=names) as hub:
+        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(6)]
+        for actor in actors:
+            await until(actor.answering, of_size(3))
+        await kill(actors[0])
+        await until(actors[1].answering, of_size(6))
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 ", "a lost coordinator gets nothing"
+    ray.kill(actors[1])
+
+
+async def test_a_request_that_one_coordinator_has_no_room_for_goes_to_another(cluster: str) -> None:
+    namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
+    actors = [start(namespace, name, most) for name, most in zip(names, (1, 3), strict=True)]
+    async with connected(namespace, recovery_s=30.0, coordinators=names) as hub:
+        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(4)]
+        for actor, most in zip(actors, (1, 3), strict=True):
+            await until(actor.answering, of_size(most))
+        failure = await refused(hub, [1])
+        assert (failure.status, failure.code) == (429, "overloaded"), "at once, when none has room"
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    for actor in actors:
+        ray.kill(actor)
+
+
+async def test_a_request_that_ends_every_coordinator_is_given_up(cluster: str) -> None:
+    namespace = uuid4().hex
+    actor = start(namespace, restarts=-1)
+    async with connected(namespace, recovery_s=60.0) as hub:
+        failure = await refused(hub, [1, DEADLY])
+        assert (failure.status, failure.code) == (503, "coordinator_lost")
+        await asyncio.sleep(1)
+        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 "
+    ray.kill(actor)
+
+
+async def test_what_leaves_while_its_coordinator_is_away_is_not_submitted_again(cluster: str) -> None:
+    namespace = uuid4().hex
+    doomed = start(namespace)
+    used: list[int | None] = []
+
+    async def ended(tokens: int | None) -> None:
+        used.append(tokens)
+
+    async with connected(namespace, recovery_s=30.0) as hub:
+        async with hub.submit(asking([FOR_EVER]), ended=ended) as mailbox:
+            await mailbox.take()
+            await kill(doomed)
+            while hub.connected:
+                await asyncio.sleep(0.01)
+        successor = start(namespace)
+        await until_connected(hub)
+        await asyncio.sleep(0.5)
+        assert used == [None], "nobody knows what the lost coordinator released last"
+        assert await successor.answering.remote() == []
+    ray.kill(successor)
 
 
 async def test_a_gateway_that_leaves_hangs_up(coordinator: ActorHandle, cluster: str) -> None:

@@ -1,0 +1,15 @@
+"""Which errors pass: the one place that decides whether work that failed is tried again."""
+
+from ray.exceptions import RayError, RayTaskError
+
+from services.budget.errors import LedgerError
+from services.coordinator.messages import CoordinatorError
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether the same work can succeed later: an actor, a node, a database or a connection is away for now.
+
+    A request that an actor refuses as it is does not pass, nor does a defect.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return isinstance(cause, CoordinatorError | LedgerError | RayError | OSError | TimeoutError)

@@ -1,0 +1,59 @@
+"""An answer that another coordinator goes on with is the answer that one coordinator would have given."""
+
+from collections.abc import Sequence as Tokens
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.coordinator.messages import Delta, Generation
+from services.coordinator.sequence import Sequence
+from services.coordinator.text import Detokenizer
+from services.privacy.shaping import SamplingOptions
+from tests.services.coordinator.test_text import TEXTS, ids, smollm, word_start, word_start_tokenizer
+
+STOPS = ((), ("nine, and",), ("\U0001f469‍\U0001f467", "closes at five."), ("首都", "�"))
+
+
+def deltas(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> list[Delta]:
+    """What the client is sent for these tokens, until the answer ends."""
+    sequence = Sequence("channel", generation, detokenizer)
+    return [sequence.accept(token) for token in tokens if sequence.finish_reason is None]
+
+
+def check_every_seam(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> None:
+    whole = deltas(generation, detokenizer, tokens)
+    for seam in range(1, len(whole)):
+        released = tuple(token for delta in whole[:seam] for token in delta.token_ids)
+        assert deltas(replace(generation, released=released), detokenizer, tokens[seam:]) == whole[seam:]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_and_end_do_not_depend_on_a_seam(text: str, stop: tuple[str, ...]) -> None:
+    """Characters of several tokens, stop strings and spaces included."""
+    tokens = ids(text)
+    for length in (len(tokens), len(tokens) - 1):
+        check_every_seam(Generation("g", tuple(ids("Say:")), SamplingOptions(), length, stop), smollm(), tokens)
+
+
+@given(st.text("the clnopsaé東 ", min_size=1, max_size=20), st.sampled_from(((), ("e c",), ("clo", "se"))))
+def test_a_word_start_tokenizer_keeps_its_spaces_at_a_seam(text: str, stop: tuple[str, ...]) -> None:
+    tokenizer = word_start_tokenizer()
+    tokens = ids(text, tokenizer)
+    prompt = tuple(ids("the clinic", tokenizer))
+    check_every_seam(Generation("g", prompt, SamplingOptions(), len(tokens), stop), word_start(), tokens)
+
+
+def test_an_end_token_after_a_seam_ends_the_answer() -> None:
+    end = next(iter(smollm().ends))
+    generation = Generation("g", (1, 2), SamplingOptions(), 10, released=tuple(ids("at five")))
+    (last,) = deltas(generation, smollm(), [end])
+    assert last == Delta("g", "", (end,), "stop")
+
+
+def test_released_tokens_count_towards_the_length_and_belong_to_the_context() -> None:
+    sequence = Sequence("channel", Generation("g", (1, 2), SamplingOptions(), 5, released=(7, 8, 9)), smollm())
+    assert (sequence.tokens, sequence.remaining) == ((1, 2, 7, 8, 9), 2)
+    assert sequence.started
