@@ -24,7 +24,7 @@ from services.coordinator.messages import Delta, Generation
 from services.coordinator.text import Detokenizer, TextStream
 from services.fleet.fleet import FleetActor, FleetSettings
 from services.gateway.hub import Hub
-from services.privacy.shaping import SamplingOptions
+from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.tiny import write_tiny_model
