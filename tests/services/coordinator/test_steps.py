@@ -16,7 +16,9 @@ from ray.actor import ActorHandle
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
+from services.coordinator.ensemble import Rows
 from services.coordinator.messages import Delta, Generation, Unavailable
 from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
@@ -117,12 +119,16 @@ async def generate(
     """All deltas of one generation for each prompt. Those in `cancel` are cancelled during the second step."""
     options = SamplingOptions(top_k=200)
     await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
+    return await until_ended(coordinator, len(prompts), cancel)
+
+
+async def until_ended(coordinator: Coordinator, generations: int, cancel: Sequence[str] = ()) -> list[Delta]:
     deltas: list[Delta] = []
     async for batch in coordinator.events("channel"):
         if not deltas:
             await coordinator.cancel(cancel)
         deltas += batch
-        if sum(delta.finish_reason is not None for delta in deltas) == len(prompts):
+        if len(reasons(deltas)) == generations:
             return deltas
     raise AssertionError("the channel ended before the generations")
 
@@ -197,6 +203,57 @@ def test_a_context_that_the_engine_refuses_ends_alone(
     assert reasons(deltas) == {"good": "length", "bad": "error", "another": "length"}
     assert {delta.retry_after for delta in deltas} == {None}, "a repetition does not help"
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
+
+
+def test_a_step_that_no_wait_mends_ends_alone_what_makes_it_fail(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the mathematics runs out of memory for one sequence, after the shards answered."""
+    release = Arithmetic.release
+
+    async def fails(self: Arithmetic, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> Any:
+        if any(len(row) for row in rows.models) and any(option.temperature == 0.5 for option in options):
+            raise RuntimeError("out of memory")
+        return await release(self, protocol, rows, options)
+
+    monkeypatch.setattr(Arithmetic, "release", fails)
+
+    async def run() -> list[Delta]:
+        serving = shard_map(PMixed(PARTS, 1.0, 0.4))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            options = {"a": 1.0, "bad": 0.5, "b": 1.0}
+            generations = [
+                Generation(id_, prompt, SamplingOptions(temperature=temperature, top_k=200), TOKENS)
+                for (id_, temperature), prompt in zip(options.items(), PROMPTS, strict=True)
+            ]
+            await coordinator.submit("channel", generations)
+            return await until_ended(coordinator, len(generations))
+
+    deltas = asyncio.run(run())
+    assert reasons(deltas) == {"a": "length", "b": "length", "bad": "error"}
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
+
+
+def test_an_answer_goes_on_with_the_tokens_that_were_released(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    """As the gateway asks, when the coordinator before was lost: the rest is made, and charged, alone."""
+    released = (260, 253)
+
+    async def run() -> list[Delta]:
+        ray.get([shard.operations.remote() for shard in shards])
+        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
+            generation = Generation("g", PROMPTS[0], SamplingOptions(top_k=200), TOKENS, released=released)
+            await coordinator.submit("channel", [generation])
+            return await until_ended(coordinator, 1)
+
+    deltas = asyncio.run(run())
+    assert reasons(deltas) == {"g": "length"}
+    assert sum(delta.tokens for delta in deltas) == TOKENS - len(released)
+    for recorded in ray.get([shard.operations.remote() for shard in shards]):
+        contexts = [asked[0][1] for asked, *_ in recorded if asked != "release"]
+        assert contexts == [len(PROMPTS[0]) + count for count in range(len(released), TOKENS)]
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS - len(released)
 
 
 def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(

@@ -528,10 +528,11 @@ async def test_a_request_that_one_coordinator_has_no_room_for_goes_to_another(cl
         ray.kill(actor)
 
 
+@pytest.mark.slow
 async def test_a_request_that_ends_every_coordinator_is_given_up(cluster: str) -> None:
     namespace = uuid4().hex
     actor = start(namespace, restarts=-1)
-    async with connected(namespace, recovery_s=60.0) as hub:
+    async with connected(namespace, stall_timeout_s=180.0, recovery_s=60.0) as hub:
         failure = await refused(hub, [1, DEADLY])
         assert (failure.status, failure.code) == (503, "coordinator_lost")
         await asyncio.sleep(1)
