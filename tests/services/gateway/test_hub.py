@@ -482,6 +482,7 @@ async def test_answers_go_on_with_another_coordinator(cluster: str) -> None:
     ray.kill(actors[2])
 
 
+@pytest.mark.slow
 async def test_answers_go_on_with_the_same_coordinator_once_it_is_restarted(cluster: str) -> None:
     namespace = uuid4().hex
     actor = start(namespace, restarts=-1)
