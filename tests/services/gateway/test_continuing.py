@@ -73,7 +73,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             chosen = CoordinatorSettings(
                 model, NAMESPACE, budget.NAME, peers=others, lease_tokens=LEASE, pace_s=0.05, step_timeout_s=20.0
             )
-            ray.get(CoordinatorActor.options(name=name, num_cpus=0).remote(chosen).health.remote())
+            ray.get(CoordinatorActor.options(name=name, num_cpus=0, lifetime="detached").remote(chosen).health.remote())
         yield Service(model, ledger)
     finally:
         ray.shutdown()
