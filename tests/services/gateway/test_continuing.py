@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,19 +97,19 @@ async def stream(hub: Hub, number: int) -> list[Delta]:
     return deltas
 
 
-def kill(title: str) -> None:
-    """Kill one of the processes that run actors of this class."""
-    found = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.is_running() and any(part.startswith(f"ray::{title}") for part in process.cmdline()[:1])
-    ]
-    random.choice(found).kill()
+def processes(title: str) -> list[psutil.Process]:
+    """Those that run actors of this class."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(f"ray::{title}"):
+                found.append(process)
+    return found
 
 
 async def lose(service: Service, what: str) -> None:
     if what != "database":
-        kill(what)
+        random.choice(processes(what)).kill()
         return
     away = service.ledger.rename(service.ledger.with_suffix(".away"))
     await asyncio.sleep(AWAY_S)
@@ -153,10 +153,8 @@ async def test_streams_end_whole_when_every_coordinator_is_lost_with_the_fleet(s
     async with connected() as hub:
         answering = [asyncio.create_task(stream(hub, number)) for number in range(STREAMS)]
         await asyncio.sleep(1)
-        for process in ("Fleet", "Coordinator"):
-            kill(process)
-        await asyncio.sleep(0.5)
-        kill("Coordinator")
+        for process in processes("Coordinator") + processes("Fleet"):
+            process.kill()
         streams = await asyncio.gather(*answering)
     released = check(service, streams)
     assert released <= await service.settled() - before

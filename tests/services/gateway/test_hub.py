@@ -552,7 +552,7 @@ async def test_what_leaves_while_its_coordinator_is_away_is_not_submitted_again(
     async with connected(namespace, recovery_s=30.0) as hub:
         async with hub.submit(asking([FOR_EVER]), ended=ended) as mailbox:
             await mailbox.take()
-            await kill(doomed)
+            ray.kill(doomed)
             while hub.connected:
                 await asyncio.sleep(0.01)
         successor = start(namespace)
