@@ -11,6 +11,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from tests.postgresql import Server
 from tests.services.budget.conftest import NAMESPACE
+from tests.services.budget.events import COARSE
 
 
 def test_a_check_writes_nothing(place: str, terms: PrivacyBudget) -> None:
@@ -46,6 +47,7 @@ def test_the_actor_tells_its_ledgers_state(cluster: None, path: Path, terms: Pri
         assert ray.get(actor.health.remote()) == "unavailable"
         kept.rename(path)
         assert ray.get(actor.health.remote()) == "writable"
+        ray.get(actor.lease.remote(COARSE.to_json(), 1))  # with its first charge it has the ledger, and can lose it
         Ledger(path, terms)
         assert ray.get(actor.health.remote()) == "fenced"
     finally:
