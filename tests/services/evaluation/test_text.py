@@ -31,22 +31,18 @@ def test_blocks_hold_one_users_documents_in_their_order(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1, context=1000)
     decoded = sorted(tokenizer.decode(block.tokens) for block in everything.blocks)
     assert decoded == [
-        "".join(f"{one.text}\n\n" for one in DOCUMENTS if one.user == user) for user in ("ann", "bob", "cat")
+        "".join(one.text + tokenizer.eos_token for one in DOCUMENTS if one.user == user) for user in ("ann", "bob", "cat")
     ]
 
 
 def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1)
     of_text = sum(len(tokenizer(one.text)["input_ids"]) for one in DOCUMENTS)
-    first = sum(block.tokens[0] not in separator(tokenizer) for block in everything.blocks)
+    first = sum(block.tokens[0] != tokenizer.eos_token_id for block in everything.blocks)
     assert everything.positions == of_text - first
-    assert not set(separator(tokenizer)) & set(everything.true_tokens.tolist())
+    assert tokenizer.eos_token_id not in everything.true_tokens
     assert all(len(block.tokens) <= 32 for block in everything.blocks)
     assert sorted(everything.runs[0].tolist()) == list(range(everything.positions))
-
-
-def separator(tokenizer: Any) -> list[int]:
-    return list(tokenizer("\n\n")["input_ids"])
 
 
 def test_runs_share_no_position_while_the_text_suffices(tokenizer: Any) -> None:
