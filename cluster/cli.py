@@ -1,34 +1,37 @@
-"""The command `privmix`: one file of `cluster.commands` for each of its verbs."""
+"""The command `privmix`: one file of `cluster.commands` for each of its verbs, of the same name."""
 
+from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from cluster.commands.audit import audit
-from cluster.commands.budget import budget
-from cluster.commands.compare import compare
-from cluster.commands.demo import demo_corpus
-from cluster.commands.evaluate import evaluate
-from cluster.commands.generate import generate
-from cluster.commands.heads import heads
-from cluster.commands.keys import keys
-from cluster.commands.ledger import ledger
-from cluster.commands.plan import plan
-from cluster.commands.protocols import protocols
-from cluster.commands.quickstart import quickstart
-from cluster.commands.scale import scale
-from cluster.commands.serve import serve
-from cluster.commands.split import split
-from cluster.commands.status import status
-from cluster.commands.topology import topology
-from cluster.commands.train import train
-from cluster.commands.tune import tune
 from cluster.configuration import ConfigurationError
-from cluster.parameters import ACCEPTED
 from services.budget.errors import LedgerError
 from services.keys.records import KeysError
 from services.training.errors import InputError, TrainingError
+
+VERBS = (
+    "quickstart",
+    "demo-corpus",
+    "train",
+    "split",
+    "tune",
+    "evaluate",
+    "compare",
+    "protocols",
+    "topology",
+    "serve",
+    "status",
+    "scale",
+    "budget",
+    "plan",
+    "keys",
+    "ledger",
+    "audit",
+    "heads",
+    "generate",
+)
 
 
 class Commands(TyperGroup):
@@ -48,37 +51,31 @@ class Commands(TyperGroup):
             _end(ctx, "interrupted; run it again to go on", 130)
 
 
+class Verbs(Commands):
+    """Imports a verb's file when the verb is called: the libraries of all of them take many seconds to import."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(VERBS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name not in VERBS:
+            return None
+        name = cmd_name.replace("-", "_")
+        verb = getattr(import_module(f"cluster.commands.{name}"), name)
+        if not isinstance(verb, typer.Typer):
+            function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+            verb.command(cmd_name)(function)
+        return typer.main.get_command(verb)
+
+
 def _end(ctx: typer.Context, message: str, code: int) -> NoReturn:
     typer.echo(f"privmix {ctx.invoked_subcommand}: {message}", err=True)
     raise typer.Exit(code)
 
 
-app = typer.Typer(
-    name="privmix",
-    cls=Commands,
-    help="Next-token serving from models fine-tuned on private text, with a differential-privacy guarantee for it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-for command in (
-    quickstart,
-    demo_corpus,
-    train,
-    split,
-    tune,
-    evaluate,
-    compare,
-    protocols,
-    topology,
-    serve,
-    status,
-    scale,
-    budget,
-):
-    app.command()(command)
-app.command(context_settings=ACCEPTED)(plan)
-app.add_typer(keys)
-app.add_typer(ledger)
-app.add_typer(audit)
-app.add_typer(heads)
-app.add_typer(generate)
+app = typer.Typer(name="privmix", cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def privmix() -> None:
+    """Next-token serving from models fine-tuned on private text, with a differential-privacy guarantee for it."""

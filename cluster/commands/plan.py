@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.parameters import bad, count, options, settings_from
+from cluster.parameters import ACCEPTED, bad, count, options, settings_from
 from services.evaluation.expectation import Population, Proposal, propose
 from services.evaluation.methods import Budget
 from services.privacy import accounting
@@ -23,6 +23,8 @@ from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
 from services.privacy.settings import Settings
+
+plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 EXACT_DECIMALS = 9
 """An epsilon in JSON is rounded up here: above what floating point leaves uncertain, below what anyone spends."""
@@ -78,7 +80,8 @@ class Plan:
         }
 
 
-def plan(
+@plan.command(context_settings=ACCEPTED)
+def plan_(
     context: typer.Context,
     parts: Annotated[
         int | None,

@@ -7,10 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from opendp import prelude as opendp
-from opendp.mod import Measurement
+from opendp.domains import atom_domain, vector_domain
+from opendp.measurements import make_gaussian, make_laplace
+from opendp.metrics import l1_distance, l2_distance
+from opendp.mod import Measurement, enable_features
 
-opendp.enable_features("contrib")
+enable_features("contrib")
 
 Integers = NDArray[np.int64]
 
@@ -35,11 +37,11 @@ def _noisy(values: Integers, measurement: Measurement) -> Integers:
 
 @lru_cache(maxsize=16)
 def _gaussian(scale: float) -> Measurement:
-    domain = opendp.vector_domain(opendp.atom_domain(T="i64"))
-    return opendp.m.make_gaussian(domain, opendp.l2_distance(T=float), scale=scale)
+    domain = vector_domain(atom_domain(T="i64"))
+    return make_gaussian(domain, l2_distance(T=float), scale=scale)
 
 
 @lru_cache(maxsize=16)
 def _laplace(scale: float) -> Measurement:
-    domain = opendp.vector_domain(opendp.atom_domain(T="i64"))
-    return opendp.m.make_laplace(domain, opendp.l1_distance(T="i64"), scale=scale)
+    domain = vector_domain(atom_domain(T="i64"))
+    return make_laplace(domain, l1_distance(T="i64"), scale=scale)
