@@ -31,7 +31,8 @@ def test_blocks_hold_one_users_documents_in_their_order(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1, context=1000)
     decoded = sorted(tokenizer.decode(block.tokens) for block in everything.blocks)
     assert decoded == [
-        "".join(one.text + tokenizer.eos_token for one in DOCUMENTS if one.user == user) for user in ("ann", "bob", "cat")
+        "".join(one.text + tokenizer.eos_token for one in DOCUMENTS if one.user == user)
+        for user in ("ann", "bob", "cat")
     ]
 
 
