@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
 from services.evaluation.scoring import Scorer
-from services.evaluation.text import SEPARATOR, Block
+from services.evaluation.text import Block
 
 Reals = NDArray[np.float64]
 
@@ -126,9 +126,8 @@ class Reader:
         return np.stack(found)
 
     def _block(self, text: str) -> Block:
-        separator = self._tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
         tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:_TOKENS]
-        whole = (*separator[-1:], *tokens)
+        whole = (self._tokenizer.eos_token_id, *tokens)  # what a document follows in training
         return Block(whole, tuple(range(1, len(whole))))
 
 
