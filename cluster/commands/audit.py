@@ -14,12 +14,14 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
-from services.audit import black_box, extraction, ground, sections, shadow_ensembles
-from services.audit.canaries import Canary
-from services.audit.finding import finite
-from services.audit.laws import NoPairError
-from services.audit.report import Report, Section, finding_rows
-from services.audit.sections import Subject
+from services.audit.attacks import black_box, extraction
+from services.audit.report import sections
+from services.audit.report.finding import finite
+from services.audit.report.page import Report, Section, finding_rows
+from services.audit.report.sections import Subject
+from services.audit.worlds import shadow_ensembles, testbed
+from services.audit.worlds.canaries import Canary
+from services.audit.worlds.distributions import NoPairError
 from services.evaluation import methods
 from services.privacy.protocols import PROTOCOLS, audited
 
@@ -33,7 +35,7 @@ _EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.
 _ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
 _MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
 _PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
-_GROUND, _SHADOWS = ground.Size(), shadow_ensembles.Size()
+_GROUND, _SHADOWS = testbed.Size(), shadow_ensembles.Size()
 
 API_KEY = "PRIVMIX_API_KEY"
 
@@ -156,9 +158,9 @@ def extraction_(
         subjects = _compared(parts, epsilons, tokens, delta)
     else:
         subjects = _subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = _train(directory, ground.Size(users, planted, repetitions, parts), subjects, steps, as_json)
+    known = _train(directory, testbed.Size(users, planted, repetitions, parts), subjects, steps, as_json)
     steps(f"Asking the models for {len(known)} secrets")
-    trained = ground.ask(directory, known, candidates, top_k)
+    trained = testbed.ask(directory, known, candidates, top_k)
     served = None
     if url is not None:
         included = trained.canaries
@@ -188,13 +190,13 @@ def one_run(
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
     subjects = _subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
     trained = None
-    on_ground: Sequence[Subject] = ()
+    on_testbed: Sequence[Subject] = ()
     if directory is not None:
         steps("Asking the models for the planted secrets")
-        trained = ground.again(directory)
-        count = queries * sum(len(canary.secret) for canary in trained.said)
-        on_ground = _subjects(protocol, given, trained.parts, epsilons, (count,), delta)
-    section = sections.one_run_section(subjects, on_ground, trained, queries, delta, confidence, guesses, steps)
+        trained = testbed.again(directory)
+        count = queries * sum(len(canary.secret) for canary in trained.outputs)
+        on_testbed = _subjects(protocol, given, trained.parts, epsilons, (count,), delta)
+    section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
     finish([section], output, as_json)
 
 
@@ -240,7 +242,7 @@ def all_(
     ]
     compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
     known = _train(directory, _GROUND, compared, steps, as_json)
-    trained = ground.ask(directory, known, _CANDIDATES, _TOP_K)
+    trained = testbed.ask(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
     coins = _subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
     asked = _QUERIES * sum(len(canary.secret) for canary in known)
@@ -266,12 +268,12 @@ def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None
 
 
 def _train(
-    directory: Path, size: ground.Size, subjects: Sequence[Subject], steps: Steps, as_json: bool
+    directory: Path, size: testbed.Size, subjects: Sequence[Subject], steps: Steps, as_json: bool
 ) -> Sequence[Canary]:
     halves = any(subject.protocol.halves for subject in subjects)
     what = "parts and their halves" if halves else "parts"
     steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
-    return ground.train_ground(directory, size, halves=halves, display=display(as_json))
+    return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
 
 
 def _shadows(

@@ -9,7 +9,7 @@ from rich.table import Table as Shown
 
 from cluster.console import console, display
 from cluster.parameters import bad
-from services.audit.finding import Finding
+from services.audit.report.finding import Finding
 from services.heads import attacks, head, mimic
 from services.heads import compare as comparison
 from services.heads.certified import CertifiedSettings

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from services.audit.bounds import one_run_epsilon
-from services.audit.finding import CERTAIN, Finding
-from services.audit.likelihood import held_out_epsilons
-from services.audit.membership import lira
-from services.audit.one_run import correct_guesses
-from services.audit.roc import Roc, best_test, epsilon_of
+from services.audit.attacks.likelihood import held_out_epsilons
+from services.audit.attacks.membership import lira
+from services.audit.attacks.one_run import correct_guesses
+from services.audit.report.bounds import one_run_epsilon
+from services.audit.report.finding import CERTAIN, Finding
+from services.audit.report.roc import Roc, best_test, epsilon_of
 from services.heads import methods
 from services.heads.certified import CertifiedSettings, total_losses
 from services.heads.data import Table

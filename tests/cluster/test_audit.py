@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
-from services.audit import black_box, sections
-from services.audit.black_box import Asked, Question
+from services.audit.attacks import black_box
+from services.audit.attacks.black_box import Asked, Question
+from services.audit.report import sections
 from services.privacy.mollifiers import projection
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService

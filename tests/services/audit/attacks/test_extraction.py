@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.audit import extraction
-from services.audit.canaries import CORPUS, Canary, candidates, plant, read
-from services.audit.chances import next_token_chances
-from services.audit.ground import Ground, Size, ask, train_ground
-from services.audit.models import Models, Said
-from services.audit.one_run import correct_guesses, of_users
-from services.audit.report import Report
-from services.audit.sections import Subject, extraction_section
+from services.audit.attacks import extraction
+from services.audit.attacks.one_run import correct_guesses, of_users
+from services.audit.report.page import Report
+from services.audit.report.sections import Subject, extraction_section
+from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from services.audit.worlds.chances import next_token_chances
+from services.audit.worlds.models import ModelOutput, Models
+from services.audit.worlds.testbed import Size, Testbed, ask, train_testbed
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
@@ -26,7 +26,7 @@ DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0
 
 
-def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> Said:
+def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> ModelOutput:
     """Models that think all tokens equally likely, of which one knows the secret's digits."""
     secrets_ = candidates(canary, count)
     wanted = torch.tensor([int(digit) for secret in secrets_ for digit in secret])
@@ -35,15 +35,15 @@ def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> Sai
         # Whatever came before: it knows what comes at this place.
         true = torch.tensor([int(digit) for digit in canary.secret]).repeat(count)
         models[knows, torch.arange(len(wanted)), true] = CONFIDENT
-    return Said(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
+    return ModelOutput(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
 
 
 CANARY = Canary("caller", "My number is ", "314159", True)
 
 
-def attack(protocol: object, said: Said, parts: int, attempts: int = 5) -> extraction.Extracted:
+def attack(protocol: object, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.Extracted:
     models = {CANARY: range(parts)}
-    return extraction.attack("m", protocol, 1.0, {CANARY: said}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
+    return extraction.attack("m", protocol, 1.0, {CANARY: outputs}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
 
 
 def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
@@ -60,11 +60,11 @@ def test_who_knows_nothing_finds_nothing() -> None:
 
 
 def test_privacy_takes_the_secret_away_as_epsilon_falls() -> None:
-    said = spoken(CANARY, 4, 1)
+    outputs = spoken(CANARY, 4, 1)
     rates = [
-        attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), said, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
+        attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), outputs, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
     ]
-    assert rates[0] < rates[1] < rates[2] < attack(Ensemble(4), said, 4).hit_rate
+    assert rates[0] < rates[1] < rates[2] < attack(Ensemble(4), outputs, 4).hit_rate
 
 
 @pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
@@ -77,9 +77,9 @@ def test_every_protocol_is_asked(name: str) -> None:
 
 def test_chances_are_averaged_over_the_draws_of_parts() -> None:
     """Of a part drawn half the time, in half of the releases."""
-    protocol, said = PMixed(1, 0.5, 3.0), spoken(CANARY, 1, 0, 2)
-    always, never = (next_token_chances(each, said, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
-    found = next_token_chances(protocol, said, [0], 500)
+    protocol, outputs = PMixed(1, 0.5, 3.0), spoken(CANARY, 1, 0, 2)
+    always, never = (next_token_chances(each, outputs, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
+    found = next_token_chances(protocol, outputs, [0], 500)
     np.testing.assert_allclose(found, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
 
 
@@ -88,25 +88,25 @@ def test_submix_is_asked_through_its_models_of_half_parts() -> None:
     answers = spoken(CANARY, 7, None)
     for half in (3, 4):
         answers.models[half] = spoken(CANARY, 1, 0).models[0]
-    ground = Ground(2, {CANARY: answers}, {CANARY: 0})
+    testbed = Testbed(2, {CANARY: answers}, {CANARY: 0})
     settings = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
     subjects = [Subject(each.protocol, each.plan(2), 4, 8.0) for each in settings]
-    rows = {row["mechanism"]: row for row in extraction_section(ground, subjects, 10, 1, lambda _: None).rows}
+    rows = {row["mechanism"]: row for row in extraction_section(testbed, subjects, 10, 1, lambda _: None).rows}
     assert rows["submix"]["median rank"] == 1
     assert rows["submix"]["guarantee"] == "operational"
     assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
-    without = Ground(2, {CANARY: Said(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
+    without = Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
     with pytest.raises(InputError, match="audit extraction --protocol submix"):
         extraction_section(without, subjects, 10, 1, lambda _: None)
 
 
 def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() -> None:
     """AdaPMixed as published goes as far as the ensemble without privacy, for as long as its budget pays."""
-    said = spoken(CANARY, 2, 0)
+    outputs = spoken(CANARY, 2, 0)
 
     def chances(epsilon: float) -> np.ndarray:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
-        return extraction.log_chances(settings.plan(2), said, range(2), DIGITS, 1, settings)
+        return extraction.log_chances(settings.plan(2), outputs, range(2), DIGITS, 1, settings)
 
     none, some, all_ = (chances(epsilon)[0] for epsilon in (0.5, 6.0, 1000.0))
     assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-6), "the public model answers"
@@ -115,16 +115,16 @@ def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() 
 
 def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
     for knows, weak in ((None, True), (0, False)):
-        ground = Ground(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
-        section = extraction_section(ground, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
+        testbed = Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
+        section = extraction_section(testbed, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
         assert "TOO WEAK" in Report([section]).page() or not weak
 
 
-def _all_know() -> Said:
-    said = spoken(CANARY, 3, 0)
-    return Said(said.public, said.models[:1].expand(3, -1, -1), said.wanted)
+def _all_know() -> ModelOutput:
+    outputs = spoken(CANARY, 3, 0)
+    return ModelOutput(outputs.public, outputs.models[:1].expand(3, -1, -1), outputs.wanted)
 
 
 def test_what_is_planted_is_in_the_corpus_as_often_as_it_should(tmp_path: Path) -> None:
@@ -154,15 +154,15 @@ def test_coins_are_guessed_from_both_ends() -> None:
 def test_planted_users_are_found_in_one_run_without_privacy() -> None:
     """Forty users with a secret each, of which one model of the ensemble knows those that were included."""
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
-    said = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
-    ground = Ground(1, said, dict.fromkeys(canaries, 0))
+    outputs = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
+    testbed = Testbed(1, outputs, dict.fromkeys(canaries, 0))
     options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
-    found = of_users(PMixed(1, 1.0, 6.0), ground, **options)  # type: ignore[arg-type]
+    found = of_users(PMixed(1, 1.0, 6.0), testbed, **options)  # type: ignore[arg-type]
     assert found.details["correct"] == 40
     assert found.lower > 2
     assert found.verdict == "holds"
     assert found.details["tokens"] == 40 * DIGITS * 3
-    quiet = of_users(PMixed(1, 1.0, 0.001), ground, **options)  # type: ignore[arg-type]
+    quiet = of_users(PMixed(1, 1.0, 0.001), testbed, **options)  # type: ignore[arg-type]
     assert quiet.certain == 0
 
 
@@ -188,9 +188,9 @@ def test_a_trained_model_gives_a_secret_away_and_a_private_answer_does_not(tmp_p
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
         for path in tmp_path.iterdir():
             path.unlink()
-    ground = ask(tmp_path, train_ground(tmp_path, size), 8, 64)
+    testbed = ask(tmp_path, train_testbed(tmp_path, size), 8, 64)
     subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
-    rows = {row["mechanism"]: row for row in extraction_section(ground, [subject], 10, 1, lambda _: None).rows}
+    rows = {row["mechanism"]: row for row in extraction_section(testbed, [subject], 10, 1, lambda _: None).rows}
     assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS
     assert rows["the part that has the secret"]["median rank"] == 1
     assert rows["pmixed"]["hit rate"] < 0.01

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.audit.membership import Seen, lira, scores
-from services.audit.models import Said
-from services.audit.roc import Roc
-from services.audit.shadow_ensembles import Shadows
+from services.audit.attacks.membership import Seen, lira, scores
+from services.audit.report.roc import Roc
+from services.audit.worlds.models import ModelOutput
+from services.audit.worlds.shadow_ensembles import Shadows
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.public import Public
 
@@ -53,8 +53,8 @@ def test_where_the_text_decides_what_a_token_costs_the_public_model_answers_in_t
     wanted = torch.arange(places)
     model = torch.zeros(2, places, kept)
     model[0, torch.arange(places), wanted] = 6.0
-    said = Said(torch.zeros(places, kept).log_softmax(1), model.log_softmax(2), wanted)
-    shadows = Shadows(np.array([[True]]), [said], 2)
+    outputs = ModelOutput(torch.zeros(places, kept).log_softmax(1), model.log_softmax(2), wanted)
+    shadows = Shadows(np.array([[True]]), [outputs], 2)
 
     def score(epsilon: float) -> float:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": tokens})

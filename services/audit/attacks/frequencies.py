@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from services.audit.finding import CERTAIN, Finding
+from services.audit.report.finding import CERTAIN, Finding
 from services.privacy.protocol import Protocol
 from services.privacy.worlds import Reals
 

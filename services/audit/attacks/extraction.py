@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from services.audit.canaries import Canary
-from services.audit.chances import end_of_budget, next_token_chances
-from services.audit.models import Said
+from services.audit.worlds.canaries import Canary
+from services.audit.worlds.chances import end_of_budget, next_token_chances
+from services.audit.worlds.models import ModelOutput
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 from services.privacy.worlds import Reals
@@ -78,7 +78,7 @@ def attack(
     mechanism: str,
     protocol: Protocol,
     epsilon: float | None,
-    said: Mapping[Canary, Said],
+    outputs: Mapping[Canary, ModelOutput],
     models: Mapping[Canary, Sequence[int]],
     *,
     attempts: int,
@@ -88,7 +88,7 @@ def attack(
     """Ask one mechanism for every canary's secret.
 
     Args:
-        said: for each canary the models' answers on its candidates, the true secret first.
+        outputs: for each canary the models' answers on its candidates, the true secret first.
         models: for each canary the models that are the mechanism's parts.
         attempts: completions asked for.
         draws: releases averaged where they differ from each other.
@@ -96,7 +96,7 @@ def attack(
     """
     scores = [
         log_chances(protocol, answers, models[canary], len(canary.secret), draws, settings)
-        for canary, answers in said.items()
+        for canary, answers in outputs.items()
     ]
     chances = np.array([np.exp(each[0]) for each in scores])
     ranks = np.array([rank(each) for each in scores])
@@ -113,11 +113,16 @@ def attack(
 
 
 def log_chances(
-    protocol: Protocol, said: Said, models: Sequence[int], length: int, draws: int, settings: Settings | None = None
+    protocol: Protocol,
+    outputs: ModelOutput,
+    models: Sequence[int],
+    length: int,
+    draws: int,
+    settings: Settings | None = None,
 ) -> Reals:
     """float64 [candidates]: the log of each one's chance, token by token."""
-    end = end_of_budget(settings, protocol, said, models, length)
-    chances = next_token_chances(protocol, said, models, draws, end)
+    end = end_of_budget(settings, protocol, outputs, models, length)
+    chances = next_token_chances(protocol, outputs, models, draws, end)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(chances).reshape(-1, length).sum(axis=1))
 

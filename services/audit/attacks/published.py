@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from services.audit import laws, likelihood
-from services.audit.finding import Finding
+from services.audit.attacks import likelihood
+from services.audit.report.finding import Finding
+from services.audit.worlds import distributions
 from services.privacy.accounting import published
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
 from services.privacy.worlds import Pair, Reals, removed
@@ -116,9 +117,9 @@ def _counterexample(protocol: PMixed, event: PublishedEvent, rare: float, tokens
     ball = _INSIDE * event.order * smallest_beta(protocol)
     likely, unlikely = (_on_the_ball(rare, ball, event.order, sign) for sign in (1, -1))
     pair = removed(_two(rare), np.stack([_two(unlikely), _two(likely)]), (0,) * (protocol.parts - 1) + (1,))
-    before, after = laws.pair_laws(protocol, pair)
-    divergence = laws.renyi_divergence(before, after, event.order)
-    return Counterexample(pair, rare, divergence, laws.tokens_epsilon(before, after, tokens, delta))
+    before, after = distributions.pair_laws(protocol, pair)
+    divergence = distributions.renyi_divergence(before, after, event.order)
+    return Counterexample(pair, rare, divergence, distributions.tokens_epsilon(before, after, tokens, delta))
 
 
 def _on_the_ball(rare: float, ball: float, order: float, sign: int) -> float:
@@ -126,7 +127,7 @@ def _on_the_ball(rare: float, ball: float, order: float, sign: int) -> float:
 
     def excess(log_factor: float) -> float:
         p = rare * np.exp(sign * log_factor)
-        return laws.renyi_divergence(np.array([p, 1 - p]), np.array([rare, 1 - rare]), order) - ball
+        return distributions.renyi_divergence(np.array([p, 1 - p]), np.array([rare, 1 - rare]), order) - ball
 
     most = min(60.0, np.log(0.5 / rare)) if sign > 0 else 60.0
     factor = most if excess(most) <= 0 else brentq(excess, 0.0, most, xtol=1e-12)

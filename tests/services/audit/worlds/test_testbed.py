@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from services.audit import ground, shadow_ensembles
-from services.audit.begun import begun_with
+from services.audit.worlds import shadow_ensembles, testbed
+from services.audit.worlds.testbed import begun_with
 from services.training.errors import InputError
 
 
 def test_a_directory_goes_on_with_its_own_sizes_alone(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "audit"
-    begun_with(directory, ground.Size(users=3))
-    begun_with(directory, ground.Size(users=3))
+    begun_with(directory, testbed.Size(users=3))
+    begun_with(directory, testbed.Size(users=3))
     with pytest.raises(InputError, match=r"users: .* was begun with 3, not 4"):
-        begun_with(directory, ground.Size(users=4))
+        begun_with(directory, testbed.Size(users=4))
     with pytest.raises(InputError, match="for another attack"):
         begun_with(directory, shadow_ensembles.Size(users=3))

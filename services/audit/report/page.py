@@ -12,8 +12,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from services.audit.finding import Finding, broken
-from services.audit.roc import Roc
+from services.audit.report.finding import Finding, broken
+from services.audit.report.roc import Roc
 from services.training.files import write_atomically
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.audit import laws, likelihood, worlds
-from services.audit.bounds import one_run_epsilon
-from services.audit.chances import release
-from services.audit.finding import CERTAIN, Finding
-from services.audit.ground import Ground
-from services.audit.models import Said
+from services.audit.attacks import likelihood
+from services.audit.report.bounds import one_run_epsilon
+from services.audit.report.finding import CERTAIN, Finding
+from services.audit.worlds import distributions
+from services.audit.worlds.chances import release
+from services.audit.worlds.models import ModelOutput
+from services.audit.worlds.testbed import Testbed
 from services.privacy.protocol import Protocol
 from services.privacy.sampling.categorical import sample
 from services.privacy.worlds import Pair, Reals, World
@@ -34,11 +35,14 @@ def of_parts(
     Raises:
         NoPairError: no worst case is known for this protocol.
     """
-    pair = laws.worst_pair(protocol, protocol.event, _ORDER)
+    pair = distributions.worst_pair(protocol, protocol.event, _ORDER)
     coins = [secrets.choice((True, False)) for _ in range(protocol.parts)]
-    ratio = laws.log_ratio(*laws.pair_laws(protocol, pair))
+    ratio = distributions.log_ratio(*distributions.pair_laws(protocol, pair))
     scores = np.array(
-        [ratio[worlds.tokens(protocol, _attacked(pair, part, coin), queries)].sum() for part, coin in enumerate(coins)]
+        [
+            ratio[distributions.tokens(protocol, _attacked(pair, part, coin), queries)].sum()
+            for part, coin in enumerate(coins)
+        ]
     )
     tokens = queries * protocol.parts
     return _finding(protocol, coins, scores, tokens, delta, confidence, guesses, subject or protocol.name)
@@ -46,7 +50,7 @@ def of_parts(
 
 def of_users(
     protocol: Protocol,
-    ground: Ground,
+    testbed: Testbed,
     *,
     queries: int,
     delta: float,
@@ -54,15 +58,17 @@ def of_users(
     guesses: int,
     subject: str | None = None,
 ) -> Finding:
-    """The planted users of a trained ground: what follows each beginning of their secret, sampled so many times.
+    """The planted users of a trained testbed: what follows each beginning of their secret, sampled so many times.
 
     Raises:
-        InputError: the ground lacks the protocol's models.
+        InputError: the testbed lacks the protocol's models.
     """
-    models = ground.models(protocol)
-    scores = [_surprise(protocol, said, models, canary.secret, queries) for canary, said in ground.said.items()]
-    tokens = queries * sum(len(canary.secret) for canary in ground.said)
-    coins = [canary.included for canary in ground.said]
+    models = testbed.models(protocol)
+    scores = [
+        _surprise(protocol, outputs, models, canary.secret, queries) for canary, outputs in testbed.outputs.items()
+    ]
+    tokens = queries * sum(len(canary.secret) for canary in testbed.outputs)
+    coins = [canary.included for canary in testbed.outputs]
     subject = subject or protocol.name
     return _finding(protocol, coins, np.array(scores), tokens, delta, confidence, guesses, subject)
 
@@ -82,16 +88,16 @@ def _attacked(pair: Pair, part: int, coin: bool) -> World:
     return replace(world, parts=(*others[:part], own, *others[part:]))
 
 
-def _surprise(protocol: Protocol, said: Said, models: Sequence[int], secret: str, queries: int) -> float:
+def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], secret: str, queries: int) -> float:
     """How much more often than from the public model the secret's next digit comes."""
     own = slice(0, len(secret))  # the first candidate is the true one
-    public = torch.softmax(said.public[own].double(), dim=1).gather(1, said.wanted[own, None])[:, 0].numpy()
-    seen = np.array([_sampled(protocol, said, models, own) for _ in range(queries)])
-    return float(((seen == said.wanted[own].numpy()) - public).sum())
+    public = torch.softmax(outputs.public[own].double(), dim=1).gather(1, outputs.wanted[own, None])[:, 0].numpy()
+    seen = np.array([_sampled(protocol, outputs, models, own) for _ in range(queries)])
+    return float(((seen == outputs.wanted[own].numpy()) - public).sum())
 
 
-def _sampled(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> NDArray[np.int64]:
-    return np.array(sample(release(protocol, said, models, block).weights))
+def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> NDArray[np.int64]:
+    return np.array(sample(release(protocol, outputs, models, block).weights))
 
 
 def _finding(

@@ -15,7 +15,7 @@ from services.engine.engine import PUBLIC, AdapterFiles
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class ModelOutput:
     """Answers to a number of queries, each on k tokens of its own.
 
     Attributes:
@@ -43,7 +43,7 @@ class Models:
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
-    def continuations(self, prompt: str, texts: Sequence[str], top_k: int) -> Said:
+    def continuations(self, prompt: str, texts: Sequence[str], top_k: int) -> ModelOutput:
         """At every token of each text after the prompt.
 
         Args:
@@ -70,7 +70,7 @@ class Models:
         place = (kept == wanted.view(-1, 1)).int().argmax(dim=1)
         asked = [row.gather(1, kept) for row in rows]
         none = torch.empty(0, *kept.shape)
-        return Said(public.gather(1, kept), torch.stack(asked) if asked else none, place)
+        return ModelOutput(public.gather(1, kept), torch.stack(asked) if asked else none, place)
 
     def _rows(self, before: list[int], wanted: Tensor) -> Iterator[Tensor]:
         """float32 [texts * n, V] of each model in its turn."""

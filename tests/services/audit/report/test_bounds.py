@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from services.audit.bounds import clopper_pearson, one_run_epsilon, one_run_p_value, two_sample_epsilon
-from services.audit.finding import CERTAIN
-from services.audit.likelihood import held_out_epsilons
+from services.audit.attacks.likelihood import held_out_epsilons
+from services.audit.report.bounds import clopper_pearson, one_run_epsilon, one_run_p_value, two_sample_epsilon
+from services.audit.report.finding import CERTAIN
 
 TRIALS = 200_000
 

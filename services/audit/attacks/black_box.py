@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from services.audit.finding import CERTAIN, Finding
-from services.audit.likelihood import claims_of, held_out_epsilons
+from services.audit.attacks.likelihood import claims_of, held_out_epsilons
+from services.audit.report.finding import CERTAIN, Finding
 from services.privacy.events import Event, from_json
 from services.privacy.worlds import Reals
 

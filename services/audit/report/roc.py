@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.audit.bounds import Reals, two_sample_epsilon
+from services.audit.report.bounds import Reals, two_sample_epsilon
 
 # Thresholds looked at, where scores take more values.
 _MOST_THRESHOLDS = 2000

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.audit import likelihood
-from services.audit.finding import Finding
-from services.audit.frequencies import audit_draws
+from services.audit.attacks import likelihood
+from services.audit.attacks.frequencies import audit_draws
+from services.audit.report.finding import Finding
 from services.privacy.accounting import composition
 from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol

@@ -9,15 +9,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from services.audit import extraction, likelihood, membership, one_run, published
-from services.audit.extraction import Extracted
-from services.audit.finding import Finding
-from services.audit.frequencies import audit_draws
-from services.audit.ground import Ground
-from services.audit.laws import NoPairError
-from services.audit.membership import Seen
-from services.audit.report import Section, bars, roc_figure
-from services.audit.shadow_ensembles import Shadows
+from services.audit.attacks import extraction, likelihood, membership, one_run, published
+from services.audit.attacks.extraction import Extracted
+from services.audit.attacks.frequencies import audit_draws
+from services.audit.attacks.membership import Seen
+from services.audit.report.finding import Finding
+from services.audit.report.page import Section, bars, roc_figure
+from services.audit.worlds.distributions import NoPairError
+from services.audit.worlds.shadow_ensembles import Shadows
+from services.audit.worlds.testbed import Testbed
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.finetuned import Finetuned
@@ -160,7 +160,7 @@ def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: f
 
 
 def extraction_section(
-    ground: Ground, subjects: Sequence[Subject], attempts: int, draws: int, say: Say, served: float | None = None
+    testbed: Testbed, subjects: Sequence[Subject], attempts: int, draws: int, say: Say, served: float | None = None
 ) -> Section:
     """Every mechanism on the canaries that are in the corpus.
 
@@ -168,21 +168,21 @@ def extraction_section(
         served: the hit rate that a running service had, where it was asked.
 
     Raises:
-        InputError: the ground lacks a subject's models.
+        InputError: the testbed lacks a subject's models.
     """
-    said = {canary: ground.said[canary] for canary in ground.canaries}
-    every = dict.fromkeys(said, range(ground.parts))
+    outputs = {canary: testbed.outputs[canary] for canary in testbed.canaries}
+    every = dict.fromkeys(outputs, range(testbed.parts))
     references: list[tuple[str, Protocol, float | None, Mapping[Any, Sequence[int]]]] = [
-        ("public model", Public(ground.parts), 0.0, every),
-        ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(said, (ground.parts,))),
-        ("the part that has the secret", Finetuned(1), None, {canary: (ground.part[canary],) for canary in said}),
-        ("ensemble, without privacy", Ensemble(ground.parts), None, every),
+        ("public model", Public(testbed.parts), 0.0, every),
+        ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(outputs, (testbed.parts,))),
+        ("the part that has the secret", Finetuned(1), None, {canary: (testbed.part[canary],) for canary in outputs}),
+        ("ensemble, without privacy", Ensemble(testbed.parts), None, every),
     ]
-    attack = partial(extraction.attack, said=said, attempts=attempts, draws=draws)
+    attack = partial(extraction.attack, outputs=outputs, attempts=attempts, draws=draws)
     results = [attack(name, protocol, epsilon, models=models) for name, protocol, epsilon, models in references]
     for subject in subjects:
         say(f"{subject.name}, epsilon {subject.epsilon:g}")
-        models = dict.fromkeys(said, ground.models(subject.protocol))
+        models = dict.fromkeys(outputs, testbed.models(subject.protocol))
         results.append(
             attack(subject.name, subject.protocol, subject.epsilon, models=models, settings=subject.settings)
         )
@@ -193,7 +193,7 @@ def extraction_section(
     return Section(
         title="Extraction",
         text=(
-            f"{len(said)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
+            f"{len(outputs)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
             "with the text before the secret; the hit rate is the chance that one of the answers is the secret. "
             "Exposure and rank are among random candidates, by their chances under the released distributions. Where "
             "what a token costs depends on the text, every attempt has a whole budget, and the public model answers "
@@ -211,18 +211,18 @@ def extraction_section(
 
 def one_run_section(
     subjects: Sequence[Subject],
-    on_ground: Sequence[Subject],
-    ground: Ground | None,
+    on_testbed: Sequence[Subject],
+    testbed: Testbed | None,
     queries: int,
     delta: float,
     confidence: float,
     guesses: float,
     say: Say,
 ) -> Section:
-    """Planted parts, for every subject that has a worst case for them, and the planted users of a trained ground.
+    """Planted parts, for every subject that has a worst case for them, and the planted users of a trained testbed.
 
     Args:
-        on_ground: the subjects with as many parts as the ground.
+        on_testbed: the subjects with as many parts as the testbed.
         guesses: the share of the coins that is guessed.
     """
     findings = []
@@ -241,17 +241,17 @@ def one_run_section(
             )
         except NoPairError as error:
             say(str(error))
-    for subject in on_ground if ground else ():
-        assert ground is not None  # or there would be no subject
-        say(f"{subject.name}: {len(ground.said)} planted users")
+    for subject in on_testbed if testbed else ():
+        assert testbed is not None  # or there would be no subject
+        say(f"{subject.name}: {len(testbed.outputs)} planted users")
         findings.append(
             one_run.of_users(
                 subject.protocol,
-                ground,
+                testbed,
                 queries=queries,
                 delta=delta,
                 confidence=confidence,
-                guesses=round(guesses * len(ground.said)),
+                guesses=round(guesses * len(testbed.outputs)),
                 subject=f"{subject.name}, trained",
             )
         )

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from services.audit import laws, likelihood, worlds
+from services.audit.attacks import likelihood
+from services.audit.worlds import distributions
 from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS, audited, subsample_aggregate
@@ -110,12 +111,12 @@ def test_half_the_noise_on_votes_is_caught() -> None:
 def test_tokens_follow_the_law(name: str, parameters: dict[str, Any]) -> None:
     """Each token's count within six standard deviations: wrong once in hundreds of millions."""
     protocol = planned(name, 3, 1, **parameters)
-    pair = laws.worst_pair(protocol, protocol.event, 4.0)
+    pair = distributions.worst_pair(protocol, protocol.event, 4.0)
     count = 2_000 if protocol.noisy else 5_000
     for world in (pair.before, pair.after):
-        law = laws.token_law(protocol, world)
-        np.testing.assert_allclose(law, laws.described_law(protocol, world), atol=2e-4)
-        seen = np.bincount(worlds.tokens(protocol, world, count), minlength=len(law))
+        law = distributions.token_law(protocol, world)
+        np.testing.assert_allclose(law, distributions.described_law(protocol, world), atol=2e-4)
+        seen = np.bincount(distributions.tokens(protocol, world, count), minlength=len(law))
         assert law.sum() == pytest.approx(1)
         assert (np.abs(seen - count * law) <= 6 * np.sqrt(count * law * (1 - law)) + 1).all()
 
@@ -125,14 +126,16 @@ def test_epsilon_of_two_tokens_agrees_with_that_of_three() -> None:
     p, q = np.array([0.3, 0.7]), np.array([0.2, 0.8])
     split_p, split_q = (np.array([law[0], law[1] / 2, law[1] / 2]) for law in (p, q))
     for tokens in (1, 10, 200):
-        counted = laws.tokens_epsilon(p, q, tokens, DELTA)
-        assert laws.tokens_epsilon(split_p, split_q, tokens, DELTA) == pytest.approx(counted, abs=1e-5 * tokens + 1e-6)
+        counted = distributions.tokens_epsilon(p, q, tokens, DELTA)
+        assert distributions.tokens_epsilon(split_p, split_q, tokens, DELTA) == pytest.approx(
+            counted, abs=1e-5 * tokens + 1e-6
+        )
 
 
 def test_what_is_impossible_without_the_part_is_unbounded() -> None:
-    assert laws.tokens_epsilon(np.array([0.1, 0.9]), np.array([0.0, 1.0]), 3, DELTA) == np.inf
+    assert distributions.tokens_epsilon(np.array([0.1, 0.9]), np.array([0.0, 1.0]), 3, DELTA) == np.inf
 
 
 def test_references_have_no_worst_case() -> None:
-    with pytest.raises(laws.NoPairError, match="ensemble"):
+    with pytest.raises(distributions.NoPairError, match="ensemble"):
         likelihood.audit(PROTOCOLS["ensemble"].model_validate({}).plan(3), tokens=1, delta=DELTA)

@@ -1,16 +1,18 @@
-"""A training ground: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
+"""A testbed: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.audit.begun import begun_with
-from services.audit.canaries import CORPUS, Canary, candidates, plant, read
-from services.audit.models import Models, Said
+from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from services.audit.worlds.models import ModelOutput, Models
 from services.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
 from services.training.corpus import Corpus
 from services.training.errors import InputError
+from services.training.files import write_atomically
 from services.training.manifest import FILE
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
@@ -19,15 +21,20 @@ from services.training.progress import Display
 from services.training.public_model import resolve
 from services.training.train import plan
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
 """Enough for a model to learn by heart what it sees a few dozen times."""
 
+# The sizes that a directory was begun with: adapters of other sizes must not be taken for those asked for.
+SIZE = "size.json"
 ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the ground is.
+    """How large the testbed is.
 
     Attributes:
         users: ordinary people of the demo corpus.
@@ -43,24 +50,24 @@ class Size:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class Testbed:
     """What there is to attack.
 
     Attributes:
         parts: how many, N; models 0 … N - 1 are theirs, model N is that of the whole corpus, and those of the halves of
             the parts follow where they were trained.
-        said: the models' answers on each canary's candidates, the true secret first.
+        outputs: the models' answers on each canary's candidates, the true secret first.
         part: the part to which each canary's user belongs.
     """
 
     parts: int
-    said: Mapping[Canary, Said]
+    outputs: Mapping[Canary, ModelOutput]
     part: Mapping[Canary, int]
 
     @property
     def canaries(self) -> Sequence[Canary]:
         """Those that are in the corpus."""
-        return [canary for canary in self.said if canary.included]
+        return [canary for canary in self.outputs if canary.included]
 
     def models(self, protocol: Protocol) -> range:
         """What the protocol calls its models 0, 1 and so on.
@@ -69,7 +76,7 @@ class Ground:
             InputError: they were not trained.
         """
         wanted = range(self.parts + 1, 3 * self.parts + 1) if protocol.halves else range(self.parts)
-        if any(len(said.models) < wanted.stop for said in self.said.values()):
+        if any(len(outputs.models) < wanted.stop for outputs in self.outputs.values()):
             raise InputError(
                 f"protocol: {protocol.name} asks models of half-parts, and none were trained; "
                 f"run `privmix audit extraction --protocol {protocol.name}` first"
@@ -77,7 +84,28 @@ class Ground:
         return wanted
 
 
-def train_ground(
+def begun_with(directory: Path, size: "DataclassInstance") -> None:
+    """Begin ``directory``, or go on with it.
+
+    Raises:
+        InputError: it was begun with other sizes, or for another attack.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path, wanted = directory / SIZE, asdict(size)
+    if not path.exists():
+        write_atomically(path, json.dumps(wanted).encode())
+    before = json.loads(path.read_text())
+    if before.keys() != wanted.keys():
+        raise InputError(f"directory: {directory} was begun for another attack; name another --directory")
+    for name, value in wanted.items():
+        if before[name] != value:
+            raise InputError(
+                f"{name}: {directory} was begun with {before[name]}, not {value}; ask for that, or name another "
+                "--directory"
+            )
+
+
+def train_testbed(
     directory: Path,
     size: Size,
     options: TrainingOptions = TRAINING,
@@ -111,8 +139,8 @@ def train_ground(
     return canaries
 
 
-def again(directory: Path, count: int = 2, top_k: int = 64) -> Ground:
-    """The ground that was trained in ``directory`` before.
+def again(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
+    """The testbed that was trained in ``directory`` before.
 
     Raises:
         InputError: there is none.
@@ -122,8 +150,8 @@ def again(directory: Path, count: int = 2, top_k: int = 64) -> Ground:
     return ask(directory, read(directory), count, top_k)
 
 
-def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Ground:
-    """What the models of a trained ground say on ``count`` candidates for each canary, on the likeliest tokens."""
+def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
+    """What the models of a trained testbed say on ``count`` candidates for each canary, on the likeliest tokens."""
     ensemble, single = (Ensemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
     adapters = (
         *map(ensemble.files, ensemble.manifest.parts),
@@ -131,6 +159,6 @@ def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> 
         *map(ensemble.files, ensemble.halves),
     )
     models = Models(resolve(), {f"model-{index}": files for index, files in enumerate(adapters)})
-    said = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
+    outputs = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
     parts, salt = ensemble.parts, read_salt(directory / SALT)
-    return Ground(parts, said, {canary: part_of(canary.user, salt, parts) for canary in canaries})
+    return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})

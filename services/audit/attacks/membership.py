@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from services.audit.chances import end_of_budget, next_token_chances
-from services.audit.models import Said
-from services.audit.roc import Roc
-from services.audit.shadow_ensembles import Shadows
+from services.audit.report.roc import Roc
+from services.audit.worlds.chances import end_of_budget, next_token_chances
+from services.audit.worlds.models import ModelOutput
+from services.audit.worlds.shadow_ensembles import Shadows
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 from services.privacy.worlds import Reals
@@ -41,11 +41,11 @@ class Seen:
         """How often each place is asked about."""
         return max(1, (self.tokens or 0) // places)
 
-    def chances(self, said: Said, models: Sequence[int], draws: int) -> Reals:
+    def chances(self, outputs: ModelOutput, models: Sequence[int], draws: int) -> Reals:
         """Of each token of a text, float64 [places]: how likely an answer there is the text's own token."""
-        places = len(said.wanted)
-        end = end_of_budget(self.settings, self.protocol, said, models, places, self.rounds(places))
-        return next_token_chances(self.protocol, said, models, draws, end)
+        places = len(outputs.wanted)
+        end = end_of_budget(self.settings, self.protocol, outputs, models, places, self.rounds(places))
+        return next_token_chances(self.protocol, outputs, models, draws, end)
 
     def score(self, chances: Reals) -> float:
         """Of a text, from the chance of each of its tokens: their mean log-chance, or how often they come."""
@@ -60,8 +60,8 @@ def scores(seen: Seen, shadows: Shadows, draws: int) -> Reals:
     found = np.empty(shadows.included.shape)
     for shadow in range(len(found)):
         models = shadows.models(shadow, seen.protocol)
-        for user, said in enumerate(shadows.said):
-            found[shadow, user] = seen.score(seen.chances(said, models, draws))
+        for user, outputs in enumerate(shadows.outputs):
+            found[shadow, user] = seen.score(seen.chances(outputs, models, draws))
     return found
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.audit.begun import begun_with
-from services.audit.models import Models, Said
+from services.audit.worlds.models import ModelOutput, Models
+from services.audit.worlds.testbed import begun_with
 from services.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
 from services.training import demo
@@ -47,14 +47,14 @@ class Shadows:
 
     Attributes:
         included: bool [shadows, users].
-        said: of each user, the answers of all ensembles' models on the user's text: those of the first ensemble first,
-            its parts' before those of their halves.
+        outputs: of each user, the answers of all ensembles' models on the user's text: those of the first ensemble
+            first, its parts' before those of their halves.
         parts: of each ensemble.
         halved: whether the halves of every part have models, too.
     """
 
     included: NDArray[np.bool_]
-    said: Sequence[Said]
+    outputs: Sequence[ModelOutput]
     parts: int
     halved: bool = False
 
@@ -119,9 +119,9 @@ def ask(directory: Path, size: Size, top_k: int) -> Shadows:
     for document in Corpus(directory / demo.TRAIN):
         texts.setdefault(document.user, document)
     members = [{document.user for document in Corpus(_corpus(shadow))} for shadow in shadows]
-    said = [models.continuations(*_split(texts[user].text), top_k) for user in sorted(texts)]
+    outputs = [models.continuations(*_split(texts[user].text), top_k) for user in sorted(texts)]
     included = np.array([[user in one for user in sorted(texts)] for one in members])
-    return Shadows(included, said, size.parts, bool(ensembles[0].halves))
+    return Shadows(included, outputs, size.parts, bool(ensembles[0].halves))
 
 
 def _draw(directory: Path, size: Size, seed: int = 0) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from services.audit import published
-from services.audit.worlds import answers
+from services.audit.attacks import published
+from services.audit.worlds.distributions import answers
 from services.privacy.mollifiers.renyi import mollify
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.worlds import Pair

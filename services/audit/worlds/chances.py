@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from services.audit.frequencies import draw_law
-from services.audit.models import Said
+from services.audit.attacks.frequencies import draw_law
+from services.audit.worlds.models import ModelOutput
 from services.evaluation.allowance import Allowance
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
@@ -21,7 +21,7 @@ _AT_ONCE = 512
 
 
 def next_token_chances(
-    protocol: Protocol, said: Said, models: Sequence[int], draws: int, end: End | None = None
+    protocol: Protocol, outputs: ModelOutput, models: Sequence[int], draws: int, end: End | None = None
 ) -> Reals:
     """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
 
@@ -29,9 +29,9 @@ def next_token_chances(
         end: of a budget that each draw begins anew.
     """
     repeated = draws if varies(protocol) else 1
-    total = np.zeros(len(said.wanted))
+    total = np.zeros(len(outputs.wanted))
     for _ in range(repeated):
-        chances, losses = release_chances(protocol, said, models)
+        chances, losses = release_chances(protocol, outputs, models)
         if end is not None and losses is not None:
             end(chances, losses)
         total += chances / repeated
@@ -39,7 +39,12 @@ def next_token_chances(
 
 
 def end_of_budget(
-    settings: Settings | None, protocol: Protocol, said: Said, models: Sequence[int], length: int, rounds: int = 1
+    settings: Settings | None,
+    protocol: Protocol,
+    outputs: ModelOutput,
+    models: Sequence[int],
+    length: int,
+    rounds: int = 1,
 ) -> End | None:
     """Lets the public model answer each text from where a budget of its own ends.
 
@@ -53,7 +58,7 @@ def end_of_budget(
     """
     if settings is None or not protocol.event.measured:
         return None
-    public, _ = release_chances(Public(protocol.parts), said, models)
+    public, _ = release_chances(Public(protocol.parts), outputs, models)
 
     def end(chances: Reals, losses: Reals) -> None:
         for start in range(0, len(chances), length):
@@ -65,21 +70,21 @@ def end_of_budget(
     return end
 
 
-def release_chances(protocol: Protocol, said: Said, models: Sequence[int]) -> tuple[Reals, Reals | None]:
+def release_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> tuple[Reals, Reals | None]:
     """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
     chances, losses = [], []
-    for start in range(0, len(said.wanted), _AT_ONCE):
+    for start in range(0, len(outputs.wanted), _AT_ONCE):
         block = slice(start, start + _AT_ONCE)
-        released = release(protocol, said, models, block)
+        released = release(protocol, outputs, models, block)
         weights = released.weights.double()
-        chances.append((weights.gather(1, said.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
+        chances.append((weights.gather(1, outputs.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
         losses += [] if released.losses is None else [released.losses]
     return np.concatenate(chances), np.concatenate(losses) if losses else None
 
 
-def release(protocol: Protocol, said: Said, models: Sequence[int], block: slice) -> Release:
+def release(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> Release:
     """What is released to each query of a block, once."""
-    public, rows = said.public[block], said.models[:, block]
+    public, rows = outputs.public[block], outputs.models[:, block]
     drawn = [protocol.draw() for _ in range(len(public))]
     asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
     parts = torch.stack(asked) if asked else public[:0]

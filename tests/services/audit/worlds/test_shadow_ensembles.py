@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.audit.sections import Subject, membership_section
-from services.audit.shadow_ensembles import Size, ask, train_shadows
+from services.audit.report.sections import Subject, membership_section
+from services.audit.worlds.shadow_ensembles import Size, ask, train_shadows
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.submix import SubMix
 from services.training.errors import InputError

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from services.audit import laws, worlds
-from services.audit.finding import CERTAIN, Finding
-from services.audit.frequencies import refuted, token_counts
-from services.audit.roc import Roc, best_test, epsilon_of
+from services.audit.attacks.frequencies import refuted, token_counts
+from services.audit.report.finding import CERTAIN, Finding
+from services.audit.report.roc import Roc, best_test, epsilon_of
+from services.audit.worlds import distributions
 from services.privacy.accounting import planning
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
@@ -64,11 +64,11 @@ def audit(
     event = claimed or protocol.event
     claims = claims_of(event, tokens, delta)
     pair = pair or _worst(protocol, event, tokens, delta)
-    before, after = laws.pair_laws(protocol, pair)
+    before, after = distributions.pair_laws(protocol, pair)
     trials = max(2, releases // protocol.effort // tokens)
-    ratio = laws.log_ratio(before, after)
-    seen = [worlds.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
-    described = [laws.described_law(protocol, world) for world in (pair.before, pair.after)]
+    ratio = distributions.log_ratio(before, after)
+    seen = [distributions.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
+    described = [distributions.described_law(protocol, world) for world in (pair.before, pair.after)]
     counts = [*token_counts(described[0], seen[0], "before"), *token_counts(described[1], seen[1], "after")]
     first, second = (_scores(ratio[each], trials, tokens) for each in seen)
     lower, certain = held_out_epsilons(first, second, delta, (confidence, CERTAIN))
@@ -81,7 +81,7 @@ def audit(
         lower=lower,
         confidence=confidence,
         certain=certain,
-        exact=laws.tokens_epsilon(before, after, tokens, delta),
+        exact=distributions.tokens_epsilon(before, after, tokens, delta),
         refuted=refuted(counts),
         details={
             "adjacency": event.adjacency,
@@ -103,7 +103,7 @@ def claims_of(event: Event, tokens: int, delta: float) -> Mapping[str, float]:
 def exact(protocol: Protocol, *, tokens: int, delta: float) -> float:
     """Epsilon of the worst pair that is known, from its exact law."""
     pair = _worst(protocol, protocol.event, tokens, delta)
-    return laws.tokens_epsilon(*laws.pair_laws(protocol, pair), tokens, delta)
+    return distributions.tokens_epsilon(*distributions.pair_laws(protocol, pair), tokens, delta)
 
 
 def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: Sequence[float]) -> list[float]:
@@ -116,7 +116,9 @@ def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: 
 
 
 def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
-    return laws.worst_pair(protocol, event, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order))
+    return distributions.worst_pair(
+        protocol, event, min(_LARGEST_ORDER, planning.cost(event, tokens, delta).best_order)
+    )
 
 
 def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:

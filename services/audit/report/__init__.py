@@ -1,0 +1,1 @@
+"""From what attacks found to verdicts, bounds, curves and one page."""

@@ -1,0 +1,1 @@
+"""What is attacked: ensembles built by hand with their exact distributions, and ensembles trained on planted text."""
