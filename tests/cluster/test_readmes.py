@@ -1,0 +1,131 @@
+"""Claim: the commands of every README exist with the options that they are shown with, and the cheap ones run."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.parameters import ACCEPTED
+
+ROOT = Path(__file__).parents[2]
+READMES = sorted(path for path in (ROOT / "README.md", *ROOT.glob("*/**/README.md")) if ".venv" not in path.parts)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+INLINE = re.compile(r"`((?:kubectl [^`]*-- )?privmix\s[^`]+)`")
+CHEAP = {"plan", "protocols"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command as a README shows it; `whole` where it stands in a block, to be copied as it is."""
+
+    readme: str
+    argv: tuple[str, ...]
+    whole: bool
+
+    def __str__(self) -> str:
+        return f"{self.readme}: {shlex.join(self.argv)}"
+
+
+def blocks(text: str) -> list[str]:
+    """The fenced blocks of shell commands."""
+    return [block for language, block in FENCE.findall(text) if language in ("", "sh", "bash")]
+
+
+def shown() -> Iterator[Shown]:
+    for readme in READMES:
+        text, name = readme.read_text(), str(readme.relative_to(ROOT))
+        yield from (Shown(name, argv, True) for block in blocks(text) for argv in commands(block))
+        for inline in INLINE.findall(FENCE.sub("", text)):
+            yield from (Shown(name, argv, False) for argv in commands(" ".join(inline.split())))
+
+
+def commands(block: str) -> Iterator[tuple[str, ...]]:
+    """The commands of lines of a shell, without comments."""
+    code = re.sub(r"(^|\s)#.*$", "", block.replace("\\\n", " "), flags=re.M)
+    lexer = shlex.shlex(code, posix=True, punctuation_chars=";&|()\n")
+    lexer.commenters, lexer.whitespace, lexer.whitespace_split = "", " \t", True
+    argv: list[str] = []
+    for token in [*lexer, ";"]:
+        if set(token) <= set(";&|()\n"):
+            if argv:
+                yield tuple(argv)
+            argv = []
+        else:
+            argv.append(token)
+
+
+def inner(command: Shown) -> Shown:
+    """The command that another one runs: `kubectl exec POD -- privmix status`."""
+    argv = command.argv
+    return replace(command, argv=argv[argv.index("--") + 1 :]) if "--" in argv else command
+
+
+EVERY = [command for command in map(inner, shown()) if Path(command.argv[0]).name == "privmix"]
+IN_BLOCKS = [command for command in EVERY if command.whole]
+
+
+def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command, and the arguments that are left for it."""
+    command: Any = typer.main.get_command(app)
+    left = list(argv[1:])
+    while hasattr(command, "commands"):
+        name = left.pop(0) if left else ""
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+    return command, left
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(IN_BLOCKS) >= 10
+    assert {Path(command.readme).parent.name for command in EVERY} >= {"", "k8s", "heads"}
+
+
+@pytest.mark.parametrize("command", EVERY, ids=str)
+def test_its_options_exist(command: Shown) -> None:
+    found, left = resolved(command.argv)
+    known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {argument.split("=")[0] for argument in left if argument.startswith("--")}
+    if found.context_settings != ACCEPTED:  # any parameter of a protocol is an option there
+        assert given <= known
+
+
+@pytest.mark.parametrize("command", IN_BLOCKS, ids=str)
+def test_its_arguments_are_read(command: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every file in its place, Click finds nothing missing, left over or of the wrong type."""
+    found, left = resolved(command.argv)
+    monkeypatch.chdir(tmp_path)
+    for argument in left:
+        if re.fullmatch(r"[\w-]+\.\w+", argument):
+            Path(argument).touch()
+    found.make_context(str(found.name), left)
+
+
+@pytest.mark.parametrize("command", [each for each in IN_BLOCKS if each.argv[1] in CHEAP], ids=str)
+def test_it_runs(command: Shown) -> None:
+    result = CliRunner().invoke(app, list(command.argv[1:]))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_modules_that_are_shown_exist(readme: Path) -> None:
+    for block in blocks(readme.read_text()):
+        for argv in commands(block):
+            for argument in argv:
+                if re.match(r"(cluster|services|tests|k8s)/", argument):
+                    assert (ROOT / argument).exists(), argument
+            if "-m" in argv[1:2]:
+                assert find_spec(argv[2]), argv[2]
+
+
+def test_what_links_name_exists() -> None:
+    for readme in READMES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text()):
+            assert (readme.parent / target).exists(), f"{readme}: {target}"
