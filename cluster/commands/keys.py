@@ -46,6 +46,7 @@ class ScopeChoice(Enum):
 
 @keys.command()
 def create(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A name for the key, of its own.")],
     owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
     group: Annotated[str | None, typer.Option(help="Keys of a group also have one share together.")] = None,
@@ -69,14 +70,7 @@ def create(
         group=group,
         scopes=tuple(each for each in SCOPES if ScopeChoice(each) in scope) if scope else CLIENT_SCOPES,
         expires=now() + timedelta(days=days) if days else None,
-        share=Share(
-            tokens=tokens,
-            tokens_per_day=tokens_per_day,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            live_streams=live_streams,
-            largest_request=largest_request,
-        ),
+        share=_share(context),
     )
     _print_secret(key.model_dump(mode="json"), secret.text, as_json)
 
@@ -98,6 +92,7 @@ def list_keys(database: DatabaseOption = DEFAULT, as_json: JsonOption = False) -
 
 @keys.command()
 def limit(
+    context: typer.Context,
     key: Annotated[str, typer.Argument(help="The key's id or name; with --group, the group's name.")],
     tokens: TokensOption = None,
     tokens_per_day: DayOption = None,
@@ -109,14 +104,7 @@ def limit(
     database: DatabaseOption = DEFAULT,
 ) -> None:
     """Replace a share; what is not given has no limit."""
-    share = Share(
-        tokens=tokens,
-        tokens_per_day=tokens_per_day,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        live_streams=live_streams,
-        largest_request=largest_request,
-    )
+    share = _share(context)
     store = KeyStore(Database(database, create=False))
     if group:
         store.limit_group(key, share)
@@ -143,6 +131,11 @@ def revoke(key: KeyArgument, database: DatabaseOption = DEFAULT) -> None:
     """Refuse a key from now on, for good. What it used stays on record."""
     revoked = KeyStore(Database(database, create=False)).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")
+
+
+def _share(context: typer.Context) -> Share:
+    """The share that the options of a command name; an option that is not given sets no limit."""
+    return Share.model_validate({name: context.params[name] for name in Share.model_fields})
 
 
 def _print_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
 from services.budget.store.database import Database
+from services.files import sync_directory
 
 FILE = "ledger.receipt"
 
@@ -66,7 +67,7 @@ class Receipt(BaseModel):
                 os.link(partial, ensemble / FILE)
             else:
                 partial.replace(ensemble / FILE)
-            _sync(ensemble)
+            sync_directory(ensemble)
         except FileExistsError as error:
             raise LedgerUnavailable("another process begins it now; wait for that and run the command again") from error
         except OSError as error:
@@ -162,11 +163,3 @@ def is_missing(ledger: str) -> bool:
     except LedgerMissing:
         return True
     return False
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,9 @@ from pathlib import Path
 from services.evaluation.rows import EnsembleRows
 from services.evaluation.text import Text
 from services.evaluation.trial import Outcome
+from services.files import write_atomically
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
-from services.training.files import write_atomically
 
 _FORMAT = 1
 

@@ -16,8 +16,8 @@ from services.evaluation import figures
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
 from services.evaluation.results import Evaluation, Result, SweepResult, Table
+from services.files import write_atomically
 from services.privacy import accounting
-from services.training.files import write_atomically
 
 JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"
 

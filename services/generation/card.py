@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from services.files import write_atomically
 from services.generation.job import OUTPUT, Job
-from services.training.files import write_atomically
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 

@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from services.engine.engine import AdapterFiles
 from services.evaluation.figures import PALETTES, Theme
 from services.evaluation.split import held_out
+from services.files import write_atomically
 from services.generation import quality
 from services.generation.baseline import load_baseline
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import load_job, load_output
 from services.training.corpus import Corpus
 from services.training.errors import InputError
-from services.training.files import write_atomically
 from services.training.manifest import Manifest
 
 HTML_FILE, OPERATOR_HTML_FILE = "report.html", "report-operator.html"

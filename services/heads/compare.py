@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from services.files import write_atomically
 from services.heads import methods
 from services.heads.data import Split, Table, fingerprint, split
 from services.heads.methods import METHODS, Method, MethodName
 from services.heads.score import auc_of, outputs
 from services.training.errors import InputError
-from services.training.files import write_atomically
 from services.training.progress import Display
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)

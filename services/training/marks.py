@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from services.files import write_atomically
 from services.training.corpus import Document
-from services.training.files import write_atomically
 
 FILE = "corpus.marks"
 _TYPE = np.dtype("<u8")

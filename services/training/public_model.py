@@ -11,9 +11,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from services.files import digest_files
 from services.training import embedded_model
 from services.training.errors import InputError
-from services.training.files import digest_files
 
 DEFAULT = embedded_model.NAME
 

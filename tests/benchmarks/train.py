@@ -16,9 +16,9 @@ from typing import Annotated
 import ray
 import typer
 
+from services.files import write_lines
 from services.training import demo
 from services.training.corpus import Corpus
-from services.training.files import write_lines
 from services.training.options import TrainingOptions
 from services.training.train import train
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from services.audit.report.finding import Finding, broken
 from services.audit.report.roc import Roc
-from services.training.files import write_atomically
+from services.files import write_atomically
 
 Rows = Sequence[Mapping[str, Any]]
 

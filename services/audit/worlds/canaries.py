@@ -5,8 +5,8 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.files import write_lines
 from services.training import demo
-from services.training.files import write_lines
 
 CORPUS = "planted.jsonl"
 PLANTED = "planted-canaries.jsonl"

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from services.audit.worlds.models import ModelOutput, Models
 from services.audit.worlds.testbed import begun_with
 from services.evaluation.ensembles import Ensemble, has_halves
+from services.files import write_lines
 from services.privacy.protocol import Protocol
 from services.training import demo
 from services.training.corpus import Corpus, Document
 from services.training.errors import InputError
-from services.training.files import write_lines
 from services.training.options import Resources, TrainingOptions
 from services.training.plan import carry_out
 from services.training.progress import Display

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.worlds.models import ModelOutput, Models
 from services.evaluation.ensembles import Ensemble, has_halves
+from services.files import write_atomically
 from services.privacy.protocol import Protocol
 from services.training.corpus import Corpus
 from services.training.errors import InputError
-from services.training.files import write_atomically
 from services.training.manifest import FILE
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt

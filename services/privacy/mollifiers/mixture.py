@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from services.privacy.mollifiers.blocks import Column, column, row_sums, rows_at_once, scratch
@@ -25,6 +26,8 @@ Mollify = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 _SCALE = TOTAL / 2
 # A row whose sum is farther from 1 than this is answered by the public model.
 _ACCEPTED = 2.0**-16
+# The largest share of a radius that rounding may take.
+_LARGEST_LOSS = 0.1
 
 
 def slack(parts: int, radius: float) -> float:
@@ -36,6 +39,26 @@ def slack(parts: int, radius: float) -> float:
     where the others sit at the upper bound and the part in question at the lower.
     """
     return 2.0**-14 + 2.0**-24 * parts * math.exp(radius) + 2.0**-46 * parts * math.exp(2 * radius)
+
+
+def usable_radii(slack: Callable[[float], float], least: float, middle: float) -> tuple[float, float]:
+    """The smallest and the largest radius of which rounding takes at most `_LARGEST_LOSS`.
+
+    Args:
+        slack: what rounding takes of a radius.
+        least: a radius that is too small.
+        middle: a radius that is neither too small nor too large.
+
+    Raises:
+        ValueError: rounding takes too much of ``middle``.
+    """
+
+    def left(radius: float) -> float:
+        return _LARGEST_LOSS * radius - slack(radius)
+
+    if left(middle) <= 0:
+        raise ValueError(f"rounding takes more than a tenth of a radius of {middle:g}")
+    return brentq(left, least, middle, xtol=1e-12), brentq(left, middle, 32.0)
 
 
 def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:

@@ -21,7 +21,6 @@ import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.optimize import brentq
 from torch import Tensor
 
 from services.privacy.accounting import planning
@@ -38,6 +37,7 @@ from services.privacy.events import (
 )
 from services.privacy.mollifiers.blocks import rows_at_once
 from services.privacy.mollifiers.candidates import sequences
+from services.privacy.mollifiers.mixture import usable_radii
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
@@ -49,8 +49,6 @@ Reals = NDArray[np.float64]
 # Cells and nodes of the quadrature of a moment, and what it may be off by, relatively.
 _HALVINGS, _NODES = 30, 16
 _QUADRATURE_ERROR = 1e-9
-# The largest share of a radius that rounding may take.
-_LARGEST_LOSS = 0.1
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16
 
@@ -285,13 +283,10 @@ def slack(sample: int, radius: float) -> float:
 @lru_cache(maxsize=64)
 def radii(sample: int) -> tuple[float, float]:
     """The smallest and the largest radius that can be kept to while little of it is lost to rounding (`slack`)."""
-
-    def left(radius: float) -> float:
-        return _LARGEST_LOSS * radius - slack(sample, radius)
-
-    if left(0.5) <= 0:
-        raise ValueError(f"sample: {sample} parts for a token are too many for integer weights")
-    return brentq(left, 1e-9, 0.5, xtol=1e-12), brentq(left, 0.5, 32.0)
+    try:
+        return usable_radii(lambda radius: slack(sample, radius), 1e-9, 0.5)
+    except ValueError as error:
+        raise ValueError(f"sample: {sample} parts for a token are too many for integer weights") from error
 
 
 def _summed(answers: Answers, radius: float) -> Tensor:

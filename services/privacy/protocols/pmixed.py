@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from pydantic import Field, model_validator
-from scipy.optimize import brentq
 from scipy.stats import binom
 from torch import Tensor
 
@@ -41,7 +40,7 @@ from services.privacy.events import (
     real_orders,
 )
 from services.privacy.mollifiers import projection, renyi
-from services.privacy.mollifiers.mixture import integer_weights, slack
+from services.privacy.mollifiers.mixture import integer_weights, slack, usable_radii
 from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.randomness import poisson_subsample
@@ -53,8 +52,6 @@ Mollifier = Literal["ratio", "renyi"]
 # How many parts the published method draws for a token on average: 80 with q = 0.03 (Flemings et al. 2024, section 6).
 _PUBLISHED_DRAWN = 2.4
 _PUBLISHED_ORDER = 3
-# The largest share of a radius that rounding may take.
-_LARGEST_LOSS = 0.1
 
 
 @dataclass(frozen=True)
@@ -305,11 +302,7 @@ class PMixedSettings(Settings):
 @lru_cache(maxsize=64)
 def radii(parts: int) -> tuple[float, float]:
     """The smallest and the largest radius that a mean of ``parts`` rows can keep to with little lost to `slack`."""
-
-    def left(radius: float) -> float:
-        return _LARGEST_LOSS * radius - slack(parts, radius)
-
-    return brentq(left, 1e-6, 0.25), brentq(left, 0.25, 32.0)
+    return usable_radii(lambda radius: slack(parts, radius), 1e-6, 0.25)
 
 
 def _check_draw(parts: int, q: float) -> None:
