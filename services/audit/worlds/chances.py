@@ -25,9 +25,15 @@ def next_token_chances(
 ) -> Reals:
     """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
 
+    By the protocol's law where that has a closed form, else the mean of so many draws.
+
     Args:
+        draws: how often a query is answered where its answers differ.
         end: of a budget that each draw begins anew.
     """
+    known = _law_chances(protocol, outputs, models)
+    if known is not None:
+        return known
     repeated = draws if varies(protocol) else 1
     total = np.zeros(len(outputs.wanted))
     for _ in range(repeated):
@@ -80,6 +86,18 @@ def release_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[i
         chances.append((weights.gather(1, outputs.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
         losses += [] if released.losses is None else [released.losses]
     return np.concatenate(chances), np.concatenate(losses) if losses else None
+
+
+def _law_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> Reals | None:
+    everyone, chances = tuple(range(protocol.models)), []
+    for start in range(0, len(outputs.wanted), _AT_ONCE):
+        block = slice(start, start + _AT_ONCE)
+        public, rows = outputs.public[block], outputs.models[list(models), block]
+        law = protocol.law(shape(public, rows.transpose(0, 1).flatten(0, 1), [everyone] * len(public)))
+        if law is None:
+            return None
+        chances.append(law.gather(1, outputs.wanted[block, None])[:, 0].numpy())
+    return np.asarray(np.concatenate(chances))
 
 
 def release(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> Release:

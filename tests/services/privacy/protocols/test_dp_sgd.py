@@ -12,7 +12,6 @@ from dp_accounting.rdp import RdpAccountant
 
 from services.privacy import accounting
 from services.privacy.accounting import planning
-from services.privacy.events import from_json
 from services.privacy.protocols.dp_sgd import DpSgd, DpSgdEvent, DpSgdSettings, noise_multiplier
 
 DELTA = 1e-5
@@ -89,10 +88,6 @@ def test_impossible_training(changed: dict[str, object], problem: str) -> None:
     fields: dict[str, object] = {"unit": "user", "noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 1}
     with pytest.raises(ValueError, match=problem):
         DpSgdEvent(**(fields | changed))  # type: ignore[arg-type]
-
-
-def test_events_survive_storage() -> None:
-    assert from_json(EVENT.to_json()) == EVENT
 
 
 def test_one_model_is_an_ensemble_of_one_part() -> None:

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from services.privacy.accounting import planning
-from services.privacy.events import Event, from_json
+from services.privacy.events import Event
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleEvent, EnsembleSettings
@@ -72,8 +72,5 @@ def test_one_model_is_an_ensemble_of_one_part() -> None:
 
 
 @pytest.mark.parametrize("protocol", [Public(3), Ensemble(3), Finetuned(1)])
-def test_events_survive_storage(protocol: Protocol) -> None:
-    stored = protocol.event.to_json()
-    assert stored == f'{{"kind":"{protocol.name}"}}'
-    assert from_json(stored) == protocol.event
-    assert type(from_json(stored)) is type(protocol.event)
+def test_the_stored_form_is_stable(protocol: Protocol) -> None:
+    assert protocol.event.to_json() == f'{{"kind":"{protocol.name}"}}'
