@@ -14,7 +14,7 @@ from services.audit.report.sections import Subject, extraction_section
 from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.worlds.chances import next_token_chances
 from services.audit.worlds.models import ModelOutput, Models
-from services.audit.worlds.testbed import Size, Testbed, ask, train_testbed
+from services.audit.worlds.testbed import Size, ask, train_testbed
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
@@ -88,14 +88,14 @@ def test_submix_is_asked_through_its_models_of_half_parts() -> None:
     answers = spoken(CANARY, 7, None)
     for half in (3, 4):
         answers.models[half] = spoken(CANARY, 1, 0).models[0]
-    testbed = Testbed(2, {CANARY: answers}, {CANARY: 0})
+    testbed = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
     settings = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
     subjects = [Subject(each.protocol, each.plan(2), 4, 8.0) for each in settings]
     rows = {row["mechanism"]: row for row in extraction_section(testbed, subjects, 10, 1, lambda _: None).rows}
     assert rows["submix"]["median rank"] == 1
     assert rows["submix"]["guarantee"] == "operational"
     assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
-    without = Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
+    without = testbed.Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
     with pytest.raises(InputError, match="audit extraction --protocol submix"):
         extraction_section(without, subjects, 10, 1, lambda _: None)
 
@@ -115,7 +115,7 @@ def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() 
 
 def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
     for knows, weak in ((None, True), (0, False)):
-        testbed = Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
+        testbed = testbed.Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
         section = extraction_section(testbed, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
@@ -155,7 +155,7 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
     """Forty users with a secret each, of which one model of the ensemble knows those that were included."""
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
     outputs = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
-    testbed = Testbed(1, outputs, dict.fromkeys(canaries, 0))
+    testbed = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
     options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
     found = of_users(PMixed(1, 1.0, 6.0), testbed, **options)  # type: ignore[arg-type]
     assert found.details["correct"] == 40
