@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from services.training.files import write_atomically
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
@@ -39,7 +40,6 @@ from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.demo import TRAIN, write_demo_corpus
-from services.training.files import write_atomically
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, Share

@@ -11,6 +11,7 @@ from services.audit.attacks import extraction
 from services.audit.attacks.one_run import correct_guesses, of_users
 from services.audit.report.page import Report
 from services.audit.report.sections import Subject, extraction_section
+from services.audit.worlds import testbed
 from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.worlds.chances import next_token_chances
 from services.audit.worlds.models import ModelOutput, Models
@@ -88,10 +89,10 @@ def test_submix_is_asked_through_its_models_of_half_parts() -> None:
     answers = spoken(CANARY, 7, None)
     for half in (3, 4):
         answers.models[half] = spoken(CANARY, 1, 0).models[0]
-    testbed = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
+    trained = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
     settings = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
     subjects = [Subject(each.protocol, each.plan(2), 4, 8.0) for each in settings]
-    rows = {row["mechanism"]: row for row in extraction_section(testbed, subjects, 10, 1, lambda _: None).rows}
+    rows = {row["mechanism"]: row for row in extraction_section(trained, subjects, 10, 1, lambda _: None).rows}
     assert rows["submix"]["median rank"] == 1
     assert rows["submix"]["guarantee"] == "operational"
     assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
@@ -115,8 +116,8 @@ def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() 
 
 def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
     for knows, weak in ((None, True), (0, False)):
-        testbed = testbed.Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
-        section = extraction_section(testbed, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
+        trained = testbed.Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
+        section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
         assert "TOO WEAK" in Report([section]).page() or not weak
@@ -155,14 +156,14 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
     """Forty users with a secret each, of which one model of the ensemble knows those that were included."""
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
     outputs = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
-    testbed = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
+    trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
     options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
-    found = of_users(PMixed(1, 1.0, 6.0), testbed, **options)  # type: ignore[arg-type]
+    found = of_users(PMixed(1, 1.0, 6.0), trained, **options)  # type: ignore[arg-type]
     assert found.details["correct"] == 40
     assert found.lower > 2
     assert found.verdict == "holds"
     assert found.details["tokens"] == 40 * DIGITS * 3
-    quiet = of_users(PMixed(1, 1.0, 0.001), testbed, **options)  # type: ignore[arg-type]
+    quiet = of_users(PMixed(1, 1.0, 0.001), trained, **options)  # type: ignore[arg-type]
     assert quiet.certain == 0
 
 
@@ -188,9 +189,9 @@ def test_a_trained_model_gives_a_secret_away_and_a_private_answer_does_not(tmp_p
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
         for path in tmp_path.iterdir():
             path.unlink()
-    testbed = ask(tmp_path, train_testbed(tmp_path, size), 8, 64)
+    trained = ask(tmp_path, train_testbed(tmp_path, size), 8, 64)
     subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
-    rows = {row["mechanism"]: row for row in extraction_section(testbed, [subject], 10, 1, lambda _: None).rows}
+    rows = {row["mechanism"]: row for row in extraction_section(trained, [subject], 10, 1, lambda _: None).rows}
     assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS
     assert rows["the part that has the secret"]["median rank"] == 1
     assert rows["pmixed"]["hit rate"] < 0.01
