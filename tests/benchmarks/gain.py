@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from services.training.files import write_atomically
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
@@ -32,6 +31,7 @@ from services.evaluation.split import split
 from services.evaluation.tasks import score, score_public
 from services.evaluation.text import Positions, Text, held_out_text
 from services.evaluation.trial import run_trials
+from services.files import write_atomically
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
