@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
@@ -26,6 +26,7 @@ from services.generation.card import MARKDOWN_FILE, write_card
 from services.generation.client import Sampling, Service
 from services.generation.job import OUTPUT, Job, Progress, Request, opened
 from services.generation.template import DEFAULT, items, parse_labels, read_rows
+from services.training.errors import InputError
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
 
@@ -92,14 +93,16 @@ def make(
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
     request = Request(written, tuple(items(written, rows)), sampling)
     configuration = None if config is None else Configuration.load(config)
+    base_model = None
+    if configuration is not None:
+        base_model = configuration.model or Manifest.load(configuration.ensemble).base_model
     started = time.monotonic()
     with opened(output, request) as job:
         with _service(url, key, configuration) as (address, secret), _Shown(len(request.items), as_json) as shown:
-            card = asyncio.run(_run(job, address, secret, model, concurrency, partial, shown.texts))
+            card = asyncio.run(_run(job, address, secret, model, concurrency, partial, shown.texts, base_model))
         if baseline:
-            public = public_model or (Manifest.load(Path(configuration.ensemble)).base_model if configuration else None)
             with _Shown(len(request.items), as_json) as shown:
-                write_baseline(output, request, resolve(public), shown.baseline)
+                write_baseline(output, request, resolve(public_model or base_model), shown.baseline)
     _report(output, card, time.monotonic() - started, baseline, as_json)
 
 
@@ -165,13 +168,17 @@ async def _run(
     concurrency: int,
     partial: bool,
     progress: Callable[[Progress], None],
+    base_model: str | None,
 ) -> dict[str, Any]:
     async with Service(url, key, model) as service:
         try:
-            await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
-        finally:
-            card = write_card(job, await service.privacy()) if job.done else {}
-    return card
+            statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
+        except BaseException:
+            if job.done:
+                with suppress(InputError):  # the service may be gone; what it last said is in job.json
+                    write_card(job, await service.privacy(), base_model)
+            raise
+    return write_card(job, statement, base_model)
 
 
 class _Shown:

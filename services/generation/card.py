@@ -23,13 +23,14 @@ NOTES = (
 )
 
 
-def write_card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
+def write_card(job: Job, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
     """Write both files of the card, each whole; returns its content.
 
     Args:
         statement: of `/v1/privacy`, after the last text.
+        base_model: the public model that the ensemble was trained on, where it is known: a service does not tell.
     """
-    card = _card(job, statement)
+    card = _card(job, statement) | {"base_model": base_model}
     write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
     write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
     return card
@@ -66,7 +67,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
         },
         "template": job.request.template,
         "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
-        "sampling": described["sampling"],
+        "sampling": json.loads(json.dumps(described["sampling"])),
         "begun": described["begun"],
         "finished": described.get("finished"),
         "notes": list(NOTES),
@@ -88,14 +89,14 @@ def _markdown(card: Mapping[str, Any]) -> str:
     public = texts["answered_by_the_public_model"]
     rows = {
         "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} that were asked for, in `{card['file']}`",
-        "Model": card["model"],
+        "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
         "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
         "Promise": f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}",
         "Tokens delivered": f"{budget['tokens_delivered']:,}",
         "Tokens charged meanwhile, others' included": f"{budget['tokens_charged_by_service']:,}",
         "Estimate of epsilon spent": f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after",
         "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
-        "Sampling": ", ".join(f"{name} {value}" for name, value in sampling.items()),
+        "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
         "Made": f"{card['date']} with {card['made_with']}",
     }
     if public:

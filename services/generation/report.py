@@ -33,8 +33,8 @@ RECORD_FILE, OPERATOR_RECORD_FILE = "report.json", "report-operator.json"
 SYNTHETIC, BASELINE, REAL = "private synthetic", "public model", "real text"
 
 _TEMPLATE = "report.html.j2"
-_LEAST = 20
-"""Texts of a set, below which MAUVE says nothing."""
+LEAST_FOR_MAUVE = 100
+"""Texts of a set: with fewer there are fewer than ten buckets to compare. Its authors use thousands."""
 _TEST_SHARE = 0.3
 _SALT = bytes(32)  # the split of the real text into train and test is no secret: it is shown to nobody
 
@@ -154,6 +154,7 @@ def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
         # Never the real text, not even for the operator: the page may be passed on by mistake.
         samples={name: [text for text in each if text.strip()][:5] for name, each in shown.items()},
         copied_words=quality.COPIED_WORDS,
+        least_for_mauve=LEAST_FOR_MAUVE,
     )
 
 
@@ -170,7 +171,7 @@ def _rows(
     rows = []
     for name, pairs in sets.items():
         own, score = texts[name], None
-        if references is not None and min(len(own), len(references)) >= _LEAST:
+        if references is not None and min(len(own), len(references)) >= LEAST_FOR_MAUVE:
             score = quality.mauve(reader.features(own), references)
         rows.append(
             Row(
@@ -245,7 +246,7 @@ def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:
     palette = PALETTES[theme]
     counts = {name: [len(text.split()) for text in each] for name, each in texts.items()}
     most = max(1.0, float(np.quantile([one for each in counts.values() for one in each], 0.99)))
-    figure = Figure(figsize=(7, 3), layout="constrained", facecolor=palette.paper)
+    figure = Figure(figsize=(7, 3.3), layout="constrained", facecolor=palette.paper)
     axes = figure.subplots()
     bins = np.linspace(0, most, 25).tolist()
     for colour, (name, each) in zip(palette.lines, counts.items(), strict=False):
@@ -259,7 +260,7 @@ def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:
 
 def _distinct_figure(rows: Sequence[Row], theme: Theme) -> Figure:
     palette = PALETTES[theme]
-    figure = Figure(figsize=(7, 3), layout="constrained", facecolor=palette.paper)
+    figure = Figure(figsize=(7, 3.3), layout="constrained", facecolor=palette.paper)
     axes = figure.subplots()
     width = 0.8 / len(rows)
     for index, (row, colour) in enumerate(zip(rows, palette.lines, strict=False)):
@@ -279,7 +280,7 @@ def _style(axes: Any, palette: Any) -> None:
         side.set_color(palette.rule)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(palette.ink)
-    axes.legend(frameon=False, labelcolor=palette.ink)
+    axes.figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=palette.ink)
 
 
 def _picture(figure: Figure) -> str:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from services.training.manifest import Manifest
 from tests.running import RunningService, configure, own_ensemble, settled
 from tests.services.generation.small_service import SmallService, serving
 
@@ -113,7 +114,8 @@ def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Pa
     card = json.loads(done.stdout)["card"]
     assert card["texts"]["whole"] == 5
     assert card["budget"]["tokens_delivered"] == card["budget"]["tokens_charged_by_service"] > 0
-    assert "epsilon" in card["guarantee"]
+    assert "differential privacy" in card["guarantee"]
+    assert card["base_model"] == Manifest.load(tmp_path / "ensemble").base_model
     assert len((job / "baseline.jsonl").read_text().splitlines()) == 5
     reported = runner.invoke(app, ["generate", "report", str(job), "--json"])
     assert reported.exit_code == 0, reported.output

@@ -103,7 +103,7 @@ def test_the_operators_report_has_the_private_columns_and_says_so(job: Path, tin
     assert rows["private synthetic"]["utility"]["accuracy"] < 1.0
     assert rows["private synthetic"]["overlap"]["copied"] == 1.0
     assert rows["public model"]["overlap"]["copied"] == 0.0
-    assert 0 < rows["real text"]["mauve"] <= 1
+    assert rows["real text"]["mauve"] is None  # too few texts
     page = (job / "report-operator.html").read_text()
     assert "For the operator only" in page
     assert SECRET not in page
