@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Sets up and passes the tests: lint, types, and the default suite. Arguments go to pytest.
+# Sets up and passes the tests: lint, types, and the default suite in two processes. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash cluster/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/pytest -m "not slow and not long" "$@"
+exec .venv/bin/pytest --numprocesses 2 --dist loadgroup -m "not slow and not long" "$@"
