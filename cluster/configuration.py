@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.alerts.settings import AlertSettings
+from services.batches.settings import BatchSettings
 from services.gateway.fields import LEAST_TEMPERATURE
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
@@ -152,6 +153,7 @@ class Configuration(BaseSettings):
     coordinator: Coordinator = Coordinator()
     keys: Keys = Keys()
     alerts: AlertSettings = AlertSettings()
+    batches: BatchSettings = BatchSettings()
     http: Http = Http()
 
     @classmethod

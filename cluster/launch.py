@@ -20,6 +20,7 @@ from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.alerts import actor as alerts
 from services.alerts.actor import Watched
+from services.batches import actor as batches
 from services.budget import actor as budget
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import begin, is_fresh, known
@@ -53,6 +54,7 @@ class Actors:
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
     keys: ActorHandle
+    batches: ActorHandle | None
     alerts: ActorHandle | None
 
     def shard_map(self) -> ShardMap:
@@ -68,8 +70,8 @@ class Actors:
             ray.get(self.budget.release.remote(), timeout=CLOSING_S)
 
     def kill(self) -> None:
-        if self.alerts is not None:
-            ray.kill(self.alerts)  # first, for what follows is no alarm
+        for actor in filter(None, (self.alerts, self.batches)):  # first, as the others are not to be missed
+            ray.kill(actor)
         for coordinator in self.coordinators:
             ray.kill(coordinator)
         with suppress(RayError, TimeoutError):
@@ -200,7 +202,7 @@ def start_actors(
         keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
         keys_actor = keys.start(
             keys_database(configuration),
-            capacity=configuration.coordinator.max_live * configuration.coordinator.replicas,
+            capacity=_capacity(configuration),
             max_waiting=configuration.coordinator.max_waiting * configuration.coordinator.replicas,
             namespace=configuration.namespace,
             lifetime="detached",
@@ -210,8 +212,9 @@ def start_actors(
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
+        batches_actor = _start_batches(configuration, model, keep)
         alerts_actor = _start_alerts(configuration, keep)
-    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor, alerts_actor)
+    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor, batches_actor, alerts_actor)
 
 
 def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
@@ -221,8 +224,16 @@ def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
 
 def gateway(configuration: Configuration, actors: Actors, beside: Application | None = None) -> Application:
     """The HTTP route as a Serve application, with another deployment beside it."""
-    settings = GatewaySettings(
-        model=actors.model,
+    settings = gateway_settings(configuration, actors.model)
+    route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
+    application: Application = route.bind(settings, beside)
+    return application
+
+
+def gateway_settings(configuration: Configuration, model: Path) -> GatewaySettings:
+    """What the gateways, and the batches' actor like them, must be told."""
+    return GatewaySettings(
+        model=model,
         context_length=configuration.engine.context_length,
         namespace=configuration.namespace,
         coordinator_actors=coordinator_names(configuration),
@@ -232,11 +243,10 @@ def gateway(configuration: Configuration, actors: Actors, beside: Application | 
         recovery_s=configuration.coordinator.recovery_s,
         # A step can hang before it fails; then what it needs is waited for, and the first step after it can hang.
         stall_timeout_s=configuration.coordinator.recovery_s + 2 * configuration.coordinator.step_timeout_s,
+        batches_actor=batches.NAME if configuration.batches.enabled else None,
+        batches=configuration.batches,
         **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous"}),
     )
-    route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings, beside)
-    return application
 
 
 @contextmanager
@@ -330,6 +340,19 @@ def _start_coordinator(
     )
     options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)
     return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
+
+
+def _capacity(configuration: Configuration) -> int:
+    """Generations that the coordinators advance together."""
+    return configuration.coordinator.max_live * configuration.coordinator.replicas
+
+
+def _start_batches(configuration: Configuration, model: Path, keep: bool) -> ActorHandle | None:
+    if not configuration.batches.enabled:
+        return None
+    settings = gateway_settings(configuration, model)
+    capacity = _capacity(configuration)
+    return batches.start(keys_database(configuration), settings, capacity=capacity, lifetime="detached", keep=keep)
 
 
 def _start_alerts(configuration: Configuration, keep: bool) -> ActorHandle | None:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from services.gateway import administration
+from services.gateway import administration, batches
 from services.gateway.access import CLIENT_GONE, REQUEST_ID, AccessLog
 from services.gateway.catalogue import CatalogueRoutes, version_route
 from services.gateway.console import ConsoleRoutes
@@ -27,7 +27,7 @@ from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRe
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES)
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 PULSE_S = 1.0
 
@@ -73,6 +73,7 @@ def build_app(
     app.include_router(GenerationRoutes(settings, Preparation(settings, prompts), hub, keys).router())
     app.include_router(CatalogueRoutes(settings, prompts, status, keys).router())
     app.include_router(ConsoleRoutes(settings, status, keys).router())
+    app.include_router(batches.BatchRoutes(settings, keys).router())
     app.include_router(administration.AdministrationRoutes(keys).router())
     describe(app, BODIES)
     return app

@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
 )
 
+from services.batches.settings import BatchSettings
 from services.gateway.fields import LEAST_TEMPERATURE, Nearest
 
 
@@ -36,6 +37,10 @@ class GatewaySettings(BaseModel):
     fleet_actor: str = "fleet"
     keys_actor: str | None = None
     """None: only `api_keys` count, and tokens are charged to nobody's share."""
+
+    batches_actor: str | None = None
+    """None: no files are kept, and no batches are run."""
+    batches: BatchSettings = BatchSettings()
 
     api_keys: tuple[SecretStr, ...] = ()
 

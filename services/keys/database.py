@@ -1,4 +1,4 @@
-"""The database of the service: keys, shares, usage and alerts, in a SQLite file or in PostgreSQL by URL.
+"""The database of the service: keys, shares, usage, alerts and batches, in a SQLite file or in PostgreSQL by URL.
 
 Not the ledger: keys outlive ensembles and change, while a ledger belongs to one ensemble, has one writer and is only
 ever appended to. With PostgreSQL both may be in one database, because their tables have names of their own.
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -102,6 +103,45 @@ alerts_table = Table(
     Column("id", String(64), nullable=False),
     Column("body", Text, nullable=False),
     Column("created", String(40), nullable=False),
+)
+
+# Files that clients keep here; `record` is `services.batches.records.File`, times are Unix microseconds and seconds.
+files_table = Table(
+    "privmix_files",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(80), nullable=False, index=True),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+)
+
+# `record` is `services.batches.records.Batch`.
+batches_table = Table(
+    "privmix_batches",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(80), nullable=False, index=True),
+    Column("created", BigInteger, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("output_expires_s", BigInteger),
+    Column("record", Text, nullable=False),
+)
+
+# The lines of open batches that have begun; one with `goes_to` is answered.
+batch_lines_table = Table(
+    "privmix_batch_lines",
+    metadata,
+    Column("batch", String(64), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("goes_to", String(8)),
+    Column("result", Text),
+    Column("prompt_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
 )
 
 

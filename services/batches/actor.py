@@ -1,0 +1,176 @@
+"""The batches actor: keeps files, and runs batches of them while the service has places to spare."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+
+from services.batches.records import Batch, BatchOrder, File, new_id
+from services.batches.runner import Runner
+from services.batches.store import BatchStore, Page, Stored
+from services.gateway.hub import Hub
+from services.gateway.keys import KeyService
+from services.gateway.preparation import Preparation
+from services.gateway.prompts import Prompts
+from services.gateway.settings import GatewaySettings
+from services.keys.database import Database
+from services.keys.records import KeysUnavailable
+from services.keys.turns import background_places
+
+NAME = "batches"
+MOST_OPEN = 50
+"""Batches that one key may have open."""
+PURGE_S = 60.0
+PULSE_S = 1.0
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """Files and batches are in the database: an actor that is made again goes on with the batches that are open.
+
+    Args:
+        capacity: generations that the coordinators advance together.
+    """
+
+    def __init__(self, database: str, settings: GatewaySettings, capacity: int) -> None:
+        self._settings = settings.batches
+        self._store = BatchStore(Database(database))
+        self._keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
+        self._hub = Hub(settings.namespace, secrets.choice(settings.coordinator_actors), settings.stall_timeout_s)
+        preparation = Preparation(settings, Prompts.load(settings.model))
+        self._runner = Runner(
+            self._store, self._settings, preparation, self._hub, self._keys, background_places(capacity)
+        )
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
+
+    async def ready(self) -> None:
+        """Returns when the database is open."""
+
+    async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
+        """Keep an input file, for `expires_s` seconds or the retention, whichever is less.
+
+        Raises:
+            BatchesError: see `BatchStore.put_file`.
+        """
+        now, retention_s = int(time.time()), self._settings.retention_s
+        file = File(
+            id=new_id("file-"),
+            bytes=len(content),
+            created_at=now,
+            expires_at=now + min(expires_s or retention_s, retention_s),
+            filename=filename,
+            purpose="batch",
+        )
+        return await self._do(lambda: self._store.put_file(owner, file, content, self._settings.max_stored_bytes))
+
+    async def file(self, owner: str, id_: str) -> File:
+        """See `BatchStore.file`."""
+        return await self._do(lambda: self._store.file(owner, id_))
+
+    async def content(self, owner: str, id_: str) -> bytes:
+        """See `BatchStore.content`."""
+        return await self._do(lambda: self._store.content(owner, id_))
+
+    async def files(self, owner: str, purpose: str | None, after: str | None, limit: int, newest_first: bool) -> Page:
+        """See `BatchStore.files`."""
+        return await self._do(lambda: self._store.files(owner, purpose, after, limit, newest_first=newest_first))
+
+    async def delete_file(self, owner: str, id_: str) -> None:
+        """See `BatchStore.delete_file`."""
+        await self._do(lambda: self._store.delete_file(owner, id_))
+
+    async def create(self, owner: str, order: BatchOrder) -> Batch:
+        """Begin a batch; its file is validated next.
+
+        Raises:
+            BatchesError: see `BatchStore.put_batch`.
+        """
+        now = int(time.time())
+        batch = Batch(
+            id=new_id("batch_"),
+            endpoint=order.endpoint,
+            input_file_id=order.input_file_id,
+            completion_window=order.completion_window,
+            created_at=now,
+            expires_at=now + order.window_s,
+            metadata=order.metadata,
+        )
+        await self._do(lambda: self._store.put_batch(owner, batch, order.output_expires_s, MOST_OPEN))
+        self._runner.start(Stored(owner, batch, order.output_expires_s))
+        return batch
+
+    async def batch(self, owner: str, id_: str) -> Batch:
+        """See `BatchStore.batch`."""
+        return await self._do(lambda: self._store.batch(owner, id_))
+
+    async def batches(self, owner: str, after: str | None, limit: int) -> Page:
+        """See `BatchStore.batches`."""
+        return await self._do(lambda: self._store.batches(owner, after, limit))
+
+    async def cancel(self, owner: str, id_: str) -> Batch:
+        """Let a batch end after the lines that have begun; one that has ended stays as it is.
+
+        Raises:
+            NotStored: the owner has no such batch.
+        """
+        batch = await self._do(lambda: self._store.batch(owner, id_))
+        if batch.status in ("validating", "in_progress"):
+            changes = {"status": "cancelling", "cancelling_at": int(time.time())}
+            await self._do(lambda: self._store.change(id_, **changes))
+            self._runner.cancel(id_)
+        return await self._do(lambda: self._store.batch(owner, id_))
+
+    async def _serve(self) -> None:
+        async with self._hub.running():
+            self._pulsing = asyncio.get_running_loop().create_task(self._pulse())
+            opened = False
+            while True:
+                try:
+                    if not opened:
+                        for stored in await self._do(self._store.open_batches):
+                            self._runner.start(stored)
+                        opened = True
+                    await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
+                except KeysUnavailable as error:
+                    _log.warning("%s", error)
+                await asyncio.sleep(PURGE_S)
+
+    async def _pulse(self) -> None:
+        """Tell the keys actor that this process lives, and what it sees, as a gateway does."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            await self._keys.pulse(self._hub.seen.take(self._hub.live))
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """One transaction off the event loop. A caller that is cancelled does not end it half-way."""
+        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+
+
+BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)
+
+
+def start(
+    database: str,
+    settings: GatewaySettings,
+    *,
+    capacity: int,
+    lifetime: Literal["detached"] | None = None,
+    keep: bool = False,
+) -> ActorHandle:
+    """Start the batches actor under its name, and wait for its database.
+
+    Args:
+        keep: take the actor of this name that lives already, if there is one.
+    """
+    options = {"name": NAME, "namespace": settings.namespace, "lifetime": lifetime, "get_if_exists": keep}
+    actor = BatchesActor.options(**options).remote(database, settings, capacity)
+    ray.get(actor.ready.remote())
+    return actor

@@ -1,0 +1,142 @@
+"""Files and batches as OpenAI's API has them: https://platform.openai.com/docs/api-reference/batch."""
+
+from typing import Literal, get_args
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
+
+Purpose = Literal["batch", "batch_output"]
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Ending = Literal["completed", "expired", "cancelled"]
+
+OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+
+
+class BatchesError(Exception):
+    """What was asked of files or batches cannot be done; `param` names the field of the request that is at fault."""
+
+    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
+        super().__init__(message, code, param)
+        self.message, self.code, self.param = message, code, param
+
+
+class NotStored(BatchesError):  # noqa: N818 (the name says the state)
+    """The key has no such file or batch."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class File(_Record):
+    """What clients know of a file besides its content; times are Unix seconds."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+class BatchError(_Record):
+    """Why a batch failed before it began; `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(_Record):
+    object: Literal["list"] = "list"
+    data: tuple[BatchError, ...]
+
+
+class RequestCounts(_Record):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class InputTokensDetails(_Record):
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(_Record):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(_Record):
+    input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int = 0
+
+
+class Batch(_Record):
+    """A batch; times are Unix seconds."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
+    model: str | None = None
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage | None = None
+    metadata: dict[str, str] | None = None
+
+
+class LineError(_Record):
+    code: str
+    message: str
+
+
+class LineResponse(_Record):
+    """What the same request would have been answered on its own."""
+
+    status_code: int
+    request_id: str
+    body: dict[str, object]
+
+
+class LineResult(_Record):
+    """One line of an output file or an error file."""
+
+    id: str
+    custom_id: str
+    response: LineResponse | None = None
+    error: LineError | None = None
+
+
+class BatchOrder(_Record):
+    """What a client asks for when it creates a batch."""
+
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
+    input_file_id: str
+    completion_window: str
+    window_s: int
+    output_expires_s: int | None = None
+    metadata: dict[str, str] | None = None
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid4().hex

@@ -1,0 +1,326 @@
+"""Files, batches and the answers of their lines. Every method is one transaction; what it returns is on disk.
+
+Each row belongs to one owner; what another owner asks for is not there.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
+
+from services.batches.records import (
+    OPEN,
+    Batch,
+    BatchesError,
+    BatchUsage,
+    Ending,
+    File,
+    LineError,
+    LineResult,
+    NotStored,
+    RequestCounts,
+    new_id,
+)
+from services.keys.database import Database, batch_lines_table, batches_table, files_table
+
+OUTPUT, ERRORS = "output", "errors"
+
+
+@dataclass(frozen=True)
+class Page:
+    """`records` in order, and whether there are more behind them."""
+
+    records: Sequence[Any]
+    more: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A batch that has not ended, with whose it is."""
+
+    owner: str
+    batch: Batch
+    output_expires_s: int | None
+
+
+class BatchStore:
+    """Owns the tables of files and batches."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put_file(self, owner: str, file: File, content: bytes, most_stored: int) -> File:
+        """
+        Raises:
+            BatchesError: the owner's files would have more than `most_stored` bytes.
+        """
+        with self._database.transaction() as connection:
+            stored = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
+            if connection.execute(stored).scalar_one() + len(content) > most_stored:
+                message = f"file: the files of this key may have {most_stored} bytes together; delete some of them"
+                raise BatchesError(message, "storage_full", "file")
+            _insert_file(connection, owner, file, content)
+        return file
+
+    def file(self, owner: str, id_: str) -> File:
+        """
+        Raises:
+            NotStored: the owner has no such file.
+        """
+        with self._database.transaction() as connection:
+            return _file(connection, owner, id_)
+
+    def content(self, owner: str, id_: str) -> bytes:
+        """
+        Raises:
+            NotStored: the owner has no such file.
+        """
+        with self._database.transaction() as connection:
+            _file(connection, owner, id_)
+            content: bytes = connection.execute(
+                select(files_table.c.content).where(files_table.c.id == id_)
+            ).scalar_one()
+        return content
+
+    def files(self, owner: str, purpose: str | None, after: str | None, limit: int, *, newest_first: bool) -> Page:
+        """The owner's files, those behind `after`."""
+        with self._database.transaction() as connection:
+            rows = _of_owner(connection, files_table, owner, newest_first=newest_first)
+        found = [File.model_validate_json(row) for row in rows]
+        return _page([file for file in found if purpose in (None, file.purpose)], after, limit)
+
+    def delete_file(self, owner: str, id_: str) -> None:
+        """Delete a file with all that it holds.
+
+        Raises:
+            NotStored: the owner has no such file.
+            BatchesError: a batch reads it.
+        """
+        with self._database.transaction() as connection:
+            _file(connection, owner, id_)
+            readers = batches_table.c.input_file_id == id_, batches_table.c.status.in_(OPEN)
+            if (batch := connection.execute(select(batches_table.c.id).where(*readers)).scalar()) is not None:
+                raise BatchesError(f"the batch {batch} reads this file; cancel it first", "file_in_use")
+            connection.execute(delete(files_table).where(files_table.c.id == id_))
+
+    def put_batch(self, owner: str, batch: Batch, output_expires_s: int | None, most_open: int) -> None:
+        """
+        Raises:
+            NotStored: the owner has no such input file.
+            BatchesError: it is no input file, or the owner has too many open batches.
+        """
+        with self._database.transaction() as connection:
+            if _file(connection, owner, batch.input_file_id, "input_file_id").purpose != "batch":
+                raise BatchesError("input_file_id: upload a file with the purpose batch", param="input_file_id")
+            mine = batches_table.c.owner == owner, batches_table.c.status.in_(OPEN)
+            if (
+                connection.execute(select(func.count()).select_from(batches_table).where(*mine)).scalar_one()
+                >= most_open
+            ):
+                raise BatchesError(
+                    f"this key has {most_open} open batches; wait for one, or cancel one", "too_many_batches"
+                )
+            connection.execute(
+                insert(batches_table).values(
+                    id=batch.id,
+                    owner=owner,
+                    created=time.time_ns() // 1000,
+                    status=batch.status,
+                    input_file_id=batch.input_file_id,
+                    output_expires_s=output_expires_s,
+                    record=batch.model_dump_json(),
+                )
+            )
+
+    def batch(self, owner: str, id_: str) -> Batch:
+        """
+        Raises:
+            NotStored: the owner has no such batch.
+        """
+        with self._database.transaction() as connection:
+            return _counted(connection, _batch(connection, owner, id_))
+
+    def batches(self, owner: str, after: str | None, limit: int) -> Page:
+        """The owner's batches, the newest first, those behind `after`."""
+        with self._database.transaction() as connection:
+            rows = _of_owner(connection, batches_table, owner, newest_first=True)
+            page = _page([Batch.model_validate_json(row) for row in rows], after, limit)
+            return Page([_counted(connection, batch) for batch in page.records], page.more)
+
+    def open_batches(self) -> list[Stored]:
+        """Every batch that has not ended, the oldest first."""
+        columns = batches_table.c.owner, batches_table.c.record, batches_table.c.output_expires_s
+        query = select(*columns).where(batches_table.c.status.in_(OPEN)).order_by(batches_table.c.created)
+        with self._database.transaction() as connection:
+            rows = connection.execute(query).all()
+        return [Stored(row.owner, Batch.model_validate_json(row.record), row.output_expires_s) for row in rows]
+
+    def change(self, batch_id: str, **changes: Any) -> Batch:
+        """Change an open batch; one that has ended stays as it is. Returns what it is then."""
+        with self._database.transaction() as connection:
+            return _change(connection, batch_id, changes)
+
+    def begin_line(self, batch_id: str, number: int) -> int:
+        """Count one more attempt at a line; returns how many that makes."""
+        line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
+        with self._database.transaction() as connection:
+            more = update(batch_lines_table).where(line).values(attempts=batch_lines_table.c.attempts + 1)
+            if connection.execute(more).rowcount == 0:
+                connection.execute(insert(batch_lines_table).values(batch=batch_id, number=number, attempts=1))
+            attempts: int = connection.execute(select(batch_lines_table.c.attempts).where(line)).scalar_one()
+        return attempts
+
+    def answer_line(self, batch_id: str, number: int, result: LineResult, usage: tuple[int, int]) -> None:
+        """Keep the answer of a line that was begun; `usage` is prompt and completion tokens."""
+        line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
+        answered = result.response is not None and result.response.status_code < 400
+        with self._database.transaction() as connection:
+            connection.execute(
+                update(batch_lines_table)
+                .where(line)
+                .values(
+                    result=result.model_dump_json(),
+                    goes_to=OUTPUT if answered else ERRORS,
+                    prompt_tokens=usage[0],
+                    completion_tokens=usage[1],
+                )
+            )
+
+    def answered(self, batch_id: str) -> set[int]:
+        """The numbers of the lines that have an answer."""
+        mine = batch_lines_table.c.batch == batch_id, batch_lines_table.c.goes_to.is_not(None)
+        with self._database.transaction() as connection:
+            return set(connection.execute(select(batch_lines_table.c.number).where(*mine)).scalars())
+
+    def finish(self, stored: Stored, ending: Ending, missing: Mapping[int, str], retention_s: int) -> Batch:
+        """End a batch: what its lines brought becomes files, those that are `missing` (their custom ids) errors."""
+        batch, now = stored.batch, int(time.time())
+        with self._database.transaction() as connection:
+            counted = _counted(connection, batch)
+            counts = counted.request_counts
+            changes: dict[str, Any] = {
+                "usage": counted.usage,
+                "request_counts": counts.model_copy(update={"failed": counts.failed + len(missing)}),
+            }
+            expires = now + min(stored.output_expires_s or retention_s, retention_s)
+            results = _results(connection, batch.id)
+            unasked = [(number, _unasked(ending, custom_id)) for number, custom_id in missing.items()]
+            files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *unasked])}
+            for kind, field in ((OUTPUT, "output_file_id"), (ERRORS, "error_file_id")):
+                if files[kind]:
+                    content = "".join(f"{text}\n" for _, text in files[kind]).encode()
+                    file = File(
+                        id=new_id("file-"),
+                        bytes=len(content),
+                        created_at=now,
+                        expires_at=expires,
+                        filename=f"{batch.id}_{kind}.jsonl",
+                        purpose="batch_output",
+                    )
+                    _insert_file(connection, stored.owner, file, content)
+                    changes[field] = file.id
+            connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
+            return _change(connection, batch.id, {**changes, "status": ending, f"{ending}_at": now})
+
+    def purge(self, now: int, retention_s: int) -> None:
+        """Delete files that have expired, and batches that ended and are older than the retention."""
+        reading = select(batches_table.c.input_file_id).where(batches_table.c.status.in_(OPEN))
+        old = batches_table.c.status.not_in(OPEN), batches_table.c.created < (now - retention_s) * 1_000_000
+        with self._database.transaction() as connection:
+            expired = files_table.c.expires <= now, files_table.c.id.not_in(reading)
+            connection.execute(delete(files_table).where(*expired))
+            connection.execute(delete(batches_table).where(*old))
+
+
+def _insert_file(connection: Connection, owner: str, file: File, content: bytes) -> None:
+    connection.execute(
+        insert(files_table).values(
+            id=file.id,
+            owner=owner,
+            created=time.time_ns() // 1000,
+            expires=file.expires_at,
+            bytes=file.bytes,
+            record=file.model_dump_json(),
+            content=content,
+        )
+    )
+
+
+def _file(connection: Connection, owner: str, id_: str, param: str | None = None) -> File:
+    mine = files_table.c.id == id_, files_table.c.owner == owner
+    record = connection.execute(select(files_table.c.record).where(*mine)).scalar()
+    if record is None:
+        raise NotStored("this key has no such file", "file_not_found", param)
+    return File.model_validate_json(record)
+
+
+def _batch(connection: Connection, owner: str, id_: str) -> Batch:
+    mine = batches_table.c.id == id_, batches_table.c.owner == owner
+    record = connection.execute(select(batches_table.c.record).where(*mine)).scalar()
+    if record is None:
+        raise NotStored("this key has no such batch", "batch_not_found")
+    return Batch.model_validate_json(record)
+
+
+def _change(connection: Connection, batch_id: str, changes: Mapping[str, Any]) -> Batch:
+    row = batches_table.c.id == batch_id
+    before = Batch.model_validate_json(connection.execute(select(batches_table.c.record).where(row)).scalar_one())
+    if before.status not in OPEN:
+        return before
+    after = before.model_copy(update=dict(changes))
+    connection.execute(update(batches_table).where(row).values(status=after.status, record=after.model_dump_json()))
+    return after
+
+
+def _of_owner(connection: Connection, table: Table, owner: str, *, newest_first: bool) -> Sequence[str]:
+    order = table.c.created.desc() if newest_first else table.c.created
+    return connection.execute(select(table.c.record).where(table.c.owner == owner).order_by(order)).scalars().all()
+
+
+def _page(records: list[Any], after: str | None, limit: int) -> Page:
+    ids = [record.id for record in records]
+    if after is not None and after not in ids:
+        raise NotStored("after: there is no such object in this list", "invalid_value", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    return Page(records[start : start + limit], len(records) > start + limit)
+
+
+def _counted(connection: Connection, batch: Batch) -> Batch:
+    """A batch with the counts of the lines that are answered so far; an ended one has them already."""
+    if batch.status not in OPEN:
+        return batch
+    lines = batch_lines_table.c
+    sums = func.coalesce(func.sum(lines.prompt_tokens), 0), func.coalesce(func.sum(lines.completion_tokens), 0)
+    query = select(lines.goes_to, func.count(), *sums).where(lines.batch == batch.id, lines.goes_to.is_not(None))
+    rows = {row[0]: row[1:] for row in connection.execute(query.group_by(lines.goes_to))}
+    prompt, completion = (sum(int(row[place]) for row in rows.values()) for place in (1, 2))
+    counts = RequestCounts(
+        total=batch.request_counts.total,
+        completed=rows.get(OUTPUT, (0,))[0],
+        failed=rows.get(ERRORS, (0,))[0],
+    )
+    usage = BatchUsage(input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion)
+    return batch.model_copy(update={"request_counts": counts, "usage": usage})
+
+
+def _results(connection: Connection, batch_id: str) -> dict[str, list[tuple[int, str]]]:
+    lines = batch_lines_table.c
+    mine = lines.batch == batch_id, lines.goes_to.is_not(None)
+    rows: Iterable[Any] = connection.execute(
+        select(lines.number, lines.goes_to, lines.result).where(*mine).order_by(lines.number)
+    )
+    found: dict[str, list[tuple[int, str]]] = {OUTPUT: [], ERRORS: []}
+    for number, goes_to, result in rows:
+        found[goes_to].append((number, result))
+    return found
+
+
+def _unasked(ending: Ending, custom_id: str) -> str:
+    message = {
+        "expired": "the completion window ended before this request was answered",
+        "cancelled": "the batch was cancelled before this request was answered",
+    }.get(ending, "this request was not answered")
+    error = LineError(code=f"batch_{ending}", message=message)
+    return LineResult(id=new_id("batch_req_"), custom_id=custom_id, error=error).model_dump_json()

@@ -1,0 +1,245 @@
+"""OpenAI's Files and Batch API: `/v1/files` and `/v1/batches`. What a key stores, no other key sees."""
+
+import asyncio
+import re
+from typing import Any, Literal
+
+import ray
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, field_validator
+from ray.exceptions import RayError, RayTaskError
+
+from services.batches.records import Batch, BatchesError, BatchOrder, File, NotStored
+from services.batches.store import Page
+from services.gateway.errors import ApiError, invalid, unavailable
+from services.gateway.fields import refused
+from services.gateway.keys import KeyService
+from services.gateway.limits import read_body
+from services.gateway.openapi import REFUSALS, body
+from services.gateway.preparation import Endpoint
+from services.gateway.schema import Body
+from services.gateway.settings import GatewaySettings
+from services.gateway.uploads import read_upload
+from services.keys.records import KeysUnavailable
+
+MAX_BODY_BYTES = 1 << 16
+LEAST_EXPIRY_S = 3600
+MOST_FILES = 10_000
+MOST_BATCHES = 100
+_WINDOW = re.compile(r"([1-9]\d{0,4})([mhd])")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+_UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "JSON Lines, one request each."},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S},
+    },
+}
+
+
+class ExpiresAfter(Body):
+    """When the files that a batch makes are deleted."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=LEAST_EXPIRY_S)
+
+
+class NewBatch(Body):
+    """The body of `POST /v1/batches`."""
+
+    input_file_id: str = Field(min_length=1, max_length=64)
+    endpoint: Endpoint
+    completion_window: str = Field(description="24h, or another number of minutes (m), hours (h) or days (d).")
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    output_expires_after: ExpiresAfter | None = None
+
+    @field_validator("completion_window")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        if not _WINDOW.fullmatch(value):
+            raise refused("invalid_value", "give a number of minutes, hours or days, such as 24h")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_short(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        if any(len(key) > 64 or len(text) > 512 for key, text in (value or {}).items()):
+            raise refused("invalid_value", "keys have at most 64 characters, values 512")
+        return value
+
+    @property
+    def order(self) -> BatchOrder:
+        match = _WINDOW.fullmatch(self.completion_window)
+        assert match is not None
+        return BatchOrder(
+            endpoint=self.endpoint,
+            input_file_id=self.input_file_id,
+            completion_window=self.completion_window,
+            window_s=int(match[1]) * _SECONDS[match[2]],
+            output_expires_s=None if self.output_expires_after is None else self.output_expires_after.seconds,
+            metadata=self.metadata,
+        )
+
+
+class DeletedFile(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class _List(BaseModel):
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(_List):
+    data: list[File]
+
+
+class BatchList(_List):
+    data: list[Batch]
+
+
+BODIES = (NewBatch,)
+
+
+class BatchRoutes:
+    """Files and batches of the key that asks, kept and run by the batches actor."""
+
+    def __init__(self, settings: GatewaySettings, keys: KeyService) -> None:
+        self._settings = settings
+        self._keys = keys
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1", tags=["batches"], responses=REFUSALS)
+        upload = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}}
+        router.add_api_route("/files", self.upload, methods=["POST"], openapi_extra=upload)
+        router.add_api_route("/files", self.files, methods=["GET"])
+        router.add_api_route("/files/{file_id}", self.file, methods=["GET"])
+        router.add_api_route("/files/{file_id}", self.delete_file, methods=["DELETE"])
+        router.add_api_route("/files/{file_id}/content", self.content, methods=["GET"], response_class=Response)
+        router.add_api_route("/batches", self.create, methods=["POST"], openapi_extra=body(NewBatch))
+        router.add_api_route("/batches", self.batches, methods=["GET"])
+        router.add_api_route("/batches/{batch_id}", self.batch, methods=["GET"])
+        router.add_api_route("/batches/{batch_id}/cancel", self.cancel, methods=["POST"])
+        return router
+
+    async def upload(self, request: Request) -> File:
+        """Keep a file of requests; it is deleted on request, and after the service's retention."""
+        owner = await self._owner(request)
+        upload = await read_upload(request, self._settings.batches.max_file_bytes)
+        if upload.fields.get("purpose") != "batch":
+            raise invalid("purpose", "files are kept for batches only; use batch")
+        file: File = await self._ask("upload", owner, upload.filename, upload.content, _expiry(upload.fields))
+        return file
+
+    async def files(self, request: Request) -> FileList:
+        """The files of this key, the newest first."""
+        owner, asked = await self._owner(request), request.query_params
+        order = asked.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("order", "use asc or desc")
+        limit = _limit(asked.get("limit"), MOST_FILES, MOST_FILES)
+        page: Page = await self._ask("files", owner, asked.get("purpose"), asked.get("after"), limit, order == "desc")
+        return FileList(data=list(page.records), **_ends(page))
+
+    async def file(self, request: Request, file_id: str) -> File:
+        """What is known of one file."""
+        file: File = await self._ask("file", await self._owner(request), file_id)
+        return file
+
+    async def content(self, request: Request, file_id: str) -> Response:
+        """One file, as it is."""
+        content: bytes = await self._ask("content", await self._owner(request), file_id)
+        return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
+
+    async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
+        """Delete a file and all that it holds."""
+        await self._ask("delete_file", await self._owner(request), file_id)
+        return DeletedFile(id=file_id)
+
+    async def create(self, request: Request) -> Batch:
+        """Run the requests of a file, whenever no other request waits."""
+        owner = await self._owner(request)
+        asked = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
+        batch: Batch = await self._ask("create", owner, asked.order)
+        return batch
+
+    async def batches(self, request: Request) -> BatchList:
+        """The batches of this key, the newest first."""
+        owner, asked = await self._owner(request), request.query_params
+        page: Page = await self._ask("batches", owner, asked.get("after"), _limit(asked.get("limit"), 20, MOST_BATCHES))
+        return BatchList(data=list(page.records), **_ends(page))
+
+    async def batch(self, request: Request, batch_id: str) -> Batch:
+        """One batch."""
+        batch: Batch = await self._ask("batch", await self._owner(request), batch_id)
+        return batch
+
+    async def cancel(self, request: Request, batch_id: str) -> Batch:
+        """Let a batch end after the requests that have begun; what is answered by then is in its files."""
+        batch: Batch = await self._ask("cancel", await self._owner(request), batch_id)
+        return batch
+
+    async def _owner(self, request: Request) -> str:
+        return await self._keys.owner(request, "generate")
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of the batches actor.
+
+        Raises:
+            ApiError: what cannot be done, as HTTP says it; 503 where the actor does not answer.
+        """
+        name = self._settings.batches_actor
+        if name is None:
+            raise ApiError(404, "this service keeps no files and runs no batches", code="batches_not_kept")
+        try:
+            if not ray.is_initialized():
+                raise RuntimeError("Ray is not initialised")
+            actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
+            return await getattr(actor, method).remote(*arguments)
+        except RayTaskError as error:
+            raise _of_batches(error) from None
+        except (RayError, ValueError, RuntimeError):
+            raise unavailable(f"the actor {name!r} does not answer") from None
+
+
+def _of_batches(error: RayTaskError) -> Exception:
+    match error.cause:
+        case NotStored() as missing:
+            return ApiError(404, missing.message, code=missing.code, param=missing.param)
+        case BatchesError() as refusal:
+            status = 409 if refusal.code == "file_in_use" else 429 if refusal.code == "too_many_batches" else 400
+            return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
+        case KeysUnavailable():
+            return unavailable("the database of files and batches cannot be used now")
+        case _:
+            unexpected: Exception = error
+            return unexpected
+
+
+def _expiry(fields: dict[str, str]) -> int | None:
+    seconds = fields.get("expires_after[seconds]")
+    if seconds is None:
+        return None
+    if fields.get("expires_after[anchor]") != "created_at" or not seconds.isdecimal() or int(seconds) < LEAST_EXPIRY_S:
+        raise invalid("expires_after", f"give the anchor created_at and at least {LEAST_EXPIRY_S} seconds")
+    return int(seconds)
+
+
+def _limit(text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise invalid("limit", f"give a number from 1 to {most}")
+    return int(text)
+
+
+def _ends(page: Page) -> dict[str, Any]:
+    ids = [record.id for record in page.records]
+    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": page.more}

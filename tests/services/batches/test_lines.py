@@ -1,0 +1,70 @@
+"""What an input file may hold, and that no complaint repeats what is in it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.batches.lines import MOST_ERRORS, model_of, read_lines
+
+ENDPOINT = "/v1/completions"
+
+
+def line(custom_id: object = "a", **changes: Any) -> bytes:
+    request = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"model": "privmix", "prompt": "p"}}
+    return json.dumps({**request, **changes}).encode()
+
+
+def test_lines_keep_their_numbers_and_bodies() -> None:
+    content = b"\xef\xbb\xbf" + line("a") + b"\r\n\n" + line("b", body={"model": "privmix", "prompt": "\ud800"}) + b"\n"
+    lines, errors = read_lines(content, ENDPOINT, 10)
+    assert errors == []
+    assert [(each.number, each.custom_id) for each in lines] == [(1, "a"), (3, "b")]
+    assert json.loads(lines[0].body) == {"model": "privmix", "prompt": "p"}
+    assert model_of(lines) == "privmix"
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "number", "param"),
+    [
+        (b"", "empty_file", None, "input_file_id"),
+        (b"\n \n", "empty_file", None, "input_file_id"),
+        (line("a") + b"\n{", "invalid_json_line", 2, None),
+        (b"\xff\xfe", "invalid_json_line", 1, None),
+        (b"[1]", "invalid_json_line", 1, None),
+        (b"[" * 100_000, "invalid_json_line", 1, None),
+        (b"{}", "missing_required_parameter", 1, "custom_id"),
+        (line(""), "invalid_custom_id", 1, "custom_id"),
+        (line(7), "invalid_custom_id", 1, "custom_id"),
+        (line("x" * 513), "invalid_custom_id", 1, "custom_id"),
+        (line(method="GET"), "invalid_method", 1, "method"),
+        (line(url="/v1/chat/completions"), "mismatched_endpoint", 1, "url"),
+        (line(body="p"), "invalid_body", 1, "body"),
+        (line("a") + b"\n" + line("a"), "duplicate_custom_id", 2, "custom_id"),
+        (b"\n".join(line(str(number)) for number in range(4)), "too_many_lines", None, "input_file_id"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_line(content: bytes, code: str, number: int | None, param: str | None) -> None:
+    _, (error,) = read_lines(content, ENDPOINT, 3)
+    assert (error.code, error.line, error.param) == (code, number, param)
+
+
+def test_a_file_of_nothing_but_errors_is_read_to_a_limit() -> None:
+    _, errors = read_lines(b"\n".join([b"x"] * 1000), ENDPOINT, 10)
+    assert len(errors) == MOST_ERRORS
+
+
+@given(
+    st.binary(max_size=300)
+    | st.lists(st.text(max_size=30)).map(lambda texts: "\n".join(texts).encode("utf-8", "replace"))
+)
+def test_any_bytes_are_lines_or_errors(content: bytes) -> None:
+    lines, errors = read_lines(content, ENDPOINT, 10)
+    assert lines or errors
+
+
+def test_no_error_repeats_the_text() -> None:
+    _, errors = read_lines(b'{"custom_id": "Wilhelmina", "method": "Wilhelmina"}\nWilhelmina', ENDPOINT, 10)
+    assert "Wilhelmina" not in repr(errors)

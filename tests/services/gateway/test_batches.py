@@ -1,0 +1,295 @@
+"""Files and batches over HTTP: what is refused before anything is stored, and the whole API by its own client."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+from services.batches.settings import BatchSettings
+from services.keys.database import Database, beside
+from services.keys.records import Share
+from services.keys.store import KeyStore
+from tests.running import RunningService, configure, own_ensemble, running, settled
+from tests.services.gateway.conftest import MakeClient
+
+MARK = "Wilhelmina"
+MOST_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def keeping(make_client: MakeClient) -> TestClient:
+    """A service that would keep files, with nobody behind it."""
+    return make_client(batches_actor="batches", batches=BatchSettings(max_file_bytes=MOST_BYTES))
+
+
+def refusal(response: Any) -> tuple[int, str, str | None]:
+    assert MARK not in response.text
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def upload(client: TestClient, content: bytes = MARK.encode(), fields: dict[str, str] | None = None) -> Any:
+    return client.post("/v1/files", files={"file": (MARK, content)}, data={"purpose": "batch", **(fields or {})})
+
+
+def test_a_service_without_batches_says_so(client: TestClient) -> None:
+    assert refusal(upload(client)) == (404, "batches_not_kept", None)
+    assert refusal(client.get("/v1/batches")) == (404, "batches_not_kept", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (503, "service_unavailable", None)),
+        ({"purpose": "fine-tune"}, (400, "invalid_value", "purpose")),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "10"},
+            (400, "invalid_value", "expires_after"),
+        ),
+        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}, (503, "service_unavailable", None)),
+    ],
+)
+def test_uploads_are_checked(
+    keeping: TestClient, fields: dict[str, str], expected: tuple[int, str, str | None]
+) -> None:
+    assert refusal(upload(keeping, fields=fields)) == expected
+
+
+def test_a_large_file_is_read_no_further_than_its_limit(keeping: TestClient) -> None:
+    for size in (MOST_BYTES + 1, 100 * MOST_BYTES):
+        assert refusal(upload(keeping, b"x" * size)) == (413, "file_too_large", "file")
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"json": {"file": MARK}}, (415, "unsupported_media_type", "file")),
+        ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, (400, "missing_required_parameter", "file")),
+        (
+            {"content": MARK, "headers": {"content-type": "multipart/form-data; boundary=b"}},
+            (400, "missing_required_parameter", "file"),
+        ),
+        ({"content": MARK, "headers": {"content-type": "multipart/form-data"}}, (400, "invalid_body", "body")),
+    ],
+)
+def test_what_is_no_file_is_refused(
+    keeping: TestClient, sent: dict[str, Any], expected: tuple[int, str, str | None]
+) -> None:
+    status, code, param = refusal(keeping.post("/v1/files", **sent))
+    assert status == expected[0]
+    assert (code, param) == expected[1:] or code == "invalid_body"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (503, "service_unavailable", None)),
+        ({"endpoint": "/v1/embeddings"}, (400, "invalid_value", "endpoint")),
+        ({"completion_window": "soon"}, (400, "invalid_value", "completion_window")),
+        ({"completion_window": "0h"}, (400, "invalid_value", "completion_window")),
+        ({"input_file_id": None}, (400, "missing_required_parameter", "input_file_id")),
+        ({"metadata": {"a": 1}}, (400, "invalid_type", "metadata.a")),
+        ({"metadata": {"a": "x" * 513}}, (400, "invalid_value", "metadata")),
+        ({"unknown": 1}, (400, "unknown_parameter", "unknown")),
+    ],
+)
+def test_a_batch_is_checked(
+    keeping: TestClient, changes: dict[str, Any], expected: tuple[int, str, str | None]
+) -> None:
+    order = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert refusal(keeping.post("/v1/batches", json={**order, **changes})) == expected
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=100000"])
+def test_pages_are_checked(keeping: TestClient, query: str) -> None:
+    for path in ("/v1/files", "/v1/batches"):
+        assert refusal(keeping.get(f"{path}?{query}")) == (400, "invalid_value", "limit")
+
+
+PROMPT = f"{MARK} called because"
+
+
+def line(number: int, **changes: Any) -> dict[str, Any]:
+    body = {"model": "privmix", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True, **changes}
+    return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def jsonl(*lines: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+@pytest.fixture(scope="module")
+def shared(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    folder = tmp_path_factory.mktemp("batches")
+    config = configure(folder, own_ensemble(ensemble, folder), coordinator={"max_live": 4})
+    with running(config) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def store(shared: RunningService) -> KeyStore:
+    return KeyStore(Database(beside(str(shared.ledger))))
+
+
+def client_of(service: RunningService, store: KeyStore, name: str, **share: int) -> openai.OpenAI:
+    _, secret = store.create(name, share=Share(**share))
+    return openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=secret.text, max_retries=0, timeout=120)
+
+
+def create(client: openai.OpenAI, *lines: dict[str, Any], window: Any = "24h") -> Any:
+    file = client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window=window, metadata={"for": "tests"}
+    )
+
+
+def completed(client: openai.OpenAI, batch_id: str) -> int:
+    """How many lines have an answer by now."""
+    counts = client.batches.retrieve(batch_id).request_counts
+    assert counts is not None
+    return counts.completed
+
+
+def ended(client: openai.OpenAI, batch_id: str, seconds: float = 180) -> Any:
+    deadline = time.monotonic() + seconds
+    while (batch := client.batches.retrieve(batch_id)).status in (
+        "validating",
+        "in_progress",
+        "finalizing",
+        "cancelling",
+    ):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.2)
+    return batch
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    return [] if file_id is None else [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_api_by_its_own_client(shared: RunningService, store: KeyStore) -> None:
+    client, other = client_of(shared, store, "team", tokens=1000), client_of(shared, store, "other")
+    before = settled(shared, httpx.Client(headers={"authorization": f"Bearer {client.api_key}"}))
+    batch = create(client, line(1), line(2, temperature=0), line(3), line(4, n=2), line(5, stream=True))
+    assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"for": "tests"})
+    done = ended(client, batch.id)
+    assert (done.status, done.model) == ("completed", "privmix")
+    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (5, 3, 2)
+    answers = {each["custom_id"]: each["response"] for each in lines_of(client, done.output_file_id)}
+    assert list(answers) == ["line-1", "line-3", "line-4"]
+    assert [len(answer["body"]["choices"]) for answer in answers.values()] == [1, 1, 2]
+    assert all(choice["text"] for answer in answers.values() for choice in answer["body"]["choices"])
+    refused = {each["custom_id"]: each["response"] for each in lines_of(client, done.error_file_id)}
+    assert {id_: answer["body"]["error"]["param"] for id_, answer in refused.items()} == {
+        "line-2": "temperature",
+        "line-5": "stream",
+    }
+    spent = sum(answer["body"]["usage"]["completion_tokens"] for answer in answers.values())
+    assert done.usage.output_tokens == spent == 16
+    assert store.account("team").usage.spent == spent
+    with httpx.Client(headers={"authorization": f"Bearer {client.api_key}"}) as asking:
+        assert settled(shared, asking) == before + spent
+
+    assert [each.id for each in client.batches.list()] == [batch.id]
+    assert {each.id for each in client.files.list()} == {done.input_file_id, done.output_file_id, done.error_file_id}
+    assert [*other.files.list(), *other.batches.list()] == []
+    asks: list[tuple[Callable[[str], object], str]] = [
+        *((ask, done.input_file_id) for ask in (other.files.retrieve, other.files.content, other.files.delete)),
+        *((ask, batch.id) for ask in (other.batches.retrieve, other.batches.cancel)),
+    ]
+    for ask, id_ in asks:
+        with pytest.raises(openai.NotFoundError):
+            ask(id_)
+    assert client.files.retrieve(done.input_file_id).purpose == "batch"
+    assert client.files.delete(done.input_file_id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(done.input_file_id)
+    for log in shared.config.parent.glob("*.log"):
+        assert MARK not in log.read_text(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_file_that_cannot_be_run_says_why(shared: RunningService, store: KeyStore) -> None:
+    client = client_of(shared, store, "careless")
+    failed = ended(client, create(client, line(1), line(1)).id)
+    assert failed.status == "failed"
+    assert [(each.code, each.line) for each in failed.errors.data] == [("duplicate_custom_id", 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_share_ends_a_batch_to_the_token(shared: RunningService, store: KeyStore) -> None:
+    client = client_of(shared, store, "poor", tokens=10)
+    done = ended(client, create(client, *(line(number) for number in range(6))).id)
+    assert done.status == "completed"
+    assert store.account("poor").usage.spent == 10
+    assert done.usage.output_tokens == 10
+    codes = {each["response"]["body"]["error"]["code"] for each in lines_of(client, done.error_file_id)}
+    assert codes == {"share_exhausted"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_cancelled_batch_keeps_what_was_answered(shared: RunningService, store: KeyStore) -> None:
+    client = client_of(shared, store, "hasty")
+    batch = create(client, *(line(number, max_tokens=16) for number in range(40)))
+    while completed(client, batch.id) < 2:
+        time.sleep(0.1)
+    with pytest.raises(openai.ConflictError, match="cancel it first"):
+        client.files.delete(batch.input_file_id)
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    done = ended(client, batch.id)
+    assert done.status == "cancelled"
+    answers, missing = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
+    assert 2 <= len(answers) < 40
+    assert len(answers) + len(missing) == 40
+    assert {each["error"]["code"] for each in missing} == {"batch_cancelled"}
+    assert store.account("hasty").usage.spent == 16 * len(answers), "what was paid for was answered"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_restart_pays_for_no_answer_twice(shared: RunningService, store: KeyStore) -> None:
+    client = client_of(shared, store, "patient")
+    batch = create(client, *(line(number, max_tokens=16) for number in range(16)))
+    while completed(client, batch.id) < 4:
+        time.sleep(0.1)
+    shared.kill("Batches")
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            done = client.batches.retrieve(batch.id)
+        except openai.InternalServerError:
+            done = None
+        if done is not None and done.status == "completed":
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    answers = lines_of(client, done.output_file_id)
+    assert [each["custom_id"] for each in answers] == [f"line-{number}" for number in range(16)]
+    usage = store.account("patient").usage
+    under_way = 2  # half of `max_live`
+    assert 16 * 16 <= usage.charged <= 16 * (16 + under_way)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_people_go_before_batches(shared: RunningService, store: KeyStore) -> None:
+    client, person = client_of(shared, store, "offline"), client_of(shared, store, "person")
+    batch = create(client, *(line(number, max_tokens=32) for number in range(60)))
+    while not completed(client, batch.id):
+        time.sleep(0.1)
+    for _ in range(3):
+        person.completions.create(model="privmix", prompt=PROMPT, max_tokens=4)
+    assert client.batches.retrieve(batch.id).status == "in_progress", "the person did not wait for the batch"
+    client.batches.cancel(batch.id)
+    ended(client, batch.id)
