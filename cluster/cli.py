@@ -27,6 +27,7 @@ VERBS = (
     "budget",
     "plan",
     "keys",
+    "alerts",
     "ledger",
     "audit",
     "heads",

@@ -1,5 +1,6 @@
 """Alerts of the running service, as a webhook gets them."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from cluster.cli import app
 from services.keys.database import Database, beside
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running
 from tests.services.alerts.receiver import Receiver, receiving
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOKENS = 96
 
@@ -38,6 +40,8 @@ def watched(ensemble: Path, tmp_path: Path, receiver: Receiver) -> Iterator[Runn
         yield service
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningService, receiver: Receiver) -> None:
     store = KeyStore(Database(beside(str(watched.ledger))))
     _, secret = store.create("ward", share=Share(tokens=40))
@@ -72,3 +76,17 @@ def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningServ
     assert [each["event"] for each in budget] == ["budget.threshold", "budget.exhausted"]
     assert all(each["ensemble"] == "privmix" and each["epsilon"] == 8.0 for each in budget)
     assert "is spent" in budget[-1]["text"]
+
+
+def test_a_test_alert_says_which_webhook_takes_it(tmp_path: Path, receiver: Receiver) -> None:
+    config = tmp_path / "privmix.yaml"
+
+    def sent(*webhooks: str) -> tuple[int, dict[str, Any]]:
+        config.write_text(yaml.safe_dump({"ensemble": "here", "alerts": {"webhooks": list(webhooks)}}))
+        result = CliRunner().invoke(app, ["alerts", "test", "--config", str(config), "--json"])
+        return result.exit_code, json.loads(result.stdout)
+
+    assert sent(receiver.url) == (0, {"webhooks": [{"host": "127.0.0.1", "failure": None}]})
+    assert receiver.events() == [("test", "firing", None)]
+    assert sent("http://127.0.0.1:9/secret") == (1, {"webhooks": [{"host": "127.0.0.1", "failure": "ConnectError"}]})
+    assert sent() == (1, {"webhooks": []})

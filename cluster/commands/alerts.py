@@ -1,0 +1,52 @@
+"""`privmix alerts`: whether the webhooks get what the service would tell them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from cluster.configuration import Configuration
+from services.alerts.alert import Alert
+from services.alerts.webhook import post
+
+alerts = typer.Typer(name="alerts", help="Webhooks that are told of the budget and of failures.", no_args_is_help=True)
+
+
+@alerts.callback()
+def group() -> None:
+    """Keep `privmix alerts test` a command of its own while it is the only one."""
+
+
+@alerts.command("test")
+def send_test(
+    config: Annotated[Path, typer.Option(help="The configuration file.")] = Path("privmix.yaml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Send one alert to every webhook of the configuration; exit with 1 where one does not take it."""
+    configuration = Configuration.load(config)
+    failures = asyncio.run(_sent(configuration))
+    hosts = [httpx.URL(url.get_secret_value()).host for url in configuration.alerts.webhooks]
+    if as_json:
+        found = [{"host": host, "failure": failure} for host, failure in zip(hosts, failures, strict=True)]
+        print(json.dumps({"webhooks": found}, indent=2))
+    else:
+        for host, failure in zip(hosts, failures, strict=True):
+            print(f"{host}: {failure or 'delivered'}")
+        if not hosts:
+            print("alerts.webhooks: there is none; add a URL")
+    if any(failures) or not hosts:
+        raise typer.Exit(1)
+
+
+async def _sent(configuration: Configuration) -> list[str | None]:
+    """For each webhook None, or why it did not take the alert."""
+    ensemble = configuration.http.served_model_names[0]
+    text = f"A test: {ensemble} can reach this webhook."
+    alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)
+    settings = configuration.alerts
+    async with httpx.AsyncClient() as client:
+        posts = (post(client, url, alert.id, alert.body(), settings.secret) for url in settings.webhooks)
+        return list(await asyncio.gather(*posts))
