@@ -53,10 +53,9 @@ class Alerts:
         self._conditions = Conditions(
             watched.ensemble, watched.namespace, settings.thresholds, settings.patience_s, self._outbox.levels()
         )
-        self._statuses = [
-            Status(watched.namespace, coordinator, watched.budget, watched.fleet, TIMEOUT_S, TIMEOUT_S)
-            for coordinator in watched.coordinators
-        ]
+        self._status = Status(
+            watched.namespace, watched.coordinators, watched.budget, watched.fleet, TIMEOUT_S, TIMEOUT_S
+        )
         self._keys = KeyService((), watched.namespace, watched.keys)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._watch(), *(hook.deliver() for hook in self._webhooks))]
@@ -98,16 +97,15 @@ class Alerts:
             webhook.wake()
 
     async def _observe(self) -> Observation:
-        first = self._statuses[0]
         troubles, statement, shards, accounts, traffic = await asyncio.gather(
-            asyncio.gather(*(status.troubles() for status in self._statuses)),
-            _answer(first.statement()),
-            _answer(first.shards()),
+            self._status.troubles(),
+            _answer(self._status.statement()),
+            _answer(self._status.shards()),
             _answer(self._keys.ask("accounts")),
             _answer(self._keys.ask("traffic")),
         )
         return Observation(
-            troubles={actor: trouble for each in troubles for actor, trouble in each.items()},
+            troubles=troubles,
             statement=statement,
             accounts=accounts or (),
             traffic=traffic,

@@ -2,31 +2,29 @@
 
 import asyncio
 import logging
-import secrets
+import pickle
 import time
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import ray
 from ray.actor import ActorHandle
 
 from services.batches.records import Batch, BatchOrder, File, new_id
-from services.batches.runner import Runner
+from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, Page, Stored
-from services.gateway.hub import Hub
-from services.gateway.keys import KeyService
-from services.gateway.preparation import Preparation
-from services.gateway.prompts import Prompts
-from services.gateway.settings import GatewaySettings
 from services.keys.database import Database
 from services.keys.records import KeysUnavailable
 from services.keys.turns import background_places
+
+if TYPE_CHECKING:
+    from services.batches.runner import Runner
+    from services.gateway.settings import GatewaySettings
 
 NAME = "batches"
 MOST_OPEN = 50
 """Batches that one key may have open."""
 PURGE_S = 60.0
-PULSE_S = 1.0
 
 T = TypeVar("T")
 
@@ -36,20 +34,22 @@ _log = logging.getLogger(__name__)
 class Batches:
     """Files and batches are in the database: an actor that is made again goes on with the batches that are open.
 
+    Running one loads the tokenizer and what checks requests: seconds of work and 600 MB, which a service without
+    batches is spared.
+
     Args:
+        gateway: the pickled `GatewaySettings`; reading them loads all that.
         capacity: generations that the coordinators advance together.
     """
 
-    def __init__(self, database: str, settings: GatewaySettings, capacity: int) -> None:
-        self._settings = settings.batches
+    def __init__(self, database: str, settings: BatchSettings, gateway: bytes, capacity: int) -> None:
+        self._settings = settings
         self._store = BatchStore(Database(database))
-        self._keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
-        self._hub = Hub(settings.namespace, secrets.choice(settings.coordinator_actors), settings.stall_timeout_s)
-        preparation = Preparation(settings, Prompts.load(settings.model))
-        self._runner = Runner(
-            self._store, self._settings, preparation, self._hub, self._keys, background_places(capacity)
-        )
-        self._serving = asyncio.get_running_loop().create_task(self._serve())
+        self._gateway = gateway
+        self._places = background_places(capacity)
+        self._runner: Runner | None = None
+        self._loading = asyncio.Lock()
+        self._tasks = {asyncio.get_running_loop().create_task(self._watch())}
 
     async def ready(self) -> None:
         """Returns when the database is open."""
@@ -104,7 +104,7 @@ class Batches:
             metadata=order.metadata,
         )
         await self._do(lambda: self._store.put_batch(owner, batch, order.output_expires_s, MOST_OPEN))
-        self._runner.start(Stored(owner, batch, order.output_expires_s))
+        self._begin(Stored(owner, batch, order.output_expires_s))
         return batch
 
     async def batch(self, owner: str, id_: str) -> Batch:
@@ -125,29 +125,50 @@ class Batches:
         if batch.status in ("validating", "in_progress"):
             changes = {"status": "cancelling", "cancelling_at": int(time.time())}
             await self._do(lambda: self._store.change(id_, **changes))
-            self._runner.cancel(id_)
+            if self._runner is not None:
+                self._runner.cancel(id_)
         return await self._do(lambda: self._store.batch(owner, id_))
 
-    async def _serve(self) -> None:
-        async with self._hub.running():
-            self._pulsing = asyncio.get_running_loop().create_task(self._pulse())
-            opened = False
-            while True:
-                try:
-                    if not opened:
-                        for stored in await self._do(self._store.open_batches):
-                            self._runner.start(stored)
-                        opened = True
-                    await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
-                except KeysUnavailable as error:
-                    _log.warning("%s", error)
-                await asyncio.sleep(PURGE_S)
+    def _begin(self, stored: Stored) -> None:
+        """Run an open batch, once the runner is loaded."""
 
-    async def _pulse(self) -> None:
-        """Tell the keys actor that this process lives, and what it sees, as a gateway does."""
+        async def begin() -> None:
+            runner = await self._loaded()
+            # It may have been cancelled meanwhile.
+            batch = await self._do(lambda: self._store.batch(stored.owner, stored.batch.id))
+            runner.start(Stored(stored.owner, batch, stored.output_expires_s))
+
+        task = asyncio.get_running_loop().create_task(begin())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _loaded(self) -> "Runner":
+        async with self._loading:
+            if self._runner is None:
+                runner = await asyncio.to_thread(self._load)
+                self._tasks.add(asyncio.get_running_loop().create_task(runner.serve()))
+                self._runner = runner
+        return self._runner
+
+    def _load(self) -> "Runner":
+        from services.batches.runner import Runner
+
+        gateway: GatewaySettings = pickle.loads(self._gateway)
+        return Runner.load(self._store, gateway, self._places)
+
+    async def _watch(self) -> None:
+        """Go on with the batches that are open, and delete what has expired."""
+        opened = False
         while True:
-            await asyncio.sleep(PULSE_S)
-            await self._keys.pulse(self._hub.seen.take(self._hub.live))
+            try:
+                if not opened:
+                    for stored in await self._do(self._store.open_batches):
+                        self._begin(stored)
+                    opened = True
+                await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
+            except KeysUnavailable as error:
+                _log.warning("%s", error)
+            await asyncio.sleep(PURGE_S)
 
     async def _do(self, work: Callable[[], T]) -> T:
         """One transaction off the event loop. A caller that is cancelled does not end it half-way."""
@@ -159,7 +180,7 @@ BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_c
 
 def start(
     database: str,
-    settings: GatewaySettings,
+    settings: "GatewaySettings",
     *,
     capacity: int,
     lifetime: Literal["detached"] | None = None,
@@ -171,6 +192,6 @@ def start(
         keep: take the actor of this name that lives already, if there is one.
     """
     options = {"name": NAME, "namespace": settings.namespace, "lifetime": lifetime, "get_if_exists": keep}
-    actor = BatchesActor.options(**options).remote(database, settings, capacity)
+    actor = BatchesActor.options(**options).remote(database, settings.batches, pickle.dumps(settings), capacity)
     ray.get(actor.ready.remote())
     return actor

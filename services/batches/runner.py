@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from services.batches.lines import Line, model_of, read_lines
 from services.batches.records import BatchErrors, Ending, LineResponse, LineResult, new_id
@@ -19,12 +19,15 @@ from services.gateway.errors import ApiError, invalid, unexpected
 from services.gateway.hub import Hub, Mailbox
 from services.gateway.keys import KeyService
 from services.gateway.preparation import Preparation
+from services.gateway.prompts import Prompts
+from services.gateway.settings import GatewaySettings
 from services.keys.records import KeysUnavailable
 
 MOST_ATTEMPTS = 3
 """A line during which this process was lost this often is given up: each attempt may have been charged."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
+PULSE_S = 1.0
 
 T = TypeVar("T")
 
@@ -72,12 +75,27 @@ class Runner:
         self._places = places
         self._of_owner: dict[str, asyncio.Semaphore] = {}
         self._jobs: dict[str, Job] = {}
+        self._cancelled: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def load(cls, store: BatchStore, gateway: GatewaySettings, places: int) -> Self:
+        """With the tokenizer, and channels to the coordinators, of its own. `serve` opens the channels."""
+        hub = Hub(gateway.namespace, gateway.coordinator_actors, gateway.stall_timeout_s, gateway.recovery_s)
+        keys = KeyService(gateway.api_keys, gateway.namespace, gateway.keys_actor)
+        return cls(store, gateway.batches, Preparation(gateway, Prompts.load(gateway.model)), hub, keys, places)
+
+    async def serve(self) -> None:
+        """Keep the channels to the coordinators open, and tell the keys actor that this process lives."""
+        async with self._hub.running():
+            while True:
+                await asyncio.sleep(PULSE_S)
+                await self._keys.pulse(self._hub.seen.take(self._hub.live))
 
     def start(self, stored: Stored) -> None:
         """Run a batch, from where it is."""
         job = self._jobs[stored.batch.id] = Job(stored)
-        if stored.batch.status == "cancelling":
+        if stored.batch.status == "cancelling" or stored.batch.id in self._cancelled:
             job.stop("cancelled")
         task = asyncio.create_task(self._run(job))
         self._running.add(task)
@@ -85,6 +103,7 @@ class Runner:
 
     def cancel(self, batch_id: str) -> None:
         """Let a batch end after the lines that have begun."""
+        self._cancelled.add(batch_id)
         if job := self._jobs.get(batch_id):
             job.stop("cancelled")
 
