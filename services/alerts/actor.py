@@ -66,12 +66,6 @@ class Alerts:
     async def made_from(self) -> AlertSettings:
         return self._settings
 
-    async def close(self) -> None:
-        """Look and deliver no more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _watch(self) -> None:
         while True:
             try:

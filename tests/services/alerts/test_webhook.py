@@ -91,10 +91,12 @@ async def test_a_receiver_that_is_away_keeps_no_other_waiting(outbox: Outbox, re
     outbox.put([alert(1)], {}, [away.receiver, hook.receiver])
     tasks = [asyncio.create_task(each.deliver()) for each in (away, hook)]
     await asyncio.to_thread(receiver.wait_for, 1)
+    async with asyncio.timeout(30):
+        while outbox.first(hook.receiver) is not None:  # the receiver has it before the database knows
+            await asyncio.sleep(0.02)
     for task in tasks:
         task.cancel()
     assert outbox.first(away.receiver) is not None
-    assert outbox.first(hook.receiver) is None
     outbox.keep_receivers([hook.receiver])
     assert outbox.first(away.receiver) is None
 
