@@ -84,8 +84,10 @@ class Service:
         self.context_length: int | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises:
-        InputError: there is no service, it refuses the key, or it does not serve the model.
+        """Connect, and choose the model.
+
+        Raises:
+            InputError: there is no service, it refuses the key, or it does not serve the model.
         """
         await self._client.__aenter__()
         try:

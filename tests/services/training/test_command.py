@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from services.training.corpus import Corpus
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from services.training.manifest import Manifest
 from tests.services.training.conftest import PARTS, SMALL, Ensemble
@@ -40,6 +41,29 @@ def test_trains_and_ends_with_one_json_object(ensemble: Ensemble, tmp_path: Path
         "kept": PARTS,
         "skipped": 1,
     }
+
+
+def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    words = flags(ensemble, directory)
+    del words[words.index("--parts") : words.index("--parts") + 2]
+    done = runner.invoke(app, ["train", str(ensemble.corpus), *words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["kept"] == PARTS
+
+
+def test_without_a_number_of_parts_one_is_proposed_for_the_users(ensemble: Ensemble, tmp_path: Path) -> None:
+    salt = tmp_path / "salt"
+    salt.write_bytes(b"short")  # which ends the training before it begins
+    words = ["train", str(ensemble.corpus), "--output", str(tmp_path / "new"), "--salt-file", str(salt)]
+    stopped = runner.invoke(app, words)
+    assert stopped.exit_code == 2
+    users = len({document.user for document in Corpus(ensemble.corpus)})
+    assert f"parts: 2, proposed for {users} users" in stopped.stderr
+    refused = runner.invoke(app, [*words, "--tokens", "1000000000000"])
+    assert refused.exit_code == 2
+    assert "does not last for" in refused.stderr
+    assert runner.invoke(app, [*words, "--delta", "2"]).exit_code == 2
 
 
 @pytest.mark.slow
