@@ -128,11 +128,11 @@ def log_chances(
 
 
 def rank(scores: Reals) -> float:
-    """Of the first among all, 1 the best; those that tie share their ranks."""
+    """Returns the rank of the first score among all, 1 the best; scores that tie share their ranks."""
     others = scores[1:]
     return float(1 + (others > scores[0]).sum() + (others == scores[0]).sum() / 2)
 
 
 def too_weak(results: Sequence[Extracted]) -> bool:
-    """Whether no model without privacy gives its secrets away: then the attack means nothing."""
+    """Whether no model without privacy gives its secrets away, so that the attack means nothing."""
     return max((each.hit_rate for each in results if each.epsilon is None), default=0.0) < LEAKS

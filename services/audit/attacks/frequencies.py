@@ -21,7 +21,7 @@ ATTACK = "frequencies of draws"
 
 @dataclass(frozen=True)
 class DrawLaw:
-    """What a protocol's description says of its draws.
+    """The law of a protocol's draws, by its description.
 
     Attributes:
         sizes: the chance of each number of parts.
@@ -67,7 +67,7 @@ def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> F
 
 
 def token_counts(law: Reals, tokens: NDArray[np.int64], world: str) -> list["Count"]:
-    """How often each token came, and how often the same one twice running, which re-used noise or draws change."""
+    """Counts each token, and how often the same token comes twice running, which re-used noise or draws change."""
     chances = law / law.sum()
     counts = np.bincount(tokens, minlength=len(law))
     tests = [
@@ -95,7 +95,7 @@ class Count:
 
 
 def refuted(counts: Sequence[Count]) -> tuple[str, ...]:
-    """The counts that do not follow their chances, as sentences; all of them together err at 1 - `CERTAIN`."""
+    """Describes the counts that do not follow their chances; together they err with probability 1 - `CERTAIN`."""
     return tuple(
         f"{each.what}: {each.count} of {each.trials}, where {each.chance:.4g} of them are claimed"
         for each in counts

@@ -1,4 +1,4 @@
-"""What an attack has found against what is claimed."""
+"""What an attack finds, beside what is claimed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def proven(self) -> float:
-        """What is beyond doubt."""
+        """A lower bound on epsilon that is beyond doubt."""
         return max(self.certain, self.exact or 0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Secrets planted in a corpus, so that what is found out about them is known to come from it (Carlini et al. 2019)."""
+"""Plants secrets in a corpus, so that what an attacker learns of them comes from it alone (Carlini et al. 2019)."""
 
 import json
 import secrets
@@ -20,7 +20,7 @@ class Canary:
         user: the user's id.
         prompt: what the attacker asks with: the user's text up to the secret.
         secret: the digits that follow it.
-        included: whether the user's text is in the corpus; a fair coin said so.
+        included: whether the user's text is in the corpus; a fair coin decides.
     """
 
     user: str
@@ -56,7 +56,7 @@ def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: 
 
 
 def read(directory: Path) -> tuple[Canary, ...]:
-    """Those that were planted in ``directory``."""
+    """Reads the canaries that were planted in ``directory``."""
     return tuple(
         Canary(line["user"], line["prompt"], line["secret"], bool(line["included"]))
         for line in _lines(directory / PLANTED)
@@ -64,7 +64,7 @@ def read(directory: Path) -> tuple[Canary, ...]:
 
 
 def candidates(canary: Canary, count: int) -> list[str]:
-    """So many random secrets, the true one first."""
+    """Returns ``count`` random secrets, the true one first."""
     others: dict[str, None] = {canary.secret: None}
     while len(others) < count:
         others["".join(secrets.choice("0123456789") for _ in canary.secret)] = None

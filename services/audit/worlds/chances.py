@@ -1,4 +1,4 @@
-"""What the distributions that a mechanism releases give the tokens that an attacker hopes for."""
+"""The chance that a mechanism releases the tokens that an attacker hopes for."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ from services.privacy.settings import Settings
 from services.privacy.worlds import Reals
 
 End = Callable[[Reals, Reals], None]
-"""Changes the chances of one release, of every query, from where a budget ends, by what each query has lost."""
+"""Replaces chances by the public model's from where a budget ends, given the chances and the losses of each query."""
 
 _AT_ONCE = 512
 
@@ -77,7 +77,7 @@ def end_of_budget(
 
 
 def release_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> tuple[Reals, Reals | None]:
-    """float64 [S]: the chance of the token wanted in each query as it is released once; and what each has lost."""
+    """Returns for one release of each query the chance of the token wanted, float64 [S], and the losses."""
     chances, losses = [], []
     for start in range(0, len(outputs.wanted), _AT_ONCE):
         block = slice(start, start + _AT_ONCE)
@@ -101,7 +101,7 @@ def _law_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]
 
 
 def release(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> Release:
-    """What is released to each query of a block, once."""
+    """Draws for each query of a block, and releases once."""
     public, rows = outputs.public[block], outputs.models[:, block]
     drawn = [protocol.draw() for _ in range(len(public))]
     asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]

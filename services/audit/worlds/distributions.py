@@ -31,7 +31,7 @@ _LARGEST = 500.0
 
 
 def answers(world: World, keys: Sequence[Key]) -> Answers:
-    """The models' answers to the same query, once for each key."""
+    """Returns the models' answers to one query, once for each key."""
     asked = [kind for key in keys for kind in key]
     public = torch.from_numpy(world.public).float().expand(len(keys), -1)
     rows = torch.from_numpy(world.rows[asked].reshape(len(asked), len(world.public))).float()
@@ -39,7 +39,7 @@ def answers(world: World, keys: Sequence[Key]) -> Answers:
 
 
 def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
-    """As many tokens, each drawn, released and sampled by the code that serves.
+    """Returns ``count`` tokens, each drawn, released and sampled by the code that serves.
 
     A release without noise of its own is the same whenever the same kinds are asked, and is computed once.
     """
@@ -86,7 +86,7 @@ def described_law(protocol: Protocol, world: World) -> Reals:
 
 
 def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
-    """The kinds of the parts that a token may ask, and the chance of each such draw."""
+    """Returns the draws that a token may have, as kinds of parts, and the chance of each."""
     present = [kind for kind in world.parts if kind is not None]
     kinds = range(len(world.rows))
     likely = {

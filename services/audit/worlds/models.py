@@ -1,4 +1,4 @@
-"""What the public model and every adapter say at chosen places of texts, on the tokens an attacker lets through."""
+"""Log-probabilities of the public model and every adapter at places of texts, on the tokens that an attacker keeps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -85,7 +85,7 @@ class Testbed:
 
 
 def begun_with(directory: Path, size: "DataclassInstance") -> None:
-    """Begin ``directory``, or go on with it.
+    """Begins ``directory``, or checks that it was begun with this size.
 
     Raises:
         InputError: it was begun with other sizes, or for another attack.

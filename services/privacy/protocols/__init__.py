@@ -25,9 +25,9 @@ PROTOCOLS: Mapping[str, type[Settings]] = {
 
 
 def audited(parts: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every protocol, and each of its variants, that certifies what a token of ``parts`` parts costs.
+    """Yields each protocol and variant that certifies the cost of a token of ``parts`` parts, with its parameters.
 
-    Without those that read no part, and those whose cost is that of a training, which no token shows.
+    Leaves out protocols that read no part, and those whose cost is that of a training, which no token shows.
     """
     for name, settings in PROTOCOLS.items():
         for parameters in ({}, *settings.variants):
@@ -40,7 +40,7 @@ def audited(parts: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def name_of(choice: object) -> object:
-    """The protocol that settings, or the mapping they are made from, are for."""
+    """Returns the protocol that settings name, or the mapping that they are made from."""
     if isinstance(choice, Mapping):
         return choice.get("protocol", DEFAULT)
     return getattr(choice, "protocol", None)
