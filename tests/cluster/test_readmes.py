@@ -76,10 +76,11 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     """The command, and the arguments that are left for it."""
     command: Any = typer.main.get_command(app)
     left = list(argv[1:])
-    while hasattr(command, "commands"):
+    while hasattr(command, "get_command"):
         name = left.pop(0) if left else ""
-        assert name in command.commands, f"there is no command {name!r}"
-        command = command.commands[name]
+        found = command.get_command(typer.Context(command), name)
+        assert found is not None, f"there is no command {name!r}"
+        command = found
     return command, left
 
 
