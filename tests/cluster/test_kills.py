@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,8 @@ TOKENS = 64
 LEASE = 16
 LOST = 2 * max(LEASE, STEPS_AHEAD * STREAMS)
 """Tokens that a killed coordinator can leave charged: two leases."""
+RECOVERY_S = 180.0
+"""An engine takes long to start on a machine that does much else."""
 TARGETS = ("Shard", "Coordinator", "Budget", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
 """Shard, coordinator, budget actor, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
 BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
@@ -31,7 +34,8 @@ BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
 @pytest.fixture(scope="module")
 def breakable(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("kills")
-    with running(configure(folder, own_ensemble(ensemble, folder), budget={"lease_tokens": LEASE})) as service:
+    sections: dict[str, Any] = {"budget": {"lease_tokens": LEASE}, "coordinator": {"recovery_s": RECOVERY_S}}
+    with running(configure(folder, own_ensemble(ensemble, folder), **sections)) as service:
         yield service
 
 
