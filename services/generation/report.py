@@ -231,7 +231,7 @@ def _adapter(finetuned: Path | None) -> AdapterFiles | None:
         raise InputError(
             f"finetuned {finetuned}: has {len(manifest.parts)} parts; take one of `privmix train --parts 1`"
         )
-    return AdapterFiles(finetuned / manifest.parts[0].path, manifest.attention)
+    return AdapterFiles(manifest.adapter_path(finetuned, manifest.parts[0]), manifest.attention)
 
 
 def _card(directory: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from services.generation.client import Sampling
 from services.generation.job import Request
 from services.generation.template import Fields, items
 from services.training.errors import InputError
+from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
 from tests.services.generation.test_job import run
 from tests.tiny import write_tiny_model
@@ -109,6 +110,19 @@ def test_the_operators_report_has_the_private_columns_and_says_so(job: Path, tin
     assert SECRET not in page
     assert SECRET not in (job / "report-operator.json").read_text()
     assert not re.search(SECRET, done.output)
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_model_gives_a_second_perplexity(job: Path, tmp_path: Path) -> None:
+    one, two = write_ensemble(tmp_path / "one", 1), write_ensemble(tmp_path / "two", 2)
+    words = ["generate", "report", str(job), "--operator", "--json", "--finetuned"]
+    refused = runner.invoke(app, [*words, str(two)])
+    assert "has 2 parts" in refused.output
+    done = runner.invoke(app, [*words, str(one)])
+    assert done.exit_code == 0, done.output
+    for row in json.loads(done.stdout)["rows"]:
+        assert row["finetuned_perplexity"] > 1
+        assert row["finetuned_perplexity"] != row["perplexity"]
 
 
 @pytest.mark.parametrize(
