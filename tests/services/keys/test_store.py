@@ -140,8 +140,6 @@ def test_databases_that_cannot_be(place: str, said: str) -> None:
         Database(place)
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_postgresql_keeps_keys_beside_a_ledger(postgresql: Server) -> None:
     store = KeyStore(Database(postgresql.database()))
     key, secret = store.create("team", share=Share(tokens=5))
