@@ -133,10 +133,7 @@ class Batches:
         """Run an open batch, once the runner is loaded."""
 
         async def begin() -> None:
-            runner = await self._loaded()
-            # It may have been cancelled meanwhile.
-            batch = await self._do(lambda: self._store.batch(stored.owner, stored.batch.id))
-            runner.start(Stored(stored.owner, batch, stored.output_expires_s))
+            (await self._loaded()).start(stored)
 
         task = asyncio.get_running_loop().create_task(begin())
         self._tasks.add(task)

@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from services.batches.lines import Line, model_of, read_lines
-from services.batches.records import BatchErrors, Ending, LineResponse, LineResult, new_id
+from services.batches.records import OPEN, BatchErrors, Ending, LineResponse, LineResult, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, Stored
 from services.coordinator.messages import Generation
@@ -75,7 +75,6 @@ class Runner:
         self._places = places
         self._of_owner: dict[str, asyncio.Semaphore] = {}
         self._jobs: dict[str, Job] = {}
-        self._cancelled: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -93,17 +92,16 @@ class Runner:
                 await self._keys.pulse(self._hub.seen.take(self._hub.live))
 
     def start(self, stored: Stored) -> None:
-        """Run a batch, from where it is."""
+        """Run a batch from where it is, if it does not run already."""
+        if stored.batch.id in self._jobs:
+            return
         job = self._jobs[stored.batch.id] = Job(stored)
-        if stored.batch.status == "cancelling" or stored.batch.id in self._cancelled:
-            job.stop("cancelled")
         task = asyncio.create_task(self._run(job))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     def cancel(self, batch_id: str) -> None:
         """Let a batch end after the lines that have begun."""
-        self._cancelled.add(batch_id)
         if job := self._jobs.get(batch_id):
             job.stop("cancelled")
 
@@ -117,7 +115,13 @@ class Runner:
             del self._jobs[batch_id]
 
     async def _run_to_its_end(self, job: Job) -> None:
-        batch = job.stored.batch
+        # What it is now, for it may have been cancelled, or have ended, since it was handed in.
+        batch = await _durably(lambda: self._store.batch(job.stored.owner, job.stored.batch.id))
+        if batch.status not in OPEN:
+            return
+        if batch.status == "cancelling":
+            job.stop("cancelled")
+        job.stored = replace(job.stored, batch=batch)
         content = await _durably(lambda: self._store.content(job.stored.owner, batch.input_file_id))
         lines, errors = await asyncio.to_thread(read_lines, content, batch.endpoint, self._settings.max_lines)
         now = int(time.time())

@@ -1,0 +1,68 @@
+"""The batches actor while nothing answers it: a batch waits, can be cancelled, and is there after a restart."""
+
+import asyncio
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from services.batches.actor import Batches
+from services.batches.records import Batch, BatchesError, BatchOrder
+from services.batches.settings import BatchSettings
+from services.gateway.settings import GatewaySettings
+from services.training import public_model
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"model": "privmix", "prompt": "p", "max_tokens": 1}
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def start(place: Path) -> Batches:
+    gateway = GatewaySettings(
+        model=public_model.resolve(), context_length=512, namespace="a-namespace-without-actors", keys_actor="keys"
+    )
+    return Batches(str(place), BatchSettings(), pickle.dumps(gateway), capacity=4)
+
+
+async def begin(batches: Batches, *, content: bytes | None = None) -> Batch:
+    file = await batches.upload("one", "in.jsonl", json.dumps(LINE).encode() if content is None else content, None)
+    order = BatchOrder(endpoint="/v1/completions", input_file_id=file.id, completion_window="24h", window_s=86_400)
+    return await batches.create("one", order)
+
+
+async def until(batches: Batches, id_: str, *statuses: str) -> Batch:
+    async with asyncio.timeout(60):
+        while (batch := await batches.batch("one", id_)).status not in statuses:
+            await asyncio.sleep(0.05)
+    return batch
+
+
+async def test_a_batch_waits_for_the_service_is_resumed_and_cancelled(tmp_path: Path) -> None:
+    batches = start(tmp_path / "keys.db")
+    batch = await until(batches, (await begin(batches)).id, "in_progress")
+    assert (batch.request_counts.total, batch.request_counts.failed) == (1, 0)
+    again = start(tmp_path / "keys.db")
+    with pytest.raises(BatchesError, match="cancel it first"):
+        await again.delete_file("one", batch.input_file_id)
+    await again.cancel("one", batch.id)
+    done = await until(again, batch.id, "cancelled")
+    assert done.output_file_id is None
+    assert done.error_file_id is not None
+    (missing,) = (await again.content("one", done.error_file_id)).splitlines()
+    assert json.loads(missing)["error"]["code"] == "batch_cancelled"
+    assert (await again.cancel("one", batch.id)) == done, "what has ended stays so"
+    await again.delete_file("one", batch.input_file_id)
+
+
+async def test_a_file_without_requests_fails_its_batch(tmp_path: Path) -> None:
+    batches = start(tmp_path / "keys.db")
+    failed = await until(batches, (await begin(batches, content=b"x")).id, "failed")
+    assert failed.errors is not None
+    assert [(each.code, each.line) for each in failed.errors.data] == [("invalid_json_line", 1)]
