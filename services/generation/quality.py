@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
-from services.evaluation.scoring import Scorer
+from services.evaluation.scoring import Precision, Scorer
 from services.evaluation.text import Block
 
 Reals = NDArray[np.float64]
@@ -92,19 +92,24 @@ def _distinct(words: Sequence[str]) -> dict[int, float]:
 
 
 class Reader:
-    """A model that reads texts: their perplexity, with or without an adapter, and their features."""
+    """A model that reads texts: their perplexity, with or without an adapter, and their features.
 
-    def __init__(self, model: Path) -> None:
+    Args:
+        precision: of the perplexity; `auto` is the faster one on this machine.
+    """
+
+    def __init__(self, model: Path, precision: Precision = "auto") -> None:
         from transformers import AutoTokenizer  # slow to import
 
         self._model = model
+        self._precision = precision
         self._tokenizer = AutoTokenizer.from_pretrained(model)
         self._scorer: Scorer | None = None
 
     def perplexity(self, texts: Sequence[str], adapter: AdapterFiles | None = None) -> float:
         """exp of the mean loss in nats a token, of all texts together; infinite where there is no token."""
         if self._scorer is None:
-            self._scorer = Scorer(self._model)
+            self._scorer = Scorer(self._model, self._precision)
         blocks = [block for text in texts if len((block := self._block(text)).tokens) > 1]
         loss, count = 0.0, 0
         for _, index, first, rows in self._scorer.log_probabilities(blocks, [adapter] if adapter else []):
