@@ -124,7 +124,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_key_from_its_making_to_its_end(guarded: Guarded) -> None:
     secret = guarded.create("clinic", owner="ada", share={"tokens": 40, "requests_per_minute": 600})
     raw = guarded.client(secret).completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=6)
@@ -145,7 +144,6 @@ def test_a_key_from_its_making_to_its_end(guarded: Guarded) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     database = str(guarded.service.ledger.with_name("keys.db"))
     made = CliRunner().invoke(app, ["keys", "create", "team", "--tokens", "5", "--database", database, "--json"])
@@ -167,7 +165,6 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_client_that_leaves_is_charged_for_what_was_released_and_no_more(guarded: Guarded) -> None:
     secret = guarded.create("leaving", share={"tokens": 200})
     before = settled(guarded.service, guarded.http)
@@ -182,7 +179,6 @@ def test_a_client_that_leaves_is_charged_for_what_was_released_and_no_more(guard
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(guarded: Guarded) -> None:
     names = [f"racer-{number}" for number in range(KEYS)]
     secrets = {name: guarded.create(name, share={"tokens": SHARE}) for name in names}
