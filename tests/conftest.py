@@ -17,14 +17,6 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 PARTS = 4
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the shared service, and those of a file, run in one process: what they share is made once."""
-    for item in items:
-        shared = "service" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("service" if shared else item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(scope="session")
 def public_model() -> Path:
     return resolve()
