@@ -14,6 +14,7 @@ What is finished in FOLDER is kept: a run that is stopped goes on.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
@@ -53,6 +55,8 @@ HELD_OUT = 0.1
 RUNS, RUN_TOKENS = 3, 400
 CONTEXT = 256
 OPTIONS = TrainingOptions()
+_LEAST = -36 * math.log(2)
+"""Log-probability below which the public model's tokens are never released (`mollifiers.shaping`)."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,14 @@ class Bench:
         runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
 
-    def _public_losses(self, reader: Reader) -> list[float]:
-        return [-float(self._log_probabilities(reader, run)[0].mean()) for run in self.text.runs]
-
     def _gain(self, adapters: Mapping[str, AdapterFiles]) -> list[float]:
-        """Nats a token over the public model, the mean over the adapters, for each run."""
+        """Nats a token over the public model, the mean over the adapters, for each run.
+
+        Of the tokens that a service could release at all, as the protocols' losses are.
+        """
         reader = self._rows(adapters)
         both = [self._log_probabilities(reader, run) for run in self.text.runs]
-        return [float((own - public[:, None]).mean()) for public, own in both]
+        return [float((own - public[:, None])[public >= _LEAST].mean()) for public, own in both]
 
     def _log_probabilities(self, reader: Reader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the true tokens: float64 [S] of the public model, [S, adapters] of the adapters."""
@@ -144,7 +148,10 @@ class Bench:
 
     def _kept(self, adapters: Mapping[str, AdapterFiles]) -> tuple[dict[str, Any], list[float]]:
         reader = self._rows(adapters)
-        planned: list[tuple[Settings, Protocol]] = [(EnsembleSettings(), Ensemble(PARTS))]
+        planned: list[tuple[Settings, Protocol]] = [
+            (PublicSettings(), Public(PARTS)),
+            (EnsembleSettings(), Ensemble(PARTS)),
+        ]
         for radius in RADII:
             unlimited = {"epsilon": None, "tokens": 2**40, "radius": radius}
             planned.append((PMixedSettings(q=1.0, **unlimited), PMixed(PARTS, 1.0, radius)))
@@ -152,8 +159,7 @@ class Bench:
         path = self.output / "losses.json"
         if not path.exists():
             path.write_text(json.dumps(self._losses(reader, planned)))
-        ensemble, *others = json.loads(path.read_text())
-        public = self._public_losses(reader)
+        public, ensemble, *others = json.loads(path.read_text())
         gains = [before - after for before, after in zip(public, ensemble, strict=True)]
 
         def shares(losses: list[float]) -> list[float]:
