@@ -23,7 +23,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "shards": {"parts_per_shard": PARTS, "copies": 2, "num_cpus": 0.5, "threads": 1},
     "coordinator": {"replicas": 2, "step_timeout_s": 20.0, "patience_s": 2.0},
     "engine": {"kind": "transformers", "dtype": "float32", "context_length": 512},
-    "http": {"host": "0.0.0.0", "port": PORT, "max_tokens": 256},
+    "http": {"host": "0.0.0.0", "port": PORT, "anonymous": True, "max_tokens": 256},
 }
 
 
