@@ -76,7 +76,7 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     """The command, and the arguments that are left for it."""
     command: Any = typer.main.get_command(app)
     left = list(argv[1:])
-    while hasattr(command, "get_command"):
+    while hasattr(command, "get_command") and not (command.invoke_without_command and left and left[0][0] == "-"):
         name = left.pop(0) if left else ""
         found = command.get_command(typer.Context(command), name)
         assert found is not None, f"there is no command {name!r}"
