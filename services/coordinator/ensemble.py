@@ -115,7 +115,8 @@ class Ensemble:
         with tracing.span("ask"):
             calls = (group.ask(theirs) for group, theirs in zip(self._groups, asked, strict=True))
             try:
-                answers = await asyncio.wait_for(asyncio.gather(*calls), self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    answers = await asyncio.gather(*calls)
             except TimeoutError as error:
                 raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
         self._draws.advance(one.query.sequence for one in private)

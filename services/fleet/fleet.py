@@ -185,8 +185,8 @@ class Fleet:
     async def _raise(self, groups: Sequence[int]) -> None:
         try:
             starting = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
-            answers = asyncio.gather(*(actor.status.remote() for actor in starting))
-            await asyncio.wait_for(answers, self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await asyncio.gather(*(actor.status.remote() for actor in starting))
             names = [name for index in groups for name in self._settings.plans[index].shards]
             self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
@@ -268,7 +268,8 @@ class Fleet:
         if actor is None:
             return ShardHealth(name, parts, False, None, "there is no such actor")
         try:
-            status: ShardStatus = await asyncio.wait_for(actor.status.remote(), PROBE_S)
+            async with asyncio.timeout(PROBE_S):
+                status: ShardStatus = await actor.status.remote()
         except TimeoutError:
             return ShardHealth(name, parts, False, None, f"it does not answer within {PROBE_S:g} s")
         except RayError as error:

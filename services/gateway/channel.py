@@ -131,7 +131,8 @@ class Submission:
             CoordinatorError: they were refused, and none has begun.
             ray.exceptions.RayError, TimeoutError: nobody knows.
         """
-        await asyncio.wait_for(asyncio.shield(self._call), SILENT_S)
+        async with asyncio.timeout(SILENT_S):
+            await asyncio.shield(self._call)
 
     async def cancel(self, ids: Sequence[str]) -> None:
         """Cancel what was submitted, once it was: Ray may run calls to an async actor in another order than made."""

@@ -125,7 +125,8 @@ class Mailbox:
     async def ended(self, seconds: float) -> bool:
         """Whether every generation has ended within this time."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._complete.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._complete.wait()
         return not self.open
 
     @property
@@ -140,7 +141,9 @@ class Mailbox:
             ApiError: 503 when no coordinator went on in time, or when nothing came for the stall timeout.
         """
         try:
-            await asyncio.wait_for(self._arrived.wait(), self._stall_timeout_s)
+            # Python 3.11's wait_for swallows a cancellation that comes with a delta, and the request would go on.
+            async with asyncio.timeout(self._stall_timeout_s):
+                await self._arrived.wait()
         except TimeoutError:
             raise unavailable("no token came in time", "stalled") from None
         self._arrived.clear()
@@ -152,7 +155,8 @@ class Mailbox:
     async def gather(self, seconds: float) -> None:
         """Let deltas gather for this long, or until no more will come."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._complete.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._complete.wait()
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,9 @@ from services.coordinator.messages import Delta, Generation, Overloaded, Unavail
 from services.gateway.answers import Answer
 from services.gateway.delivery import streamed, whole
 from services.gateway.errors import ApiError
-from services.gateway.hub import Hub
+from services.gateway.hub import Hub, Mailbox
 from services.gateway.responses import ChatStyle, CompletionStyle, Style
+from services.gateway.seen import Seen
 from services.privacy.mollifiers.shaping import SamplingOptions
 
 pytestmark = pytest.mark.anyio
@@ -382,6 +383,17 @@ async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
         await asyncio.sleep(0)
         waiting.cancel()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
+
+
+async def test_a_request_that_is_abandoned_just_when_a_delta_arrives_ends() -> None:
+    (generation,) = asking([FOR_EVER])
+    mailbox = Mailbox([generation], 60.0, Seen(), time.monotonic())
+    waiting = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0.05)
+    mailbox.put(Delta(generation.id, "a", (1,)))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 @ray.remote(num_cpus=0, max_concurrency=100)
