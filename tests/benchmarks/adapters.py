@@ -57,6 +57,7 @@ def _with(options: TrainingOptions, **changes: object) -> TrainingOptions:
 RECIPES: Mapping[str, TrainingOptions] = {
     "plain": PLAIN,
     "plain, q and v": _with(PLAIN, targets=("q_proj", "v_proj")),
+    "plain, rate 5e-4": _with(PLAIN, learning_rate=5e-4),
     "plain, rate 2e-3": _with(PLAIN, learning_rate=2e-3),
     "plain, warm-up 0.1": _with(PLAIN, warm_up=0.1),
     "plain, 2 blocks a step": _with(PLAIN, batch=2),
