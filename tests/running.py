@@ -17,7 +17,7 @@ import httpx
 import psutil
 import yaml
 
-START_S = 240.0
+START_S = 480.0
 HEALTH_S = 60.0
 STOP_S = 60.0
 

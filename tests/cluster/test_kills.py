@@ -26,8 +26,8 @@ LOST = 2 * max(LEASE, STEPS_AHEAD * STREAMS) + 3 * STREAMS
 not arrive."""
 RECOVERY_S = 180.0
 """An engine takes long to start on a machine that does much else."""
-TARGETS = ("Shard", "Coordinator", "Budget", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
-"""Shard, coordinator, budget actor, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
+TARGETS = ("Shard", "Budget", "Coordinator", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
+"""Shard, budget actor, coordinator, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
 BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
 """What carries an answer to its client."""
 
@@ -64,7 +64,11 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
 
 @pytest.mark.parametrize(
     "target",
-    [*TARGETS[:4], *(pytest.param(target, marks=[pytest.mark.slow, pytest.mark.long]) for target in TARGETS[4:])],
+    [
+        *TARGETS[:2],
+        *(pytest.param(target, marks=pytest.mark.slow) for target in TARGETS[2:4]),
+        *(pytest.param(target, marks=[pytest.mark.slow, pytest.mark.long]) for target in TARGETS[4:]),
+    ],
 )
 def test_no_token_is_received_that_was_not_charged(
     breakable: RunningService, clients: Clients, target: str, record_property: Callable[[str, object], None]

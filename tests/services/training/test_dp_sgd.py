@@ -177,6 +177,7 @@ def configured(folder: Path, **privacy: object) -> Configuration:
     )
 
 
+@pytest.mark.slow
 def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_path: Path) -> None:
     corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", small_documents()))
     output = tmp_path / "ensemble"

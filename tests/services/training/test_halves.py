@@ -10,6 +10,8 @@ from services.training.manifest import ADAPTER_FILES, FILE, Manifest, ManifestEr
 from services.training.partition import half_of, part_of
 from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
 
+pytestmark = pytest.mark.slow
+
 
 def half_hashes(manifest: Manifest, half: int) -> list[str]:
     return [part.halves[half].sha256 for part in manifest.parts if part.halves]

@@ -15,6 +15,8 @@ from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = TrainingOptions(block=8, epochs=1, learning_rate=5e-3, precision="float32")
 PLAIN = OPTIONS.model_copy(update={"attention": "own", "targets": ("q_proj", "v_proj")})
 PRIVATE = DpSgdOptions(unit="user", expected_batch=4, epsilon=2, delta=1e-5)
