@@ -14,7 +14,7 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 class BatchesError(Exception):
-    """What was asked of files or batches cannot be done; `param` names the field of the request that is at fault."""
+    """A request about files or batches is refused; `param` names the field that is at fault."""
 
     def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
         super().__init__(message, code, param)

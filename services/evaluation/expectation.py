@@ -132,7 +132,7 @@ class Measured:
         return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
 
     def gain(self, part_tokens: float) -> list[float]:
-        """Nats a token that an adapter gains from a part of so many tokens, for each measurement.
+        """The gain of an adapter that is trained on `part_tokens` tokens, in nats a token, for each measurement.
 
         Its mean over the parts is at most what the mean of their distributions gains (Jensen), so for the ensemble it
         errs on the low side.

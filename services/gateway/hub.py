@@ -13,7 +13,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from services.coordinator.messages import CoordinatorError, Delta, Generation, Overloaded, Unavailable
-from services.coordinator.recovery import passes
+from services.coordinator.recovery import cause_of, passes
 from services.gateway.channel import Channel, Submission
 from services.gateway.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 from services.gateway.metrics import resumed
@@ -121,13 +121,6 @@ class Mailbox:
     def adrift(self) -> list[Progress]:
         """The open generations that no coordinator has."""
         return [progress for progress in self.open.values() if progress.attempt is None]
-
-    async def ended(self, seconds: float) -> bool:
-        """Whether every generation has ended within this time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._complete.wait()
-        return not self.open
 
     @property
     def drained(self) -> bool:
@@ -288,7 +281,7 @@ class Hub:
             except Exception as error:
                 if not passes(error):
                     raise
-                cause = error.cause if isinstance(error, RayTaskError) else error
+                cause = cause_of(error)
                 if isinstance(cause, CoordinatorError) and not isinstance(refusal, Overloaded):
                     refusal = cause
         return refusal
@@ -345,7 +338,7 @@ class Hub:
             carried = [progress.attempt for progress in mailbox.open.values() if progress.attempt]
         await _cancel(carried)
         if carried and ended is not None:
-            await mailbox.ended(WIND_UP_S)
+            await mailbox.gather(WIND_UP_S)
         for attempt in carried:
             self._attempts.pop(attempt.id, None)
         self._mailboxes.discard(mailbox)

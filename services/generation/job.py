@@ -383,7 +383,7 @@ def _record(piece: Piece, before: int) -> dict[str, Any]:
 
 
 def _both(text: Text, record: Mapping[str, Any]) -> str | None:
-    """By whom a text was answered, once a piece more is known."""
+    """Return who answered a text, after another piece of it: "mixed" where the pieces differ."""
     now = record.get("answered_by")
     if not text.text or now == text.answered_by:
         return now

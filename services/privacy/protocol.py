@@ -118,8 +118,8 @@ class Protocol(ABC):
             kinds: how many of the models there are of each kind; they add up to `models`.
 
         Returns:
-            the chance of drawing so many of each kind; by default all of them. Draws of the same number of models are
-            equally likely.
+            for each draw, as the number of models of each kind, its chance. By default every draw holds all models.
+            Draws with the same numbers are equally likely.
         """
         return {tuple(kinds): 1.0}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Structure
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
@@ -39,6 +39,7 @@ class Settings(BaseModel, ABC):
         choose: when to choose this protocol.
         derived: the parameter that follows from the budget unless it is given; None where none does.
         one_model: whether the protocol serves the one model of an ensemble of one part.
+        refused: parameters that other protocols or earlier versions have and this one has not, with what to do instead.
         variants: parameters besides the defaults under which the protocol is another mechanism; audits try each.
     """
 
@@ -49,12 +50,21 @@ class Settings(BaseModel, ABC):
     choose: ClassVar[str]
     derived: ClassVar[str | None] = None
     one_model: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = {}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     protocol: str
     epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")
     delta: float = Field(1e-5, gt=0, lt=1, description="the budget's delta")
     tokens: int = Field(1024, gt=0, description="how many tokens the budget must last for")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, fields: object) -> object:
+        for name, instead in cls.refused.items():
+            if isinstance(fields, Mapping) and name in fields:
+                raise ValueError(f"{name}: {instead}")
+        return fields
 
     @property
     def budget(self) -> float:

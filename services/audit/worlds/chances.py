@@ -25,7 +25,7 @@ def next_token_chances(
 ) -> Reals:
     """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
 
-    By the protocol's law where that has a closed form, else the mean of so many draws.
+    The protocol's law gives it where the law has a closed form; elsewhere it is the mean over `draws` draws.
 
     Args:
         draws: how often a query is answered where its answers differ.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from services.privacy.accounting import planning
@@ -222,6 +222,9 @@ class ExponentialSettings(Settings):
     asks: ClassVar[str] = "the whole-part models of `sample` parts"
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
+    refused: ClassVar[Mapping[str, str]] = {
+        "q": "set `sample` instead, the number of parts that are drawn for every token"
+    }
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"sample": 2},)
 
     protocol: Literal["exponential"] = "exponential"
@@ -229,13 +232,6 @@ class ExponentialSettings(Settings):
         None, ge=1, description="how many parts are drawn for a token, without replacement; all unless given"
     )
     radius: float | None = Field(None, gt=0, description="c: where log-ratios to the public model are clipped, in nats")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_q(cls, fields: object) -> object:
-        if isinstance(fields, Mapping) and "q" in fields:
-            raise ValueError("q: set `sample` instead, the number of parts that are drawn for every token")
-        return fields
 
     def plan(self, parts: int, order: float | None = None) -> Exponential:
         sample = parts if self.sample is None else self.sample

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from pydantic import Field, model_validator
+from pydantic import Field
 from scipy.stats import binom
 from torch import Tensor
 
@@ -229,6 +229,9 @@ class PMixedSettings(Settings):
     asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
+    refused: ClassVar[Mapping[str, str]] = {
+        "asked": "remove this key; one part is always asked, because the law of a token is the same"
+    }
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"}, {"q": 0.25})
 
     protocol: Literal["pmixed"] = "pmixed"
@@ -244,13 +247,6 @@ class PMixedSettings(Settings):
     )
     radius: float | None = Field(None, gt=0, description="ratio: c, of the ball around p0, in nats")
     order: int = Field(3, ge=2, description="renyi: the integer Rényi order of its ball and its accounting")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_asked(cls, fields: object) -> object:
-        if isinstance(fields, Mapping) and "asked" in fields:
-            raise ValueError("asked: remove this key; one part is always asked, because the law of a token is the same")
-        return fields
 
     def plan(self, parts: int, order: float | None = None) -> PMixed:
         if self.mollifier == "renyi":
