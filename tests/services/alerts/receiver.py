@@ -42,11 +42,12 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             status = receiver.statuses.pop(0) if receiver.statuses else 200
+            # Kept before it is answered: the sender goes on as soon as it has the answer.
+            if status == 200:
+                receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
-            if status == 200:
-                receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
 
         def log_message(self, *_: object) -> None: ...
 
