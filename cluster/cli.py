@@ -8,8 +8,8 @@ from typer.core import TyperGroup
 
 from cluster.configuration import ConfigurationError
 from services.budget.errors import LedgerError
+from services.errors import InputError, WorkError
 from services.keys.records import KeysError
-from services.training.errors import InputError, TrainingError
 
 VERBS = (
     "quickstart",
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (ConfigurationError, InputError) as error:
             _end(ctx, str(error), 2)
-        except (KeysError, LedgerError, TrainingError) as error:
+        except (KeysError, LedgerError, WorkError) as error:
             _end(ctx, str(error), 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to go on", 130)

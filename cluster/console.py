@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from services.training.progress import BarDisplay, Display, LineDisplay
+from services.progress import BarDisplay, Display, LineDisplay
 
 # Where there is no terminal, Rich takes 80 columns, and cuts the words of a wide table.
 _COLUMNS = 160

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.training.progress import Display
+from services.progress import Display
 
 
 class Recorder(Display):

@@ -18,15 +18,15 @@ from cluster.commands.serve import stop
 from cluster.configuration import Configuration
 from cluster.launch import launch
 from cluster.parameters import bad
-from cluster.session import connected
 from cluster.steps import Steps
+from services.errors import InputError
 from services.generation.baseline import FILE as BASELINE
 from services.generation.baseline import write_baseline
 from services.generation.card import MARKDOWN_FILE, write_card
 from services.generation.client import Sampling, Service
 from services.generation.job import OUTPUT, Job, Progress, Request, opened
 from services.generation.template import DEFAULT, items, parse_labels, read_rows
-from services.training.errors import InputError
+from services.ray_session import connected
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
 

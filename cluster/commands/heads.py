@@ -19,7 +19,7 @@ from services.heads.flows import FlowSettings
 from services.heads.methods import METHODS, MethodName, demand_certified
 from services.heads.report import write_report
 from services.privacy.sampling.selection import Neighbours
-from services.training.tasks import connected
+from services.ray_session import connected
 
 heads = typer.Typer(
     name="heads",

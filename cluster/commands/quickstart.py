@@ -14,10 +14,10 @@ from cluster.commands.serve import stop, wait_for_signal
 from cluster.configuration import Configuration
 from cluster.console import display
 from cluster.launch import Service, launch
-from cluster.session import connected
 from cluster.steps import Steps
 from services.budget.statement import DIGITS
 from services.privacy.accounting import shown
+from services.ray_session import connected
 from services.training import demo
 from services.training.corpus import Corpus
 from services.training.public_model import resolve

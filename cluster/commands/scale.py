@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from cluster.running import fleet_of
-from cluster.session import connected
 from services.fleet.fleet import FleetError
 from services.fleet.shard_map import ShardMap
+from services.ray_session import connected
 
 
 def scale(

@@ -10,8 +10,8 @@ import typer
 
 from cluster.configuration import Configuration
 from cluster.launch import Service, launch
-from cluster.session import connected
 from cluster.steps import Steps
+from services.ray_session import connected
 
 
 def serve(

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.running import fleet_of
-from cluster.session import connected
 from services.budget import actor as budget
 from services.fleet import fleet
 from services.gateway.status import Status
+from services.ray_session import connected
 
 PROBE_S = 10.0
 

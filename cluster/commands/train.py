@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from cluster.console import display
 from cluster.parameters import bad, count
+from services.errors import InputError
 from services.evaluation.expectation import measure, propose
 from services.evaluation.methods import Budget
 from services.training import dp_sgd
 from services.training import train as ensemble
 from services.training.base import find_base
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions

@@ -13,12 +13,12 @@ from pydantic_core import to_json
 from rich.table import Table
 
 from cluster.console import console, display
+from services.errors import InputError
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
 from services.training.corpus import Corpus
 from services.training.directory import SALT
-from services.training.errors import InputError
 from services.training.manifest import Manifest
 from services.training.marks import Marks
 from services.training.options import TrainingOptions

@@ -10,12 +10,12 @@ from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions, evaluate
 from services.evaluation.results import Evaluation
 from services.evaluation.split import split
+from services.progress import Display
+from services.ray_session import connected
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import carry_out
-from services.training.progress import Display
-from services.training.tasks import connected
 
 PARTS = (16, 8, 4)
 
@@ -51,7 +51,7 @@ def compare(
 
     Raises:
         InputError: something given cannot be used.
-        TrainingError: an adapter or an evaluation failed.
+        WorkError: an adapter or an evaluation failed.
     """
     texts, ensembles = output / "corpus", output / "ensembles"
     train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Self
 
 from services.engine.engine import AdapterFiles
+from services.errors import InputError
 from services.training import public_model
-from services.training.errors import InputError
 from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
 
 

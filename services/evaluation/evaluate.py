@@ -15,7 +15,8 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.evaluation import methods, tasks
+from services.errors import InputError, WorkError
+from services.evaluation import methods
 from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
 from services.evaluation.methods import QUANTITIES, Budget, Quantity
@@ -27,10 +28,9 @@ from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.finetuned import FinetunedSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
+from services.progress import Display
 from services.training.corpus import Corpus, Document
-from services.training.errors import InputError
 from services.training.manifest import Adapter
-from services.training.progress import Display
 
 
 class EvaluationOptions(BaseModel):
@@ -78,7 +78,7 @@ def evaluate(
 
     Raises:
         InputError: something given cannot be used (`CorpusError` and `ManifestError` are such).
-        EvaluationError: a task failed, or another evaluation is writing to `output`.
+        WorkError: a task failed, or another evaluation is writing to `output`.
     """
     with _only_writer(output), display or Display() as shown:
         shown.say("reading the held-out text")
@@ -242,6 +242,4 @@ def _only_writer(output: Path) -> Iterator[None]:
         with FileLock(output / ".evaluation.lock", timeout=0):
             yield
     except Timeout as error:
-        raise tasks.EvaluationError(
-            f"output {output}: another evaluation is writing to it; wait for it or stop it"
-        ) from error
+        raise WorkError(f"output {output}: another evaluation is writing to it; wait for it or stop it") from error

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from services.errors import InputError
 from services.evaluation.methods import Budget
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 
 TABLE = Path(__file__).with_name("gain.json")
 USERS_A_PART, USERS_A_PART_AT_LEAST = 25, 8

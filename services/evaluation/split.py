@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.errors import InputError
 from services.files import write_lines
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 from services.training.partition import read_salt
 
 _BITS = 64

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.errors import InputError
 from services.training.corpus import Document
-from services.training.errors import InputError
 
 Positions = NDArray[np.int64]
 

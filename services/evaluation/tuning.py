@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from services.evaluation import tasks
+from services.errors import InputError, WorkError
 from services.evaluation.cases import Case, Planned
 from services.evaluation.ensembles import Ensemble, Ensembles
 from services.evaluation.estimate import Estimate
@@ -28,13 +28,12 @@ from services.evaluation.workbench import Workbench
 from services.privacy.events import Status
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
+from services.progress import Display
+from services.ray_session import connected
 from services.training.corpus import Corpus, Document
-from services.training.errors import InputError
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.plan import carry_out
-from services.training.progress import Display
-from services.training.tasks import connected
 from services.training.train import plan
 
 PARTS = (4, 8, 16)
@@ -119,7 +118,7 @@ def tune(
 
     Raises:
         InputError: something given cannot be used.
-        TrainingError: an adapter or an evaluation failed.
+        WorkError: an adapter or an evaluation failed.
     """
     output.mkdir(parents=True, exist_ok=True)
     try:
@@ -132,7 +131,7 @@ def tune(
                 search = _Search(several, list(sample), output, budget, runs, shown)
                 return search.tuning(any_guarantee, cluster)
     except Timeout as error:
-        raise tasks.EvaluationError(f"output {output}: another tuning is writing to it; wait or stop it") from error
+        raise WorkError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
 
 def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Settings]:

@@ -8,16 +8,17 @@ from typing import Any
 
 import ray
 
+from services.errors import InputError
 from services.evaluation import tasks
 from services.evaluation.cases import Outcomes, Planned, grouped
 from services.evaluation.ensembles import Ensemble
 from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Origin, whole
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text
-from services.training.errors import InputError
+from services.fan_out import spread
+from services.progress import Display
+from services.ray_session import connected
 from services.training.manifest import Adapter
-from services.training.progress import Display
-from services.training.tasks import connected
 
 ROWS, OUTCOMES = "rows", "outcomes"
 # Protocols of a task: enough to share the reading of rows, few enough that tasks can be spread and resumed.
@@ -52,7 +53,7 @@ class Workbench:
 
         Raises:
             InputError: the disk has no room for them.
-            EvaluationError: a task failed.
+            WorkError: a task failed.
         """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
         public = self._path()
@@ -81,14 +82,14 @@ class Workbench:
         self._score(tasks.score, jobs)
 
     def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
-        for _ in tasks.spread(function, jobs, self._display, gpus=True):
+        for _ in spread(function, jobs, self._display, gpus=True):
             pass
 
     def compute_outcomes(self, wanted: Iterable[tuple[int, Planned]], cluster: ExitStack) -> None:
         """Those that are not known yet, of protocols over runs.
 
         Raises:
-            EvaluationError: a task failed.
+            WorkError: a task failed.
         """
         missing = ((run, planned) for run, planned in wanted if self.outcomes.get(planned, run) is None)
         jobs = grouped(missing, _PROTOCOLS_AT_ONCE)
@@ -106,7 +107,7 @@ class Workbench:
             )
             for name, (run, several) in jobs.items()
         }
-        for name, outcomes in tasks.spread(tasks.trials, arguments, self._display):
+        for name, outcomes in spread(tasks.trials, arguments, self._display):
             run, several = jobs[name]
             for planned, outcome in zip(several, outcomes, strict=True):
                 self.outcomes.put(planned, run, outcome)

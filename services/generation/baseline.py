@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from services.errors import InputError
 from services.generation.client import Sampling
 from services.generation.job import Request
 from services.generation.template import Item
-from services.training.errors import InputError
 
 FILE = "baseline.jsonl"
 _BATCH = 8

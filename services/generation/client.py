@@ -11,14 +11,14 @@ from typing import Any, Self
 
 import httpx
 
-from services.training.errors import InputError, TrainingError
+from services.errors import InputError, WorkError
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 30.0
 
 
-class GenerationError(TrainingError):
+class GenerationError(WorkError):
     """The job stopped; what was delivered is kept, and running it again goes on."""
 
 

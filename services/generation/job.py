@@ -19,10 +19,10 @@ from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
+from services.errors import InputError
 from services.files import sync_directory, write_atomically, write_lines
 from services.generation.client import BudgetEndedError, GenerationError, Piece, Sampling, Service, StreamBrokenError
 from services.generation.template import Item
-from services.training.errors import InputError
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
 _LOCK = ".generation.lock"

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from services.engine.engine import AdapterFiles
+from services.errors import InputError
 from services.evaluation.figures import PALETTES, Theme
 from services.evaluation.split import held_out
 from services.files import write_atomically
@@ -25,7 +26,6 @@ from services.generation.baseline import load_baseline
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import load_job, load_output
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 from services.training.manifest import Manifest
 
 HTML_FILE, OPERATOR_HTML_FILE = "report.html", "report-operator.html"

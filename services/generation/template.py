@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
-from services.training.errors import InputError
+from services.errors import InputError
 
 COUNT = "count"
 """The field of a row that says how many texts it asks for; one where it is absent."""

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from services.errors import InputError
 from services.heads import expm_nf
 from services.heads.data import Table
 from services.heads.expm_nf import ExpMNFSettings
 from services.heads.models import Parametrised, squared_loss
 from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
-from services.training.errors import InputError
 
 _CANDIDATES_AT_ONCE = 128
 

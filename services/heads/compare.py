@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from services.errors import InputError
 from services.files import write_atomically
 from services.heads import methods
 from services.heads.data import Split, Table, fingerprint, split
 from services.heads.methods import METHODS, Method, MethodName
 from services.heads.score import auc_of, outputs
-from services.training.errors import InputError
-from services.training.progress import Display
+from services.progress import Display
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
 QUICK_EPSILONS = (1e-3, 0.1, 1.0, 10.0)
@@ -302,7 +302,7 @@ def on_cluster(display: Display) -> Run:
     """Runs trials as Ray tasks on the connected cluster, a core each."""
     import ray
 
-    from services.evaluation.tasks import spread
+    from services.fan_out import spread
 
     stored: dict[int, Any] = {}
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from services.training.errors import InputError
+from services.errors import InputError
 
 Reals = NDArray[np.float64]
 Scaling = Literal["public", "private"]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
+from services.errors import InputError, WorkError
 from services.files import building, sha256, write_atomically
 from services.heads import certified, methods, sgd
 from services.heads.data import Table
@@ -24,7 +25,6 @@ from services.heads.score import outputs
 from services.privacy.events import Event
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.sampling.selection import Neighbours
-from services.training.errors import InputError, TrainingError
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 
@@ -103,7 +103,7 @@ def train(
 
     Raises:
         InputError: the method, the table or a setting cannot be used.
-        TrainingError: the ledger's budget does not suffice; nothing was written.
+        WorkError: the ledger's budget does not suffice; nothing was written.
     """
     if (output / MANIFEST).exists():
         raise InputError(f"output {output}: holds a head, whose cost is spent; name another directory")
@@ -167,7 +167,7 @@ def _charge(ledger: str | None, event: Event, table: Table, epsilon: float | Non
     """Charge one release durably.
 
     Raises:
-        TrainingError: the budget does not suffice.
+        WorkError: the budget does not suffice.
     """
     if ledger is None:
         return
@@ -179,4 +179,4 @@ def _charge(ledger: str | None, event: Event, table: Table, epsilon: float | Non
         adjacency=event.guarantee.adjacency,
     )
     if Ledger(ledger, promise).lease(event, 1).count == 0:
-        raise TrainingError(f"ledger {ledger}: its budget does not suffice for another head; nothing was released")
+        raise WorkError(f"ledger {ledger}: its budget does not suffice for another head; nothing was released")

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from services.errors import InputError
 from services.heads import certified, expm_nf, sgd
 from services.heads.certified import CertifiedSettings
 from services.heads.data import Table
@@ -16,7 +17,6 @@ from services.heads.flows import FlowSettings
 from services.heads.models import GRUD, LogisticRegression, Parametrised
 from services.heads.sgd import DpSgdSettings, Noise, SgdSettings
 from services.privacy.events import Status
-from services.training.errors import InputError
 
 MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified"]
 

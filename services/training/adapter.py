@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
 from services.engine.reader_attention import PublicCache, ReaderError, check_modules, check_reader, record
-from services.training.errors import InputError, TrainingError
+from services.errors import InputError, WorkError
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
 
@@ -69,7 +69,7 @@ def train_adapter(
 
     Raises:
         InputError: the model has no modules of the names in `options.targets`, or it cannot have readers.
-        TrainingError: the weights are no longer finite.
+        WorkError: the weights are no longer finite.
     """
     model, weights = _loaded(base, base_name, options)
     weights.restart(seed)
@@ -119,7 +119,7 @@ def files_of(model: Any) -> Files:
     """The adapter of a model from `with_lora`, as the files of a PEFT adapter directory.
 
     Raises:
-        TrainingError: the weights are no longer finite.
+        WorkError: the weights are no longer finite.
     """
     return _files(model, {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
 
@@ -136,7 +136,7 @@ def _files(model: Any, state: Mapping[str, Tensor]) -> Files:
     state = get_peft_model_state_dict(model, state_dict=dict(state), save_embedding_layers=False)
     weights = {name: weight.detach().float().cpu().contiguous() for name, weight in state.items()}
     if not all(bool(weight.isfinite().all()) for weight in weights.values()):
-        raise TrainingError("the weights are no longer finite; lower the learning rate")
+        raise WorkError("the weights are no longer finite; lower the learning rate")
     return {CONFIG_FILE: _config_file(model.peft_config["default"]), WEIGHTS_FILE: save(weights, {"format": "pt"})}
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.errors import InputError
 from services.training import public_model
-from services.training.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.training.errors import InputError
+from services.errors import InputError
 
 LINE_LIMIT = 2**20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from faker import Faker
 
+from services.errors import InputError
 from services.files import write_lines
-from services.training.errors import InputError
 from services.training.options import TrainingOptions
 
 TRAIN = "train.jsonl"

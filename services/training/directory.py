@@ -14,9 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from services.errors import InputError, WorkError
 from services.files import building
 from services.training import manifest as manifests
-from services.training.errors import InputError, TrainingError
 from services.training.manifest import Manifest, hash_adapter
 
 PARTS = "parts"
@@ -30,7 +30,7 @@ def only_writer(output: Path) -> Iterator[None]:
 
     Raises:
         InputError: it cannot be made.
-        TrainingError: another training is writing to it.
+        WorkError: another training is writing to it.
     """
     try:
         (output / PARTS).mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def only_writer(output: Path) -> Iterator[None]:
         with FileLock(output / ".training.lock", timeout=0):
             yield
     except Timeout as error:
-        raise TrainingError(f"output {output}: another training is writing to it; wait for it or stop it") from error
+        raise WorkError(f"output {output}: another training is writing to it; wait for it or stop it") from error
 
 
 def adapter_path(name: str, fingerprint: str) -> str:

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from services.errors import InputError
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
+from services.progress import Display
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
-from services.training.errors import InputError
 from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, Resources, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
-from services.training.progress import Display
 
 RECORD = "dp_sgd.json"
 """Beside the adapter's files: the training that made it, which is paid for once however often it is served."""
@@ -57,7 +57,7 @@ def train(
 
     Raises:
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
-        TrainingError: the training failed, or another one is writing to `output`.
+        WorkError: the training failed, or another one is writing to `output`.
     """
     one = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
     (trained,) = carry_out([one], resources or Resources(), display or Display())
@@ -77,7 +77,7 @@ def plan(
     """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
 
     Raises:
-        InputError, TrainingError: as `train`.
+        InputError, WorkError: as `train`.
     """
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.attention != "own":

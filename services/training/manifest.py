@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from services.errors import InputError
 from services.files import digest_files, write_atomically
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training import public_model
-from services.training.errors import InputError
 from services.training.options import Attention
 
 FILE = "manifest.json"

@@ -4,8 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.errors import InputError
 from services.privacy.protocols.dp_sgd import Unit
-from services.training.errors import InputError
 
 
 class _Settings(BaseModel):

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.errors import InputError
 from services.privacy.protocols.dp_sgd import Unit
 from services.training.corpus import Document
-from services.training.errors import InputError
 from services.training.partition import Partition, Share
 
 Tokens = NDArray[np.int32]

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.training.errors import InputError
+from services.errors import InputError
 
 RULE = "hmac-sha256"
 SALT_BYTES = 32

@@ -70,7 +70,7 @@ def train_adapter(
 
     Raises:
         InputError: the model has no modules of the names in `options.targets`.
-        TrainingError: the weights are no longer finite.
+        WorkError: the weights are no longer finite.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)

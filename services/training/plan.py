@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.errors import WorkError
+from services.progress import Display
 from services.training.base import Base
 from services.training.directory import adapter_path, finished, remove_others, store
-from services.training.errors import TrainingError
 from services.training.manifest import Manifest
 from services.training.marks import Marks
 from services.training.options import Resources
-from services.training.progress import Display
 
 if TYPE_CHECKING:
     from services.training.tasks import Work
@@ -70,11 +70,11 @@ class Planned:
         """The adapter's hash.
 
         Raises:
-            TrainingError: it is not there.
+            WorkError: it is not there.
         """
         found = finished(output / self.path, self.fingerprint)
         if found is None:
-            raise TrainingError(f"{self.name}: its adapter is gone or damaged; run again to train it")
+            raise WorkError(f"{self.name}: its adapter is gone or damaged; run again to train it")
         return found
 
 
@@ -115,7 +115,7 @@ def carry_out(plans: Iterable[Plan], resources: Resources, display: Display) -> 
 
     Raises:
         InputError: what a plan raises; the cluster can never hold one adapter; the options do not fit the model.
-        TrainingError: another training is writing to one of the directories; an adapter failed, and those that were
+        WorkError: another training is writing to one of the directories; an adapter failed, and those that were
             finished are kept.
     """
     with display, ExitStack() as stack:
@@ -128,6 +128,7 @@ def carry_out(plans: Iterable[Plan], resources: Resources, display: Display) -> 
 
 
 def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resources, display: Display) -> None:
+    from services.ray_session import connected
     from services.training import tasks
 
     display.say(f"training {sum(len(adapters) for _, adapters in work)} adapters")
@@ -139,7 +140,7 @@ def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resour
             if recipe.note:
                 display.say(f"{name}: {recipe.note}")
             jobs[tasks.Job(name, training.base, recipe.work)] = training, adapter, recipe.beside
-    with tasks.connected():
+    with connected():
         for job, files in tasks.train_adapters(list(jobs), resources, display):
             training, adapter, beside = jobs[job]
             store(training.output / adapter.path, adapter.fingerprint, {**files, **beside})

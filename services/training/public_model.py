@@ -11,9 +11,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from services.errors import InputError
 from services.files import digest_files
 from services.training import embedded_model
-from services.training.errors import InputError
 
 DEFAULT = embedded_model.NAME
 

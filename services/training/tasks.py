@@ -4,11 +4,8 @@ A worker process loads the public model once and keeps it for its next task. A t
 is trained, so that a training that is stopped loses only the adapters that were under way.
 """
 
-import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +14,12 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
-from services.local_ray import secure
+from services.errors import InputError, WorkError
+from services.progress import Display
 from services.training import public_model
 from services.training.adapter import Files
 from services.training.base import Base
-from services.training.errors import InputError, TrainingError
 from services.training.options import Resources
-from services.training.progress import Display
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # For each worker: enough that workers finish together, and that a lost one has little to do again.
@@ -45,35 +41,12 @@ class Job:
     work: Work
 
 
-@contextmanager
-def connected() -> Iterator[None]:
-    """A Ray cluster: the one already connected, the one that `RAY_ADDRESS` names, or one of our own for this block."""
-    if ray.is_initialized():
-        yield
-        return
-    address = os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    secure(address)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            ray.init(address="local", include_dashboard=False, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TrainingError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) -> Iterator[tuple[Job, Files]]:
     """Train all of `jobs` on the connected cluster; yields each with its adapter as it finishes.
 
     Raises:
         InputError: the cluster can never hold one adapter, or the options do not fit the model.
-        TrainingError: an adapter failed; the others are cancelled.
+        WorkError: an adapter failed; the others are cancelled.
     """
     cpus, gpus = resources.cpus, _gpus(resources)
     _check_room(cpus, gpus)
@@ -143,12 +116,12 @@ def _result(reference: Any, job: Job) -> Files:
     try:
         files: Files = ray.get(reference)
     except OutOfMemoryError as error:
-        raise TrainingError(f"{job.name}: the machine ran out of memory; train fewer at a time (--cpus)") from error
+        raise WorkError(f"{job.name}: the machine ran out of memory; train fewer at a time (--cpus)") from error
     except RayTaskError as error:
-        kind = InputError if isinstance(error.cause, InputError) else TrainingError
+        kind = InputError if isinstance(error.cause, InputError) else WorkError
         raise kind(f"{job.name}: {error.cause}") from error
     except RayError as error:
-        raise TrainingError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to go on") from error
+        raise WorkError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to go on") from error
     return files
 
 

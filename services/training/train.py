@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from services.errors import InputError
+from services.progress import Display
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
-from services.training.errors import InputError
 from services.training.manifest import Adapter, Manifest, Part
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
-from services.training.progress import Display
 
 # A change in what training does with the same input must not find the adapters of the old way.
 _TRAINING = 3
@@ -54,7 +54,7 @@ def train(
 
     Raises:
         InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
-        TrainingError: an adapter could not be trained, or another training is writing to `output`.
+        WorkError: an adapter could not be trained, or another training is writing to `output`.
     """
     one = plan(corpus, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file)
     (trained,) = carry_out([one], resources or Resources(), display or Display())
@@ -75,7 +75,7 @@ def plan(
     """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
 
     Raises:
-        InputError, TrainingError: as `train`.
+        InputError, WorkError: as `train`.
     """
     options = options or TrainingOptions()
     if parts < 1:

@@ -20,7 +20,7 @@ from fastapi.responses import StreamingResponse
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from cluster.session import connected
+from services.ray_session import connected
 from services.training.public_model import resolve
 
 

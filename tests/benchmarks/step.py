@@ -31,7 +31,6 @@ import typer
 from ray.actor import ActorHandle
 from scipy.optimize import brentq
 
-from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
@@ -42,6 +41,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.pmixed import PMixed
+from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
 from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from cluster.application import Arguments, build
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.launch import check_ensemble
-from cluster.session import connected
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
+from services.ray_session import connected
 from tests.running import configure, own_ensemble
 
 

@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 from cluster.cli import Commands
 from cluster.configuration import ConfigurationError
 from services.budget.errors import LedgerCorrupt
-from services.evaluation.tasks import EvaluationError
-from services.training.errors import InputError
+from services.errors import InputError, WorkError
 
 
 @pytest.mark.parametrize(
@@ -16,7 +15,7 @@ from services.training.errors import InputError
     [
         (InputError("rank: too small"), 2),
         (ConfigurationError("http.port: taken"), 2),
-        (EvaluationError("part-0: failed"), 1),
+        (WorkError("part-0: failed"), 1),
         (LedgerCorrupt("row 3 was changed"), 1),
         (KeyboardInterrupt(), 130),
     ],

@@ -9,11 +9,11 @@ import ray
 
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.launch import check_ensemble, launch
-from cluster.session import connected
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import FILE, Receipt
+from services.ray_session import connected
 from services.training.manifest import Manifest, ManifestError
 from tests.running import configure, own_ensemble
 

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from services.audit.worlds.models import ModelOutput, Models
 from services.audit.worlds.testbed import begun_with
+from services.errors import InputError
 from services.evaluation.ensembles import Ensemble, has_halves
 from services.files import write_lines
 from services.privacy.protocol import Protocol
+from services.progress import Display
 from services.training import demo
 from services.training.corpus import Corpus, Document
-from services.training.errors import InputError
 from services.training.options import Resources, TrainingOptions
 from services.training.plan import carry_out
-from services.training.progress import Display
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -86,7 +86,7 @@ def train_shadows(
 
     Raises:
         InputError: the directory was begun with another size; and as `train`.
-        TrainingError: as `train`.
+        WorkError: as `train`.
     """
     begun_with(directory, size)
     _draw(directory, size)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.worlds.models import ModelOutput, Models
+from services.errors import InputError
 from services.evaluation.ensembles import Ensemble, has_halves
 from services.files import write_atomically
 from services.privacy.protocol import Protocol
+from services.progress import Display
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 from services.training.manifest import FILE
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
 from services.training.plan import carry_out
-from services.training.progress import Display
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -120,7 +120,7 @@ def train_testbed(
 
     Raises:
         InputError: the directory was begun with another size; and as `train`.
-        TrainingError: as `train`.
+        WorkError: as `train`.
     """
     begun_with(directory, size)
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)

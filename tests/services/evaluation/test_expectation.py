@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from services.errors import InputError
 from services.evaluation import expectation
 from services.evaluation.expectation import Measured, Population, candidates, propose
 from services.evaluation.methods import Budget
 from services.privacy.accounting import planning
-from services.training.errors import InputError
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5, tokens=100_000)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.errors import InputError
 from services.evaluation.methods import Budget, Quantity, dp_sgd, private, sweeps
 from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
 from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
-from services.training.errors import InputError
 from services.training.manifest import Manifest, PrivateTraining
 from tests.services.evaluation.written import write_rows
 

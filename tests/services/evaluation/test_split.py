@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import InputError
 from services.evaluation.split import Split, held_out, split
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 from services.training.partition import part_of
 
 SALT = bytes(range(32))

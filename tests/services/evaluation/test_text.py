@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from services.errors import InputError
 from services.evaluation.text import Text, held_out_text
 from services.training.corpus import Document
-from services.training.errors import InputError
 
 DOCUMENTS = [
     Document(user, f"{user} says line {number} of what there is to say, and means it.")

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from services.errors import InputError
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private
@@ -15,7 +16,6 @@ from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
 from services.training.corpus import Document
-from services.training.errors import InputError
 from services.training.marks import Marks
 
 BUDGET = Budget(epsilon=8, delta=1e-5, tokens=100)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import InputError
 from services.generation.card import write_card
 from services.generation.client import BudgetEndedError, GenerationError, Sampling, Service
 from services.generation.job import JOURNAL, OUTPUT, Progress, Request, load_output, opened
 from services.generation.template import items
-from services.training.errors import InputError
 from tests.services.generation.small_service import SmallService, serving
 
 TEMPLATE = "Label: {label}"

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from services.errors import InputError
 from services.generation.baseline import FILE, load_baseline, write_baseline
 from services.generation.client import Sampling
 from services.generation.job import Request
 from services.generation.template import Fields, items
-from services.training.errors import InputError
 from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
 from tests.services.generation.test_job import run

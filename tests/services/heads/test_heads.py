@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from services.budget.reader import read
+from services.errors import InputError, WorkError
 from services.heads import attacks, compare, expm_nf, head, methods, mimic, text
 from services.heads.certified import CertifiedSettings
 from services.heads.data import DataError, read_npz
@@ -22,8 +23,7 @@ from services.heads.report import write_report
 from services.heads.score import auc_of
 from services.heads.uncertainty import most_probable, predictive_intervals
 from services.privacy.events import from_json
-from services.training.errors import InputError, TrainingError
-from services.training.progress import Display
+from services.progress import Display
 from tests.services.heads.test_methods import generated
 
 
@@ -69,7 +69,7 @@ def test_a_head_is_charged_once_and_predicts_for_ever(tmp_path: Path) -> None:
     charged = read(ledger).charged
     assert dict(charged) == {from_json(made.event): 1}
     head.train(table, "expm-certified", 1.0, tmp_path / "second", ledger=ledger, budget=2.1)
-    with pytest.raises(TrainingError, match="budget"):
+    with pytest.raises(WorkError, match="budget"):
         head.train(table, "expm-certified", 1.0, tmp_path / "third", ledger=ledger, budget=2.1)
     assert not (tmp_path / "third").exists()
     with pytest.raises(InputError, match="holds a head"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.errors import InputError
 from services.heads import certified, compare, data, methods
 from services.heads.certified import CertifiedSettings, total_losses
 from services.heads.data import DataError, Table, read_table, split
@@ -14,8 +15,7 @@ from services.heads.methods import METHODS
 from services.heads.models import GRUD, Parametrised
 from services.heads.score import auc_of
 from services.privacy.sampling.selection import LOSS_UNITS
-from services.training.errors import InputError
-from services.training.progress import Display
+from services.progress import Display
 
 
 def generated(rows: int = 600, users: int | None = None) -> Table:

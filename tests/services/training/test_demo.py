@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import InputError
 from services.training.corpus import Corpus
 from services.training.demo import CANARIES, HELD_OUT, TRAIN, write_demo_corpus
-from services.training.errors import InputError
 
 
 @pytest.fixture(scope="module")

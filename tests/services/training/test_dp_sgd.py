@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.promise import promise
+from services.errors import InputError
 from services.training.adapter import with_lora
 from services.training.corpus import Corpus, Document
 from services.training.dp_sgd import planned, train
-from services.training.errors import InputError
 from services.training.manifest import Manifest
 from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from services.errors import InputError
 from services.training.corpus import Document
-from services.training.errors import InputError
 from services.training.packing import IGNORED, even_size, pack, tokenize
 from services.training.partition import Partition, Share, half_of, part_of
 from tests.services.training.conftest import PARTS, SALT

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from services.training.errors import InputError
+from services.errors import InputError
 from services.training.partition import Partition, Share, half_of, part_of, read_salt, salt_id
 
 SALT = bytes(range(32))

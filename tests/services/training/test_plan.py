@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import WorkError
+from services.progress import Display
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
-from services.training.errors import TrainingError
 from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import Plan, carry_out
-from services.training.progress import Display
 from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -68,7 +68,7 @@ def test_each_becomes_what_it_would_be_alone(several: Several) -> None:
 
 def test_one_that_fails_is_named_and_the_others_go_on_later(several: Several) -> None:
     diverging = OPTIONS.model_copy(update={"learning_rate": 1e20})
-    with pytest.raises(TrainingError, match="bad/part-000: the weights are no longer finite"):
+    with pytest.raises(WorkError, match="bad/part-000: the weights are no longer finite"):
         carry_out([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
     assert not any((several.room / name / FILE).exists() for name in ("good", "bad"))
     (good,) = carry_out([several.parts("good", 2)], Resources(), Display())
@@ -76,5 +76,5 @@ def test_one_that_fails_is_named_and_the_others_go_on_later(several: Several) ->
 
 
 def test_a_directory_has_one_training_at_a_time(several: Several) -> None:
-    with pytest.raises(TrainingError, match="another training is writing to it"):
+    with pytest.raises(WorkError, match="another training is writing to it"):
         carry_out([several.parts("same", 2), several.parts("same", 1)], Resources(), Display())

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
+from services.errors import InputError, WorkError
 from services.training.corpus import Corpus, Document
-from services.training.errors import InputError, TrainingError
 from services.training.manifest import FILE, Manifest
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, salt_id
@@ -26,7 +26,7 @@ import os, signal, sys
 from pathlib import Path
 from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
-from services.training.progress import Display
+from services.progress import Display
 from services.training.train import train
 
 corpus, output, salt, options, before = sys.argv[1:]
@@ -204,7 +204,7 @@ def test_options_that_do_not_fit_the_model(
 @pytest.mark.slow
 @pytest.mark.long
 def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
+    with pytest.raises(WorkError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
         ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
     assert not (tmp_path / "none" / FILE).exists()
 

@@ -16,12 +16,12 @@ from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, re
 from services.audit.worlds.chances import next_token_chances
 from services.audit.worlds.models import ModelOutput, Models
 from services.audit.worlds.testbed import Size, ask, train_testbed
+from services.errors import InputError
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public
 from services.training.corpus import Corpus
-from services.training.errors import InputError
 
 DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0

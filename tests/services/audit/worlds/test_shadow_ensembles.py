@@ -6,9 +6,9 @@ import pytest
 
 from services.audit.report.sections import Subject, membership_section
 from services.audit.worlds.shadow_ensembles import Size, ask, train_shadows
+from services.errors import InputError
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.submix import SubMix
-from services.training.errors import InputError
 from tests.displays import Recorder
 
 

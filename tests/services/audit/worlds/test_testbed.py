@@ -6,7 +6,7 @@ import pytest
 
 from services.audit.worlds import shadow_ensembles, testbed
 from services.audit.worlds.testbed import begun_with
-from services.training.errors import InputError
+from services.errors import InputError
 
 
 def test_a_directory_goes_on_with_its_own_sizes_alone(tmp_path: Path) -> None:

@@ -1,16 +1,52 @@
-"""A Ray cluster of this machine's own: it listens on the loopback interface alone, and runs nothing without a token.
+"""A Ray cluster for the time of a command: one that exists, or one of this machine's own.
 
-A client that reaches a Ray cluster can run code in it and read what the models say. Ray's token keeps others
-out; that nobody else reaches the ports is the second lock.
+A client that reaches a Ray cluster can run code in it and read the models' rows. A cluster that a command starts
+therefore accepts only clients with its token, and listens on the loopback interface alone.
 """
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import ray
 from ray._private import ray_constants, services
 from ray._private.authentication import authentication_token_setup as authentication
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+
+from services.errors import WorkError
+
+_DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[None]:
+    """Connect this process to a Ray cluster until the block ends.
+
+    Uses the cluster that this process is connected to, else the one at `address`, else the one that `RAY_ADDRESS`
+    names, else starts one that ends with the block.
+
+    Raises:
+        WorkError: the cluster cannot be reached or started.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    address = address or os.environ.get("RAY_ADDRESS")
+    secure(address)
+    local = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise WorkError(f"Ray could not be {'reached at ' + address if address else 'started'}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def secure(address: str | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 STARTED = """
 import os, subprocess, sys
 import psutil, ray
-from services.local_ray import secure
+from services.ray_session import secure
 
 secure(None)
 ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
@@ -43,7 +43,7 @@ for mode in ("", "disabled"):
 JOINS = """
 import sys
 import ray
-from services.local_ray import secure
+from services.ray_session import secure
 
 secure(sys.argv[1])
 ray.init(sys.argv[1], log_to_driver=False)
