@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -22,6 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
+from services.engine import known_engine
 from services.gateway.fields import LEAST_TEMPERATURE
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
@@ -65,7 +67,7 @@ class Budget(Section):
 
 
 class Engine(Section):
-    kind: Literal["vllm", "transformers"] = "vllm"
+    kind: Annotated[str, AfterValidator(known_engine)] = "vllm"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(2048, gt=1)
     cache_gib: float = Field(2.0, gt=0)

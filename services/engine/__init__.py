@@ -1,0 +1,20 @@
+"""Engines: a base model and its adapters, which answer next-token queries.
+
+A new engine is a file with a class that extends `engine.Engine`, and a line in `ENGINES`.
+"""
+
+from collections.abc import Mapping
+
+ENGINES: Mapping[str, str] = {
+    "vllm": "services.engine.vllm_engine:VllmEngine",
+    "transformers": "services.engine.transformers_engine:TransformersEngine",
+}
+"""The class of each engine by its name in configuration. A class is imported when an engine is made, because each
+imports a large library that may be absent."""
+
+
+def known_engine(name: str) -> str:
+    """Returns `name`. Raises ValueError if there is no engine of that name."""
+    if name not in ENGINES:
+        raise ValueError(f"must be one of {', '.join(ENGINES)}, not {name!r}")
+    return name

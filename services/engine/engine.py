@@ -4,9 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal
 
 import torch
+
+from services.engine import ENGINES, known_engine
 
 PUBLIC = "public"
 """The name under which the base model, without any adapter, is asked."""
@@ -46,12 +49,13 @@ class EngineSettings:
     """What an engine is built from.
 
     Attributes:
+        kind: a name in `ENGINES`.
         context_length: the prompt and every output token, in tokens.
         attention: "public" serves any number of readers, "own" one plain LoRA adapter with a cache of its own.
     """
 
     model: Path
-    kind: Literal["vllm", "transformers"] = "vllm"
+    kind: str = "vllm"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = 2048
     cache_gib: float = 2.0
@@ -131,11 +135,6 @@ class Engine(ABC):
 
 
 def create(settings: EngineSettings) -> Engine:
-    """The engine that `settings.kind` names. Imports are late because each backend is heavy and may be absent."""
-    if settings.kind == "vllm":
-        from services.engine.vllm_engine import VllmEngine
-
-        return VllmEngine(settings)
-    from services.engine.transformers_engine import TransformersEngine
-
-    return TransformersEngine(settings)
+    """Returns a new engine of the kind that `settings.kind` names in `ENGINES`."""
+    engine: Engine = resolve_name(ENGINES[known_engine(settings.kind)])(settings)
+    return engine

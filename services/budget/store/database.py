@@ -1,7 +1,7 @@
-"""Where a ledger is kept: one append-only table, in a SQLite file or in PostgreSQL by URL."""
+"""The database that keeps a ledger: one append-only table, in any of `BACKENDS`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,58 +10,59 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from services.budget.errors import LedgerError, LedgerForeign, LedgerMissing
-from services.budget.store import postgresql, sqlite
+from services.budget.store.backend import Backend
+from services.budget.store.postgresql import PostgreSQL
 from services.budget.store.schema import Access
+from services.budget.store.sqlite import SQLite
+
+_SQLITE = SQLite()
+BACKENDS: tuple[Backend, ...] = (
+    _SQLITE,
+    PostgreSQL(),
+)
+"""Every kind of database that can keep a ledger. A new one is a file and a line here."""
 
 
 class Database:
-    """The database that `ledger`, a path or a URL, names. Opening is lazy: the first transaction connects.
+    """The database that a path or a URL names. The first transaction connects.
 
     `name` is the absolute path or the URL, without its password.
     """
 
     def __init__(self, ledger: str | Path, access: Access) -> None:
-        url = _resolve(ledger)
-        if url.get_backend_name() == "sqlite":
-            self.name = url.database or ""
-            self._engine = sqlite.engine(Path(self.name), access)
-            self._explained = sqlite.explained
-        else:
-            self.name = str(url)  # hides the password
-            self._engine = postgresql.engine(url, access)
-            self._explained = postgresql.explained
+        self._backend, url = _resolve(ledger)
+        self.name = self._backend.label(url)
+        self._engine = self._backend.engine(url, access)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction, alone among writers when there is write access; committed to disk when this returns.
+        """Runs the block in one transaction, which is on disk when the block ends. A writer excludes other writers.
 
         Raises:
-            LedgerError: the database failed, or the body said so; names the ledger.
+            LedgerError: the database failed, or the block raised this; names the ledger.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
-            raise self._explained(error).of(self.name) from error
+            raise self._backend.explain(error).of(self.name) from error
         except LedgerError as error:
             error.of(self.name)
             raise
 
 
-def _resolve(ledger: str | Path) -> URL:
+def _resolve(ledger: str | Path) -> tuple[Backend, URL]:
     if "://" not in str(ledger):
-        return URL.create("sqlite", database=str(Path(ledger).expanduser().absolute()))
+        return _SQLITE, _SQLITE.location(URL.create("sqlite", database=str(ledger)))
     try:
         url = make_url(str(ledger))
     except (ArgumentError, ValueError) as error:  # the second for a port that is no number
         shown = re.sub(r"//.*@", "//***@", str(ledger))
         raise LedgerMissing(f"{shown} is no path and no database URL") from error
-    match url.get_backend_name():
-        case "postgresql" | "postgres":  # libpq takes both, SQLAlchemy the first
-            return url.set(drivername="postgresql+psycopg") if "+" not in url.drivername else url
-        case "sqlite" if url.database and url.database != ":memory:" and not url.query:
-            return _resolve(url.database)
-        case "sqlite":
-            raise LedgerMissing(f"{ledger} names no file; a ledger in memory would forget: use sqlite:///PATH")
-        case other:
-            raise LedgerForeign(f"a ledger is kept in SQLite or PostgreSQL, not in {other}")
+    schemes: Mapping[str, Backend] = {scheme: backend for backend in BACKENDS for scheme in backend.schemes}
+    scheme = url.drivername.partition("+")[0]
+    if scheme not in schemes:
+        names = " or ".join(backend.name for backend in BACKENDS)
+        raise LedgerForeign(f"a ledger is kept in {names}, not in {scheme}")
+    backend = schemes[scheme]
+    return backend, backend.location(url)

@@ -1,4 +1,4 @@
-"""A ledger in PostgreSQL: one writer at a time, and on disk when a transaction returns."""
+"""Ledgers in PostgreSQL."""
 
 import os
 
@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from services.budget.errors import LedgerError, LedgerUnavailable
+from services.budget.store.backend import Backend
 from services.budget.store.schema import Access
 
 ADVISORY_LOCK = 0x707269766D6978  # "privmix": the stand-in for SQLite's one-writer lock
@@ -36,25 +37,38 @@ _ADVICE = {
 }
 
 
-def engine(url: URL, access: Access) -> Engine:
-    """
-    Raises:
-        LedgerUnavailable: the driver that the URL names is not installed.
-    """
-    link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
-    pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
-    try:
-        # The lock is taken in a statement of its own, so the statements after it must each see what is there by then.
-        made = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
-    except ModuleNotFoundError as error:
-        raise LedgerUnavailable(f"{url} needs the package {error.name}; install it") from error
-    if access == "read":
-        return made.execution_options(postgresql_readonly=True)
-    event.listen(made, "connect", _demand_a_disk)
-    # Making or moving a ledger reads all of it between two statements.
-    idle = IDLE_TIMEOUT if access == "write" else "0"
-    event.listen(made, "begin", lambda connection: _begin_alone(connection, idle))
-    return made
+class PostgreSQL(Backend):
+    """A PostgreSQL database. An advisory lock keeps other writers out, as SQLite's own lock does."""
+
+    name = "PostgreSQL"
+    schemes = ("postgresql", "postgres")
+
+    def location(self, url: URL) -> URL:
+        return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
+
+    def engine(self, url: URL, access: Access) -> Engine:
+        link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
+        pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
+        try:
+            # The lock is taken in a statement of its own, so the statements after it see what is committed by then.
+            engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
+        except ModuleNotFoundError as error:
+            raise LedgerUnavailable(f"{url} needs the package {error.name}; install it") from error
+        if access == "read":
+            return engine.execution_options(postgresql_readonly=True)
+        event.listen(engine, "connect", _demand_a_disk)
+        # Making or moving a ledger reads all of it between two statements.
+        idle = IDLE_TIMEOUT if access == "write" else "0"
+        event.listen(engine, "begin", lambda connection: _begin_alone(connection, idle))
+        return engine
+
+    def explain(self, error: DBAPIError) -> LedgerError:
+        advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "look at the database")
+        if "does not support SSL" in str(error.orig):
+            advice = (
+                "set up TLS there; only where the network between is trusted, add sslmode=disable to the ledger's URL"
+            )
+        return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 
 def _encryption(url: URL) -> dict[str, str]:
@@ -63,14 +77,6 @@ def _encryption(url: URL) -> dict[str, str]:
     `sslmode=verify-full` also demands the server's certificate, and is for the URL, which names the root's.
     """
     return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
-
-
-def explained(error: DBAPIError) -> LedgerError:
-    """What a failure of the database means, in words."""
-    advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "look at the database")
-    if "does not support SSL" in str(error.orig):
-        advice = "set up TLS there; only where the network between is trusted, add sslmode=disable to the ledger's URL"
-    return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 
 def _demand_a_disk(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -1,13 +1,15 @@
-"""A ledger in a SQLite file: one writer at a time, and on disk when a transaction returns."""
+"""Ledgers in SQLite files."""
 
 import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
 from sqlalchemy import Engine, NullPool, create_engine, event
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
+from services.budget.store.backend import Backend
 from services.budget.store.schema import Access, ledger_table
 
 BUSY_TIMEOUT = 30.0  # seconds to wait for another writer's transaction
@@ -24,22 +26,35 @@ _ADVICE = {
 _UNSHARED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
-def engine(path: Path, access: Access) -> Engine:
-    # A connection for every transaction: a file that was removed or replaced meanwhile is noticed, not written to.
-    made = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_permitted(path, access))
-    start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
-    event.listen(made, "begin", lambda connection: connection.exec_driver_sql(start))
-    return made
+class SQLite(Backend):
+    """A SQLite file with a write-ahead log."""
 
+    name = "SQLite"
+    schemes = ("sqlite",)
 
-def explained(error: DBAPIError) -> LedgerError:
-    """What a failure of the database means, in words."""
-    code = getattr(error.orig, "sqlite_errorcode", -1) & 0xFF  # the low byte is the primary result code
-    if code == sqlite3.SQLITE_NOTADB:
-        return LedgerForeign("this is not a SQLite file")
-    if code == sqlite3.SQLITE_CORRUPT:
-        return LedgerCorrupt(f"{error.orig}; restore it from a backup")
-    return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'look at the database')}")
+    def location(self, url: URL) -> URL:
+        if not url.database or url.database == ":memory:" or url.query:
+            raise LedgerMissing(f"{url} names no file; a ledger in memory would forget: use sqlite:///PATH")
+        return url.set(database=str(Path(url.database).expanduser().absolute()))
+
+    def label(self, url: URL) -> str:
+        return url.database or ""
+
+    def engine(self, url: URL, access: Access) -> Engine:
+        path = Path(url.database or "")
+        # Each transaction opens the file: one that was removed or replaced meanwhile is noticed, not written to.
+        engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_permitted(path, access))
+        start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(start))
+        return engine
+
+    def explain(self, error: DBAPIError) -> LedgerError:
+        code = getattr(error.orig, "sqlite_errorcode", -1) & 0xFF  # the low byte is the primary result code
+        if code == sqlite3.SQLITE_NOTADB:
+            return LedgerForeign("this is not a SQLite file")
+        if code == sqlite3.SQLITE_CORRUPT:
+            return LedgerCorrupt(f"{error.orig}; restore it from a backup")
+        return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'look at the database')}")
 
 
 def _open_permitted(path: Path, access: Access) -> sqlite3.Connection:

@@ -1,0 +1,55 @@
+"""A kind of database is one class and one line of `BACKENDS`: the ledger, its readers and its moves need no more."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import URL
+
+from services.budget.errors import LedgerForeign
+from services.budget.ledger import Ledger
+from services.budget.move import move
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.budget.store import database
+from services.budget.store.backend import Backend
+from services.budget.store.sqlite import SQLite
+from tests.services.budget.events import COARSE
+
+
+class Suffixed(SQLite):
+    """SQLite files with a suffix, under a scheme of their own."""
+
+    name = "suffixed files"
+    schemes = ("suffixed",)
+
+    def location(self, url: URL) -> URL:
+        return super().location(url.set(database=f"{url.database}.suffixed"))
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    backend = Suffixed()
+    monkeypatch.setattr(database, "BACKENDS", (*database.BACKENDS, backend))
+    return backend
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_new_backend_keeps_a_ledger(terms: PrivacyBudget, tmp_path: Path) -> None:
+    place = f"suffixed:///{tmp_path}/ledger"
+    ledger = Ledger(place, terms)
+    ledger.settle(ledger.lease(COARSE, 10).lease, 4)
+    assert read(place).charged == {COARSE: 4}
+    assert (tmp_path / "ledger.suffixed").exists()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_ledger_moves_to_a_new_backend(terms: PrivacyBudget, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "ledger.db"), f"suffixed:///{tmp_path}/moved"
+    Ledger(source, terms).lease(COARSE, 10)
+    move(source, target)
+    assert read(target).held == read(target).charged == {COARSE: 10}
+
+
+def test_another_database_is_refused_with_the_names_of_those_that_serve(terms: PrivacyBudget) -> None:
+    with pytest.raises(LedgerForeign, match="a ledger is kept in SQLite or PostgreSQL, not in mysql"):
+        Ledger("mysql://host/ledger", terms)

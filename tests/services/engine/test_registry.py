@@ -1,0 +1,39 @@
+"""An engine is one class and one line of `ENGINES`: configuration accepts its name and `create` makes it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cluster.configuration import Engine as EngineSection
+from services.engine import ENGINES
+from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+
+
+class Uniform(Engine):
+    """Gives every token of a vocabulary of four the same probability."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.vocabulary, self.context_length, self.adapters = 4, settings.context_length, tuple(settings.adapters)
+
+    def prepare(self, adapters: Sequence[str]) -> None: ...
+    def release(self, sequence: str) -> None: ...
+    def close(self) -> None: ...
+
+    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
+        return torch.zeros(sum(len(request.adapters) for request in requests), self.vocabulary).log_softmax(-1)
+
+
+def test_a_new_engine_is_configured_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
+    monkeypatch.setattr("services.engine.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
+    kind = EngineSection(kind="uniform").kind
+    engine = create(EngineSettings(Path("no-model"), kind, context_length=8))
+    assert engine.next_token([Request("a", (1, 2), (PUBLIC,))]).exp().tolist() == [[0.25] * 4]
+
+
+def test_an_unknown_engine_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(ValidationError, match="must be one of vllm, transformers, not 'tgi'"):
+        EngineSection(kind="tgi")
