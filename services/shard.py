@@ -1,4 +1,4 @@
-"""A Ray actor around one engine: it owns weights and caches, and answers with whole rows."""
+"""Implements the Ray actor around one engine: it owns weights and caches, and returns whole rows."""
 
 import os
 import time
@@ -15,12 +15,12 @@ from services.engine.engine import EngineSettings, Request, create
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """The state of a shard.
+    """Reports the state of a shard.
 
     Attributes:
-        resident_bytes: memory of its process, the model included.
-        busy_s: for how long its engine has worked on the present call; 0 when it is idle.
-        failure: the type of the error with which its engine failed; None while it works.
+        resident_bytes: the memory of its process, the model included.
+        busy_s: the duration of its engine's current call so far; 0 when it is idle.
+        failure: the type of the error with which its engine failed; None while the engine works.
     """
 
     adapters: tuple[str, ...]
@@ -32,14 +32,14 @@ class ShardStatus:
     failure: str | None
 
     def trouble(self, stalled_s: float) -> str | None:
-        """Returns why this shard must be replaced, if it must: its engine failed, or made no progress for too long."""
+        """Returns why this shard must be replaced: its engine failed or stalled. Returns None for a healthy shard."""
         if self.failure is not None:
             return f"its engine failed with {self.failure}"
         return f"its engine made no progress for {self.busy_s:.0f} s" if self.busy_s > stalled_s else None
 
 
 class Shard:
-    """Calls carry the whole context, so a call that is repeated on a restarted shard needs nothing from the old one."""
+    """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = create(settings)
@@ -49,10 +49,10 @@ class Shard:
     def next_token(
         self, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
     ) -> np.ndarray:
-        """`Engine.next_token` as float32 [rows, vocabulary] in the object store, read by the caller without a copy.
+        """Returns `Engine.next_token` as float32 [rows, vocabulary], which callers read without a copy.
 
         Args:
-            coming: the adapters that the next calls ask for (`Engine.prepare`).
+            coming: the adapters that the next calls use (`Engine.prepare`).
             trace: a W3C traceparent.
 
         Raises:
@@ -90,5 +90,5 @@ class Shard:
         )
 
 
-# Ray restarts a shard that died. It does not repeat its calls: the coordinator does, with fewer new contexts at a time.
+# Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.
 ShardActor = ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"status": 1})(Shard)

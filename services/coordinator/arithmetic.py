@@ -1,4 +1,4 @@
-"""The mathematics of a step over several threads: each works on a share of the sequences."""
+"""Computes the release of a step in several threads; each thread handles a share of the sequences."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,11 +17,13 @@ Result = TypeVar("Result")
 
 
 class Arithmetic:
-    """Runs PyTorch with one thread a share: its own teams of threads would wait for one another at every operation.
+    """Runs the mathematics of a step in a thread pool, with one PyTorch thread for each share.
+
+    PyTorch's intra-operator threads would synchronize at every operation; the sequences are independent.
 
     Args:
-        threads: how many shares are computed at a time, on a CPU.
-        device: PyTorch's; any other than a CPU computes all sequences in one share.
+        threads: the number of shares on a CPU, computed in parallel.
+        device: a PyTorch device. A device other than the CPU computes all sequences in one share.
     """
 
     def __init__(self, threads: int, device: str) -> None:
@@ -32,7 +34,7 @@ class Arithmetic:
     async def release(
         self, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]
     ) -> tuple[PendingRelease, ...]:
-        """Returns what `protocol` releases from the rows, for consecutive shares of the sequences."""
+        """Returns what `protocol` can release for each consecutive share of the sequences."""
         sequences = len(options)
         ends = [sequences * share // self._shares for share in range(self._shares + 1)]
         shares = [slice(first, last) for first, last in pairwise(ends) if first < last]
@@ -42,12 +44,12 @@ class Arithmetic:
         return tuple(await asyncio.gather(*work))
 
     async def sample(self, pending: Sequence[PendingRelease], granted: int) -> list[int]:
-        """Returns one token for each sequence; the first `granted` private ones are answered by the protocol."""
+        """Samples one token for each sequence: the first `granted` private sequences from the protocol's output."""
         work = []
-        for piece in pending:
-            paid = min(granted, len(piece.private))
+        for share in pending:
+            paid = min(granted, len(share.private))
             granted -= paid
-            work.append(self._run(piece.sample, paid))
+            work.append(self._run(share.sample, paid))
         return [token for tokens in await asyncio.gather(*work) for token in tokens]
 
     def _run(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:

@@ -1,4 +1,4 @@
-"""The Ray actor that turns an ensemble into private tokens: draw, ask, mix, sample, and pay before anything leaves."""
+"""Implements the Ray actor that generates private tokens: it queries the ensemble, mixes, pays and samples."""
 
 import asyncio
 import logging
@@ -32,31 +32,32 @@ from services.shard import ShardStatus
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.5
-"""Between a step that failed and its repetition."""
+"""Delay before a failed step is repeated."""
 RETRY_AFTER_S = 30.0
-"""When a client may repeat a request that failed because a shard, or the budget, did not answer."""
+"""Delay before a client should repeat a request that failed because a shard or the budget did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Plain data, from which Ray can make the actor again at any time: other actors go by their names.
+    """Holds the settings of a coordinator. They are plain data, so that Ray can restart the actor from them.
 
     Attributes:
-        model: read for its tokenizer.
-        fleet: the actor that names the shards, and replaces those that fail.
-        peers: the other coordinators of this deployment, with which this one shares what is left of the budget.
-        lease_tokens: how many tokens a lease holds at least.
-        max_live: how many sequences a step advances at most.
-        max_waiting: how many more can wait for their turn.
-        max_rows: how many rows a step holds at most, the first sequence's excepted: each is a float32 a token of the
-            vocabulary.
-        prefill_tokens: how many tokens of new contexts a step ingests at most, the first new one excepted.
-        step_timeout_s: without an answer for this long, a shard counts as stalled.
-        recovery_s: for how long sequences wait for a shard, the budget or its database to come back before they fail.
-        patience_s: how long one of several copies of a shard may take before another one is called, too.
-        device: PyTorch's, for the mathematics of a step.
-        threads: for the same, on a CPU.
-        pace_s: no step is released earlier.
+        model: the model's directory, for its tokenizer.
+        budget: the Ray name of the budget actor.
+        fleet: the Ray name of the fleet actor, which publishes the shard map and replaces failed shards.
+        peers: the Ray names of the deployment's other coordinators, which spend from the same budget.
+        when_exhausted: what happens to a sequence without budget: it ends, or the public model continues it.
+        lease_tokens: the minimum number of tokens in a lease.
+        max_live: the maximum number of sequences in a step.
+        max_waiting: the maximum number of further sequences in the queue.
+        max_rows: the maximum number of rows in a step, each float32 [V]. One sequence may exceed it.
+        prefill_tokens: the maximum number of prompt tokens that a step ingests. One prompt may exceed it.
+        step_timeout_s: a shard that does not answer within this time counts as stalled.
+        recovery_s: how long a sequence waits for a shard, the budget or its database to recover before it fails.
+        patience_s: how long a copy of a shard may take before the next copy is called too.
+        device: the PyTorch device for the mathematics of a step.
+        threads: the number of threads for the same on a CPU.
+        pace_s: the minimum duration of a step.
     """
 
     model: Path
@@ -79,8 +80,10 @@ class CoordinatorSettings:
 
 
 class Coordinator:
-    """Owns the live sequences, and nothing that must survive it. When it dies its lease stays charged, and the gateways
-    submit their generations again, here or to another coordinator, with the tokens that they received.
+    """Advances the live sequences, one token for each in a step.
+
+    Keeps no state that must survive a crash. When a coordinator dies, its lease stays charged, and the gateways
+    resubmit their generations to a living coordinator with the tokens that they received.
 
     Sends requests to the shards in the current shard map: `shard_map`, by default the fleet's. `update_shards`
     replaces it.
@@ -89,7 +92,7 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, shard_map: ShardMap | None = None) -> None:
         self._settings = settings
         self._between_steps = asyncio.Lock()
-        self._take(shard_map or self._current_shard_map())
+        self._use(shard_map or self._current_shard_map())
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
         self._live: dict[str, Live] = {}
@@ -102,16 +105,16 @@ class Coordinator:
         self._metrics = CoordinatorMetrics()
 
     async def update_shards(self, shard_map: ShardMap) -> None:
-        """Use this shard map from the next token on. On return, shards that it does not name get no more requests."""
+        """Uses this shard map from the next token on. After it returns, shards outside the map get no requests."""
         async with self._between_steps:
             if shard_map.version > self._shard_map.version:
-                self._take(shard_map)
+                self._use(shard_map)
 
     async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
-        """Begin generations whose deltas go to `channel`.
+        """Starts generations whose deltas go to `channel`.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: the queue is full. No generation has started.
         """
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
@@ -122,17 +125,17 @@ class Coordinator:
             self._stepping = asyncio.create_task(self._run())
 
     async def load(self) -> int:
-        """Return how many generations are live or wait."""
+        """Returns the number of generations that are live or waiting."""
         return len(self._live)
 
     async def cancel(self, ids: Iterable[str]) -> None:
-        """End generations early. Unknown ids are no error: they may have ended meanwhile."""
+        """Ends generations early. Ignores unknown ids: those generations may have ended."""
         self._end([self._live[id_] for id_ in ids if id_ in self._live], "cancelled")
 
     async def events(self, channel: str) -> AsyncIterator[list[Delta]]:
-        """What happens to the generations of `channel`, one batch a step, for as long as the channel is read.
+        """Yields the deltas of `channel`, one batch for each step. Cancels its generations when the reader stops.
 
-        A reader that limits how much may wait unread (Ray's backpressure) has its call ended by Ray when it dies.
+        A reader that sets Ray's backpressure for this generator has its call ended by Ray when it dies.
         """
         queue = self._queues.setdefault(channel, DeltaQueue())
         try:
@@ -142,7 +145,7 @@ class Coordinator:
             self._close_channel(channel)
 
     async def event(self) -> str:
-        """What a token costs now (`Event.to_json`)."""
+        """Returns the privacy event of one token under the current shard map (`Event.to_json`)."""
         return self._protocol.event.to_json()
 
     async def health(self) -> None:
@@ -156,12 +159,15 @@ class Coordinator:
         if self._began is not None and time.monotonic() - self._began > self._settings.step_timeout_s:
             raise Unavailable(f"a step has taken {time.monotonic() - self._began:.0f} s")
         for copies in await self._ensemble.status():
-            troubles = [self._trouble(status) for status in copies]
-            if all(troubles):
-                raise Unavailable(f"a part group is not served: {troubles[0]}")
+            problems = [self._problem(status) for status in copies]
+            if all(problems):
+                raise Unavailable(f"a part group is not served: {problems[0]}")
 
     async def measures(self) -> dict[str, Any]:
-        """For benchmarks: seconds by stage of a step since the last call, and resident bytes. Nothing private."""
+        """Returns measurements for benchmarks: seconds in each stage since the last call, and resident bytes.
+
+        The measurements depend on no private data.
+        """
         statuses = [status for copies in await self._ensemble.status() for status in copies]
         return {
             **self._steps.take(),
@@ -170,11 +176,11 @@ class Coordinator:
         }
 
     async def return_leases(self) -> None:
-        """Returns when the ledger has what the leases of this coordinator hold and its present step does not use."""
+        """Returns to the ledger the leased tokens that the current step does not use."""
         await self._budget.return_unused()
 
     async def close(self) -> None:
-        """Cancel what is live and give back what the lease has left."""
+        """Cancels the live generations and returns the rest of the lease."""
         self._end(list(self._live.values()), "cancelled")
         await self._budget.settle()
 
@@ -195,14 +201,14 @@ class Coordinator:
                 self._began = None
             if not self._live:
                 self._failing_since = None
-                await self._budget.settle()  # the loop finds what is submitted meanwhile
+                await self._budget.settle()  # a generation submitted during this call keeps the loop running
 
     def _next_batch(self) -> list[Live]:
-        """The oldest sequences whose rows fit, of which new ones only as far as their contexts are ingested quickly."""
+        """Returns the oldest sequences that fit `max_live`, `max_rows` and `prefill_tokens`."""
         batch: list[Live] = []
         ingested = 0
-        fitting = max(1, self._settings.max_rows // self._ensemble.rows_of_a_query)
-        for live in islice(self._live.values(), min(fitting, self._settings.max_live)):
+        row_limit = max(1, self._settings.max_rows // self._ensemble.rows_of_a_query)
+        for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
             if not live.cached:
                 if ingested and ingested + len(live.tokens) > self._settings.prefill_tokens:
                     continue
@@ -211,11 +217,11 @@ class Coordinator:
         return batch
 
     async def _wait_for_recovery(self, error: Exception) -> None:
-        """Keep the sequences while what failed is replaced; end those that have waited for it for `recovery_s`."""
+        """Waits before the next attempt, and ends the sequences that have waited longer than `recovery_s`."""
         _forget_caches(self._live.values())
         if self._failing_since is None:
             self._failing_since = time.monotonic()
-            logger.warning("a step failed and is repeated: %s", _described(error))
+            logger.warning("a step failed and is repeated: %s", _safe_message(error))
             with suppress(ValueError):  # a deployment of one part has no fleet
                 self._actor(self._settings.fleet).check.remote()
         before = time.monotonic() - self._settings.recovery_s
@@ -224,24 +230,26 @@ class Coordinator:
         await asyncio.sleep(REPEAT_S)
 
     async def _isolate(self, batch: list[Live], error: Exception) -> None:
-        """Repeat a step that no wait would mend with one sequence at a time, to end those alone that make it fail."""
+        """Repeats a step that failed for good with one sequence at a time, and ends only the sequences that fail."""
         if len(batch) == 1:
             self._fail(batch, error)
         for live in batch if len(batch) > 1 else []:
             try:
                 async with self._between_steps:
                     await self._step([live])
-            except Exception as own:
-                if not passes(own):  # otherwise it goes on with the next whole step
-                    self._fail([live], own)
+            except Exception as sequence_error:
+                if not passes(sequence_error):  # a temporary error is retried with the next batch
+                    self._fail([live], sequence_error)
 
     def _fail(self, batch: list[Live], error: Exception, retry_after: float | None = None) -> None:
-        logger.error("%d sequences failed: %s", len(batch), _described(error))
-        left = [live for live in batch if live.id in self._live]
-        self._deliver([live.end("error", retry_after) for live in left])
+        logger.error("%d sequences failed: %s", len(batch), _safe_message(error))
+        self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 
     async def _step(self, batch: list[Live]) -> None:
-        """One token for each of these, if there is budget. A part of the first trace among them, linked to the rest."""
+        """Reserves budget and advances each sequence by one token.
+
+        The span is a child of the first sequence's trace and has links to the other traces.
+        """
         traces = list(dict.fromkeys(live.generation.trace for live in batch if live.generation.trace))
         with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
             tracing.say(span, {"privmix.sequences": len(batch)})
@@ -256,10 +264,10 @@ class Coordinator:
             return
         started = time.perf_counter()
         rows = await self._ensemble.ask([Query(live.id, live.tokens, not live.public) for live in batch])
-        asked = time.perf_counter()
+        received = time.perf_counter()
         pending = await self._arithmetic.release(self._protocol, rows, [live.generation.options for live in batch])
-        private = [live for live, one in zip(batch, rows.private, strict=True) if one]
-        losses = [loss for piece in pending for loss in piece.losses or ()]
+        private = [live for live, is_private in zip(batch, rows.private, strict=True) if is_private]
+        losses = [loss for share in pending for loss in share.losses or ()]
         granted = min(len(private), await reserved.charge(losses)) if private else 0
         self._exhaust(private[granted:])
         tokens = await self._arithmetic.sample(pending, granted)
@@ -270,7 +278,7 @@ class Coordinator:
         reserved.release(sum(live.id in paid for live, _ in released))
         self._metrics.step(len(batch), rows.computed)
         self._deliver([self._accept(live, token) for live, token in released])
-        self._steps.add(rows.computed, asked - started, sampled - asked)
+        self._steps.add(rows.computed, received - started, sampled - received)
 
     def _accept(self, live: Live, token: int) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
@@ -278,28 +286,28 @@ class Coordinator:
         return live.accept(token)
 
     def _exhaust(self, unpaid: Sequence[Live]) -> None:
-        """The budget has nothing for these."""
-        left = [live for live in unpaid if live.id in self._live]
+        """Ends sequences for which no budget is left, or continues them with the public model."""
+        sequences = [live for live in unpaid if live.id in self._live]
         if self._settings.when_exhausted == "public":
-            for live in left:
+            for live in sequences:
                 live.public = True
         else:
-            self._end(left, "privacy_budget")
+            self._end(sequences, "privacy_budget")
 
     async def _recall_leases(self) -> None:
-        """Wait until the other coordinators have returned what they do not use; one that does not answer keeps its."""
+        """Asks the other coordinators to return unused leases. Skips a coordinator that does not answer in time."""
         calls = []
         for name in self._settings.peers:
-            with suppress(ValueError):  # it is not alive
+            with suppress(ValueError):  # this coordinator is not alive
                 calls.append(asyncio.ensure_future(self._actor(name).return_leases.remote()))
         if calls:
             await asyncio.wait(calls, timeout=self._settings.step_timeout_s)
 
-    def _trouble(self, status: ShardStatus | Unavailable) -> str | None:
+    def _problem(self, status: ShardStatus | Unavailable) -> str | None:
         return str(status) if isinstance(status, Unavailable) else status.trouble(self._settings.step_timeout_s)
 
     def _current_shard_map(self) -> ShardMap:
-        """Wait for the fleet, for ever: Ray does not restart an actor whose constructor raises."""
+        """Asks the fleet for its shard map until it answers: Ray does not restart an actor whose `__init__` raises."""
         while True:
             try:
                 shard_map: ShardMap = ray.get(self._actor(self._settings.fleet).shard_map.remote())
@@ -311,7 +319,7 @@ class Coordinator:
     def _actor(self, name: str) -> ActorHandle:
         return ray.get_actor(name, self._settings.namespace)
 
-    def _take(self, shard_map: ShardMap) -> None:
+    def _use(self, shard_map: ShardMap) -> None:
         self._shard_map = shard_map
         self._protocol = shard_map.protocol
         self._ensemble = Ensemble(shard_map, self._actor, self._settings.step_timeout_s, self._settings.patience_s)
@@ -335,12 +343,12 @@ class Coordinator:
             self._ensemble.release(ended)
 
     def _close_channel(self, channel: str) -> None:
-        """Nobody reads this channel any more: its generations would only cost budget."""
+        """Cancels the generations of a channel without a reader, because they would only spend budget."""
         self._end([live for live in self._live.values() if live.channel == channel], "cancelled")
         self._queues.pop(channel, None)
 
 
-# One call of `events` stays open for each gateway, and submissions come beside it.
+# Each gateway keeps one call of `events` open; other calls must run beside these.
 CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
 
 
@@ -349,14 +357,14 @@ def _forget_caches(sequences: Iterable[Live]) -> None:
         live.cached = False
 
 
-def _described(error: Exception) -> str:
-    """The message of an error of ours; of any other its type, because its message may hold values of a distribution."""
+def _safe_message(error: Exception) -> str:
+    """Returns a message without private data: a foreign error's text may contain probabilities, so only its type."""
     cause = getattr(error, "cause", error)
     return str(cause) if isinstance(cause, Unavailable | LedgerError) else type(cause).__name__
 
 
 class StepTimes:
-    """Where the time of the steps went, for the benchmarks."""
+    """Adds up the duration of each stage of the steps, for benchmarks."""
 
     def __init__(self) -> None:
         self._clear()

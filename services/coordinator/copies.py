@@ -1,4 +1,4 @@
-"""The shards of one part group: a sequence keeps to one of them, and moves to another one where it does not answer."""
+"""Calls the copies of one part group: each sequence prefers one copy and moves on when that copy does not answer."""
 
 import asyncio
 import time
@@ -18,16 +18,16 @@ from services.shard import ShardStatus
 
 STATUS_S = 3.0
 AVOIDED_S = 30.0
-"""How long a copy that was slow or failed is used last."""
+"""How long a slow or failed copy stays last in the order."""
 
 
 class Copies:
-    """Actors that hold the same models. Which of them a sequence uses depends on the sequence alone.
+    """Calls the actors that serve the same models. A sequence's preferred copy depends only on the sequence's id.
 
     Args:
-        names: of the actors.
-        actor: finds a living actor by its name, or raises ValueError.
-        patience_s: how long a copy may take before the next one is called, too.
+        names: the Ray names of the actors.
+        actor: returns the living actor with a name, or raises ValueError.
+        patience_s: how long a copy may take before the next copy is called too.
     """
 
     def __init__(self, names: Sequence[str], actor: Callable[[str], ActorHandle], patience_s: float) -> None:
@@ -38,7 +38,7 @@ class Copies:
         self._avoided = dict.fromkeys(range(len(self._names)), 0.0)
 
     def order(self, number: int) -> tuple[int, ...]:
-        """Returns the copies in the order in which a sequence of this number uses them."""
+        """Returns the indices of the copies in the order in which a sequence with this hash calls them."""
         order = [(number + step) % len(self._names) for step in range(len(self._names))]
         now = time.monotonic()
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
@@ -58,22 +58,22 @@ class Copies:
                 call = self._call(self._names[copy], lambda shard: shard.next_token.remote(requests, coming, trace))
                 calls.append(asyncio.create_task(call))
                 last = position == len(order) - 1
-                answered = await _first(calls, None if last else self._patience_s)
-                if answered is not None:
-                    return answered
+                rows = await _first(calls, None if last else self._patience_s)
+                if rows is not None:
+                    return rows
                 self._avoided[copy] = time.monotonic() + AVOIDED_S
-            return calls[-1].result()  # raises what the last one raised
+            return calls[-1].result()  # raises the last call's error
         finally:
             for call_ in calls:
                 call_.cancel()
 
     def release(self, sequences: Sequence[str]) -> None:
-        """Drop the caches of sequences. A copy that does not answer is left out: it has lost them."""
+        """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
         for shard in self._handles.values():
             shard.release.remote(sequences)
 
     async def status(self) -> list[ShardStatus | Unavailable]:
-        """Returns the status of each copy, or why there is none."""
+        """Returns the status of each copy, or the error that explains its absence."""
         return await asyncio.gather(*(self._status(name) for name in self._names))
 
     async def _status(self, name: str) -> ShardStatus | Unavailable:
@@ -87,7 +87,7 @@ class Copies:
         return status
 
     async def _call(self, name: str, method: Callable[[ActorHandle], Awaitable[Any]]) -> Any:
-        """Call one copy. A call that is cancelled here is cancelled there, so that Ray does not repeat it.
+        """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:
             Unavailable, ValueError: see `next_token`.
@@ -105,7 +105,7 @@ class Copies:
                 raise error.cause from None
             raise Unavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
         except RayError as error:
-            self._handles.pop(name, None)  # the fleet may start another actor under this name
+            self._handles.pop(name, None)  # the fleet may start a new actor under this name
             raise Unavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
         except asyncio.CancelledError:
             ray.cancel(call)
@@ -113,7 +113,7 @@ class Copies:
 
 
 async def _first(calls: Sequence[asyncio.Task[np.ndarray]], timeout_s: float | None) -> np.ndarray | None:
-    """Returns the first answer within the time; None when there is none, or every call has failed."""
+    """Returns the first successful answer; None if no call succeeds within the timeout, or all have failed."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     waiting = set(calls)
     while waiting:

@@ -1,4 +1,4 @@
-"""What waits to be sent to a gateway: everything of a step in one batch."""
+"""Queues deltas for a gateway and hands them over in batches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -7,7 +7,7 @@ from services.coordinator.messages import Delta
 
 
 class DeltaQueue:
-    """One gateway's channel, filled by the coordinator's steps and emptied by the one call that reads it."""
+    """Holds the unsent deltas of one gateway's channel. It has one reader."""
 
     def __init__(self) -> None:
         self._waiting: list[Delta] = []
@@ -18,7 +18,7 @@ class DeltaQueue:
         self._arrived.set()
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
-        """Whatever has gathered since the batch before, for ever."""
+        """Yields, without end, all deltas that arrived since the previous batch."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

@@ -1,4 +1,4 @@
-"""Draws for the coming tokens of each sequence, made ahead: they do not depend on data."""
+"""Draws the models for the coming tokens of each sequence ahead of time: draws do not depend on data."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from services.privacy.protocol import Protocol
 
 AHEAD = 2
-"""Tokens for which draws are made ahead, so that shards can bring the adapters to their devices."""
+"""The number of tokens to draw ahead, so that shards can load the adapters onto their devices in time."""
 
 
 class DrawQueue:
-    """Holds the draws of each sequence's next tokens, in order.
+    """Holds the draws for each sequence's next tokens, in order.
 
-    A draw belongs to one token. It stays at the head of its queue until that token is made, so a step that is repeated
-    after a failure uses the same draws: a new draw would favour the models whose shards do not fail.
+    A draw belongs to one token and stays at the head of its queue until that token is computed. A step that is repeated
+    after a failure thus uses the same draws: a new draw would favour models whose shards do not fail.
     """
 
     def __init__(self, protocol: Protocol) -> None:
@@ -29,13 +29,13 @@ class DrawQueue:
         return tuple(self._filled(sequence))[1:]
 
     def advance(self, sequences: Iterable[str]) -> None:
-        """Drop the current draws of sequences whose tokens are made. Some may have ended during the step."""
+        """Drops the current draws of sequences whose tokens are computed. Ignores sequences that have ended."""
         for sequence in sequences:
             if queue := self._queues.get(sequence):
                 queue.popleft()
 
     def forget(self, sequences: Iterable[str]) -> None:
-        """Drop every draw of sequences that have ended. Unknown sequences are no error."""
+        """Drops every draw of sequences that have ended. Ignores unknown sequences."""
         for sequence in sequences:
             self._queues.pop(sequence, None)
 

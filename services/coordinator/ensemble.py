@@ -1,12 +1,11 @@
-"""The ensemble as the coordinator sees it: models by number, in part groups spread over shards.
+"""Queries the ensemble: draws the models of each sequence and collects their rows from the shards.
 
-A step has a constant shape. For each private sequence every shard computes one public row and as many part rows as the
-protocol can draw from its group: `ZERO` stands for what was not drawn, or is drawn from another group. So neither the
-number nor the size nor the order of the engines' operations depends on the draw, and every shard advances every
-sequence, whichever parts were drawn.
+A step has a constant shape. For each private sequence every shard computes one public row and a fixed number of part
+rows: the most that the protocol can draw from its group. `ZERO` fills the rows that the draw does not use. Thus the
+number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
 
-A protocol that is reproduced as published draws how many parts it uses (`Protocol.rows` is None). Its steps show that
-number, and how it is spread over the shards, to an observer of time.
+A mechanism reproduced as published may draw the number of parts (`Protocol.rows` is None). An observer of its timing
+can learn that number, and its distribution over the shards.
 """
 
 import asyncio
@@ -31,7 +30,12 @@ from services.shard import ShardStatus
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Asks for the next token of a sequence, given its whole context: from the protocol, or from the public model."""
+    """Requests the next token of a sequence from the protocol (`private`) or from the public model alone.
+
+    Attributes:
+        sequence: the sequence's id.
+        tokens: the whole context, prompt and output.
+    """
 
     sequence: str
     tokens: tuple[int, ...]
@@ -40,14 +44,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Log-probabilities for each query: one float32 [V] a row, still in the memory that the shards wrote.
+    """Holds the log-probabilities of each query. A row is float32 [V] and shares memory with Ray's object store.
 
     Attributes:
-        public: one row a query.
-        drawn: one row for each model drawn, grouped by query.
-        models: the models drawn for each query, in the order of its rows; none for a query of the public model.
-        private: for each query whether the protocol answers it.
-        computed: how many rows the shards computed, padding included.
+        public: one row for each query.
+        drawn: one row for each drawn model, grouped by query.
+        models: the models drawn for each query, in the order of its rows; empty where the public model answers.
+        private: whether the protocol answers the query.
+        computed: the number of rows that the shards computed, padding included.
     """
 
     public: Sequence[np.ndarray]
@@ -68,18 +72,18 @@ class Rows:
         )
 
     def tensors(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns copies on a device of PyTorch's: of the public rows, [queries, V], and the drawn rows, [rows, V]."""
+        """Copies the public rows, [queries, V], and the drawn rows, [rows, V], to a PyTorch device."""
         drawn = np.stack(self.drawn) if self.drawn else np.empty((0, *self.public[0].shape), np.float32)
         return torch.from_numpy(np.stack(self.public)).to(device), torch.from_numpy(drawn).to(device)
 
 
 class Ensemble:
-    """Draws for every query and collects the rows from all part groups at once.
+    """Draws models for every query and collects the rows from all part groups in parallel.
 
     Args:
-        actor: finds a living shard by its name, or raises ValueError.
-        timeout_s: how long a step may take.
-        patience_s: how long one of several copies of a shard may take before another one is called, too.
+        actor: returns the living shard with a name, or raises ValueError.
+        timeout_s: the timeout of a step.
+        patience_s: how long a copy of a shard may take before the next copy is called too.
     """
 
     def __init__(
@@ -87,50 +91,50 @@ class Ensemble:
     ) -> None:
         rows = shard_map.protocol.rows
         self._groups = [_Group(group, rows, Copies(group.shards, actor, patience_s)) for group in shard_map.groups]
-        self._group_of = {model: at for at, group in enumerate(shard_map.groups) for model in group.models}
+        self._group_of = {model: index for index, group in enumerate(shard_map.groups) for model in group.models}
         self._draws = DrawQueue(shard_map.protocol)
         self._timeout_s = timeout_s
 
     @property
     def rows_of_a_query(self) -> int:
-        """How many rows the groups compute for one query, at most."""
+        """The maximum number of rows that the groups compute for one query."""
         return sum(group.rows for group in self._groups)
 
     async def ask(self, queries: Sequence[Query]) -> Rows:
         """Returns the public row of every query and the rows of the models drawn for it, without the padding.
 
         Raises:
-            Unavailable: a group failed or did not answer in time. No model is ever left out of a draw instead: that
-                would be another mechanism.
+            Unavailable: a group failed or did not answer in time. The step fails as a whole, because leaving a drawn
+                model out would be another mechanism.
             ValueError: an engine refuses the queries.
         """
-        public = [_Asked(query, (), ()) for query in queries if not query.private]
+        public = [_DrawnQuery(query, (), ()) for query in queries if not query.private]
         private = [
-            _Asked(query, self._draws.current(query.sequence), self._draws.coming(query.sequence))
+            _DrawnQuery(query, self._draws.current(query.sequence), self._draws.coming(query.sequence))
             for query in queries
             if query.private
         ]
-        # The public row of a sequence comes from the first group. Sequences without a draw need no other.
-        asked = [[*private, *public], *([private] * (len(self._groups) - 1))]
+        # The first group computes the public rows, so the other groups get no public queries.
+        by_group = [[*private, *public], *([private] * (len(self._groups) - 1))]
         with tracing.span("ask"):
-            calls = (group.ask(theirs) for group, theirs in zip(self._groups, asked, strict=True))
+            calls = (group.ask(drawn) for group, drawn in zip(self._groups, by_group, strict=True))
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answers = await asyncio.gather(*calls)
             except TimeoutError as error:
                 raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
-        self._draws.advance(one.query.sequence for one in private)
-        draws = {one.query.sequence: one.draw for one in private}
+        self._draws.advance(drawn.query.sequence for drawn in private)
+        draws = {drawn.query.sequence: drawn.draw for drawn in private}
         return self._collect(queries, draws, answers)
 
     def release(self, sequences: Sequence[str]) -> None:
-        """Drop the draws and the caches of sequences that have ended."""
+        """Drops the draws and the caches of sequences that have ended."""
         self._draws.forget(sequences)
         for group in self._groups:
             group.copies.release(sequences)
 
     async def status(self) -> list[list[ShardStatus | Unavailable]]:
-        """Returns for each group the status of each copy, or why there is none."""
+        """Returns, for each group, the status of each copy or the error that explains its absence."""
         return await asyncio.gather(*(group.copies.status() for group in self._groups))
 
     def _collect(
@@ -143,8 +147,8 @@ class Ensemble:
         drawn: list[np.ndarray] = []
         for query in queries:
             public.append(answers[0][query.sequence][0])
-            following = [iter(answer.get(query.sequence, _NO_ROWS)[1:]) for answer in answers]
-            drawn += (next(following[self._group_of[model]]) for model in draws.get(query.sequence, ()))
+            part_rows = [iter(answer.get(query.sequence, _NO_ROWS)[1:]) for answer in answers]
+            drawn += (next(part_rows[self._group_of[model]]) for model in draws.get(query.sequence, ()))
         return Rows(
             public,
             drawn,
@@ -155,8 +159,8 @@ class Ensemble:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A query with the draw for its token and those for the coming ones."""
+class _DrawnQuery:
+    """Joins a query with the models drawn for its token and for the tokens after it."""
 
     query: Query
     draw: tuple[int, ...]
@@ -164,7 +168,7 @@ class _Asked:
 
 
 class _Group:
-    """One part group: knows its models and how many rows of them a draw can name."""
+    """Queries one part group with a constant number of part rows."""
 
     def __init__(self, group: PartGroup, rows: int | None, copies: Copies) -> None:
         self.copies = copies
@@ -172,27 +176,29 @@ class _Group:
         self._adapters = dict(group.models)
         self._rows = None if rows is None else min(rows, len(group.models))
 
-    async def ask(self, asked: Sequence[_Asked]) -> dict[str, np.ndarray]:
-        """Returns for each sequence its rows, [1 + part rows, V]: the public model's, those drawn, then padding."""
-        by_copy: dict[tuple[int, ...], list[_Asked]] = defaultdict(list)
-        for one in asked:
-            by_copy[self.copies.order(crc32(one.query.sequence.encode()))].append(one)
-        answers = await asyncio.gather(*(self._call(order, theirs) for order, theirs in by_copy.items()))
+    async def ask(self, queries: Sequence[_DrawnQuery]) -> dict[str, np.ndarray]:
+        """Returns the rows of each sequence, [1 + part rows, V]: the public row, the drawn rows, then padding."""
+        by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)
+        for drawn in queries:
+            by_copy[self.copies.order(crc32(drawn.query.sequence.encode()))].append(drawn)
+        answers = await asyncio.gather(*(self._call(order, batch) for order, batch in by_copy.items()))
         return {sequence: rows for answer in answers for sequence, rows in answer.items()}
 
-    async def _call(self, order: Sequence[int], asked: Sequence[_Asked]) -> dict[str, np.ndarray]:
-        requests = [Request(one.query.sequence, one.query.tokens, (PUBLIC, *self._names(one))) for one in asked]
-        coming = tuple(name for one in asked for draw in one.coming for name in self._padded(draw))
+    async def _call(self, order: Sequence[int], queries: Sequence[_DrawnQuery]) -> dict[str, np.ndarray]:
+        requests = [
+            Request(drawn.query.sequence, drawn.query.tokens, (PUBLIC, *self._names(drawn))) for drawn in queries
+        ]
+        coming = tuple(name for drawn in queries for draw in drawn.coming for name in self._padded(draw))
         answer = await self.copies.next_token(order, requests, coming, tracing.traceparent())
         ends = np.cumsum([len(request.adapters) for request in requests])
         split = np.split(answer, ends[:-1])
         return {request.sequence: rows for request, rows in zip(requests, split, strict=True)}
 
-    def _names(self, asked: _Asked) -> tuple[str, ...]:
-        return self._padded(asked.draw) if asked.query.private else ()
+    def _names(self, drawn: _DrawnQuery) -> tuple[str, ...]:
+        return self._padded(drawn.draw) if drawn.query.private else ()
 
     def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:
-        """The adapters of this group that the draw names, padded to a constant number."""
+        """Returns the group's adapters in a draw, padded to a constant number."""
         drawn = tuple(self._adapters[model] for model in draw if model in self._adapters)
         return drawn if self._rows is None else drawn + (ZERO,) * (self._rows - len(drawn))
 

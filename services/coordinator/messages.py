@@ -1,4 +1,4 @@
-"""What the gateway and the coordinator say to each other: plain data that crosses Ray."""
+"""Defines the messages between gateway and coordinator."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,19 +6,21 @@ from typing import Literal
 from services.privacy.mollifiers.shaping import SamplingOptions
 
 FinishReason = Literal["stop", "length", "privacy_budget", "share", "error", "cancelled"]
-"""`share`: the key that asked has nothing left of its share (said by the gateway, which keeps shares)."""
+"""Why a generation ended. The gateway alone sets `share`: the API key has used up its share of the budget."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One answer to produce; a request with several prompts or choices is several of these.
+    """Describes one completion to generate. A request with several prompts or choices becomes several generations.
 
-    `prompt` holds token ids; `max_tokens` counts released tokens, each of which is charged; `stop` holds the strings
-    that end the answer and are not part of it; with `ignore_eos` the model's end token does not end it. `trace` is the
-    W3C traceparent of the request, where it is traced.
-
-    `released` holds the tokens that another coordinator released for this answer before it was lost: they follow the
-    prompt, they count towards `max_tokens`, and their text is not repeated.
+    Attributes:
+        prompt: token ids.
+        max_tokens: the maximum number of released tokens. Each released token is charged.
+        stop: strings that end the completion. They are not part of its text.
+        trace: the W3C traceparent of the request, if it is traced.
+        ignore_eos: continue after the model's end token.
+        released: the tokens that a lost coordinator released for this completion. They follow the prompt and count
+            towards `max_tokens`; their text is not sent again.
     """
 
     id: str
@@ -33,12 +35,15 @@ class Generation:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new in one generation.
+    """Carries the new tokens and text of one generation.
 
-    `token_ids` holds the tokens released (and charged) since the delta before; `text` may be empty although tokens were
-    released, while it could still become a stop string or half a character. `public` says that the public model alone
-    answered, at no charge. The last delta of a generation, and no other, has a `finish_reason`. After "error",
-    `retry_after` says in how many seconds the same request can succeed; None where a repetition does not help.
+    Attributes:
+        text: the text that has become final. It is empty while it may still become a stop string or a whole character.
+        token_ids: the tokens released, and charged, since the previous delta.
+        finish_reason: set in the last delta only.
+        public: the public model alone answered, at no charge.
+        retry_after: after "error", the number of seconds after which the request may succeed; None if a retry does not
+            help.
     """
 
     id: str
@@ -50,16 +55,16 @@ class Delta:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were released."""
+        """The number of tokens released."""
         return len(self.token_ids)
 
 
 class CoordinatorError(Exception):
-    """Why a submission was not taken: none of its generations has begun and nothing was charged."""
+    """Refuses a submission. No generation of it has started, and nothing was charged."""
 
 
 class Overloaded(CoordinatorError):  # noqa: N818 (the name says the state, as HTTP's reasons do)
-    """There is no room now; `retry_after` is in seconds."""
+    """The queue is full. `retry_after` is in seconds."""
 
     def __init__(self, retry_after: float = 1.0) -> None:
         super().__init__(retry_after)
@@ -70,4 +75,4 @@ class Overloaded(CoordinatorError):  # noqa: N818 (the name says the state, as H
 
 
 class Unavailable(CoordinatorError):  # noqa: N818
-    """A part of the service that the answer needs does not answer; the message names it."""
+    """A component that the generation needs does not answer. The message names it."""

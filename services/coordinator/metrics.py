@@ -1,4 +1,4 @@
-"""What a coordinator measures for Prometheus, through Ray: counts and times, nothing that a part model said."""
+"""Exports the coordinator's Prometheus metrics through Ray: counts and times only, no model output."""
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -7,7 +7,7 @@ SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
 
 
 class CoordinatorMetrics:
-    """Rows are a running total: how many parts one token drew is not to be read off."""
+    """Records the metrics of a coordinator. Rows are a total, so that no reader learns one token's draw."""
 
     def __init__(self) -> None:
         self._tokens = Counter("privmix_tokens", "Tokens released.", ("answered_by",))
@@ -20,15 +20,20 @@ class CoordinatorMetrics:
         self._token = Histogram("privmix_token_seconds", "From one token to the next.", boundaries=SECONDS)
 
     def live(self, sequences: int) -> None:
-        """So many sequences wait for a token."""
+        """Records the number of sequences that wait for a token."""
         self._live.set(sequences)
 
     def step(self, sequences: int, rows: int) -> None:
-        """A step was made."""
+        """Records one step."""
         self._batch.observe(sequences)
         self._rows.inc(rows)
 
     def token(self, seconds: float, *, first: bool, public: bool) -> None:
-        """A token was released, so long after the one before it, or after its submission."""
+        """Records one released token.
+
+        Args:
+            seconds: the time since the sequence's previous token, or since its submission if the token is the `first`.
+            public: the public model alone answered.
+        """
         self._tokens.inc(tags={"answered_by": "public" if public else "protocol"})
         (self._first if first else self._token).observe(seconds)

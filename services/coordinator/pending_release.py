@@ -1,4 +1,4 @@
-"""What one step could release, before it is known how much of it is paid for."""
+"""Holds the output distributions of a step until the budget says which sequences are paid for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from services.privacy.sampling.categorical import quantise, sample
 
 @dataclass(frozen=True)
 class PendingRelease:
-    """Weights for consecutive sequences of a step.
+    """Holds the sampling weights of consecutive sequences of a step.
 
     Attributes:
         public: float32 [S, V], the public model's probabilities.
-        private: the indices of the sequences that the protocol answers, in order.
-        weights: int64 [len(private), V], what the protocol releases to these.
-        losses: for each of these what its token costs; None where that does not depend on the answers.
+        private: the indices of the sequences that the protocol answers, ascending.
+        weights: int64 [len(private), V], the protocol's sampling weights for these sequences.
+        losses: the cost of each of these tokens; None if the cost does not depend on the models' output.
     """
 
     public: Tensor
@@ -30,9 +30,9 @@ class PendingRelease:
 
     @classmethod
     def of(cls, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions], device: str) -> Self:
-        """Shape the rows and let the protocol answer its sequences, on a device of PyTorch's."""
+        """Shapes the rows and computes the protocol's release for the private sequences, on a PyTorch device."""
         answers = shape(*rows.tensors(device), rows.models, options, overwrite_parts=True)
-        private = [index for index, one in enumerate(rows.private) if one]
+        private = [index for index, is_private in enumerate(rows.private) if is_private]
         if not private:
             return cls(answers.public, (), None, None)
         if len(private) < len(rows.models):
@@ -44,7 +44,7 @@ class PendingRelease:
         return cls(answers.public, tuple(private), release.weights, losses)
 
     def sample(self, granted: int) -> list[int]:
-        """One token for each sequence: the first `granted` of `private` by the protocol, all others by p0 alone."""
+        """Samples a token for each sequence: the first `granted` of `private` from the weights, the others from p0."""
         paid = self.private[:granted]
         tokens = dict(zip(paid, sample(self.weights[:granted]), strict=True)) if self.weights is not None else {}
         unpaid = [index for index in range(len(self.public)) if index not in tokens]

@@ -1,4 +1,4 @@
-"""Which errors pass: the one place that decides whether work that failed is tried again."""
+"""Decides which errors are temporary, so that the failed work is repeated."""
 
 from ray.exceptions import RayError, RayTaskError
 
@@ -7,13 +7,13 @@ from services.coordinator.messages import CoordinatorError
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what an actor raised, which Ray wraps, or the error itself."""
+    """Returns the error that an actor raised, without Ray's wrapper, or the error itself."""
     return error.cause if isinstance(error, RayTaskError) else error
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether the same work can succeed later: an actor, a node, a database or a connection is away for now.
+    """Returns whether the error is temporary: an actor, a node, a database or a connection does not answer now.
 
-    A request that an actor refuses as it is does not pass, nor does a defect.
+    An invalid request and a programming error are not temporary.
     """
     return isinstance(cause_of(error), CoordinatorError | LedgerError | RayError | OSError | TimeoutError)

@@ -1,4 +1,4 @@
-"""One live generation inside the coordinator."""
+"""Tracks one live generation inside the coordinator."""
 
 import time
 
@@ -7,10 +7,13 @@ from services.coordinator.text import Detokenizer, TextStream
 
 
 class Sequence:
-    """Context, text and end of one generation; every token that it accepts has been paid for.
+    """Holds the context, the text and the finish reason of one generation.
 
-    `channel` names the gateway that asked. One that is `public` is answered by the public model alone, at no charge.
-    `cached` says that the shards have its context, as far as the coordinator knows.
+    Attributes:
+        channel: the channel of the gateway that submitted it.
+        tokens: the whole context, prompt and output.
+        public: whether the public model alone answers from now on, at no charge.
+        cached: whether the shards should still hold the context in their caches.
     """
 
     def __init__(self, channel: str, generation: Generation, detokenizer: Detokenizer) -> None:
@@ -23,12 +26,12 @@ class Sequence:
         self.cached = False
         self._text = TextStream(detokenizer, generation.prompt, generation.stop, ignore_eos=generation.ignore_eos)
         for token in generation.released:
-            self._text.push(token)  # the client has this text; half a character or stop string is held back again
+            self._text.push(token)  # the client has this text; only an unfinished character or stop string is held back
 
     def waited(self) -> float:
-        """Seconds since this was asked last, or since the submission."""
-        before, self.waiting_since = self.waiting_since, time.monotonic()
-        return self.waiting_since - before
+        """Returns the seconds since the previous call, or since the submission, and restarts the clock."""
+        previous, self.waiting_since = self.waiting_since, time.monotonic()
+        return self.waiting_since - previous
 
     @property
     def started(self) -> bool:
@@ -37,7 +40,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """How many more tokens it can release."""
+        """The number of tokens that it may still release."""
         return self.generation.max_tokens - (len(self.tokens) - len(self.generation.prompt))
 
     @property
@@ -45,7 +48,7 @@ class Sequence:
         return self.generation.id
 
     def accept(self, token: int) -> Delta:
-        """Take the sampled token."""
+        """Appends a sampled token, which must be paid for, and returns the new text."""
         self.tokens = (*self.tokens, token)
         text = self._text.push(token)
         if self._text.stopped:
@@ -56,7 +59,7 @@ class Sequence:
         return self._delta(text, (token,))
 
     def end(self, reason: FinishReason, retry_after: float | None = None) -> Delta:
-        """No further token will come. `retry_after` as in `Delta`."""
+        """Ends the generation and returns its last delta. See `Delta.retry_after`."""
         self.finish_reason = reason
         return self._delta(self._text.finish(), (), retry_after)
 

@@ -1,4 +1,4 @@
-"""From released tokens to text, one token at a time: whole characters only, and nothing of a stop string."""
+"""Decodes released tokens incrementally: emits whole characters only, and no part of a stop string."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,16 +8,16 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes in UTF-8, so at most three of them wait for the rest.
+# A UTF-8 character has at most four bytes, so an incomplete one has at most three.
 LONGEST_PARTIAL = 3
-# Tokenizers with a word-start mark drop the first space of what they decode; a few tokens before it keep it.
+# Tokenizers with a word-start marker drop the leading space of the text; a few tokens of context preserve it.
 CONTEXT_TOKENS = 6
 
 
 class Detokenizer:
-    """The vocabulary of a model, read-only and shared by all its streams.
+    """Decodes tokens of one model. It is read-only, and all streams share it.
 
-    `ends` are the ids that end an answer. Special tokens have no text.
+    `ends` holds the token ids that end a completion. Special tokens have no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
@@ -29,7 +29,7 @@ class Detokenizer:
 
     @classmethod
     def load(cls, model: Path) -> Self:
-        """Read tokenizer and end tokens from a Hugging Face model directory.
+        """Reads the tokenizer and the end tokens from a Hugging Face model directory.
 
         Raises:
             ValueError: the directory has no tokenizer that the `tokenizers` library can run.
@@ -41,19 +41,19 @@ class Detokenizer:
         return cls(tokenizer.backend_tokenizer, frozenset(ends))
 
     def textual(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that stand for text."""
+        """Returns the tokens that are not special."""
         return [token for token in tokens if token not in self._special]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of all tokens at once."""
+        """Decodes the tokens together."""
         return str(self._tokenizer.decode(self.textual(tokens), skip_special_tokens=False))
 
 
 class TextStream:
-    """The text of one generation, after `prompt`, cut before the first of `stop`.
+    """Decodes the text of one generation after `prompt` and cuts it before the first stop string.
 
-    Of several stop strings the one that is complete first counts, and of those complete at the same character the
-    longest, so the text does not depend on where tokens begin and end.
+    If several stop strings match, the one that ends first counts; among those that end at the same character, the
+    longest. So the text does not depend on token boundaries.
     """
 
     def __init__(
@@ -65,7 +65,10 @@ class TextStream:
         self._stops = _Stops(stop)
 
     def push(self, token: int) -> str:
-        """Take the next token; return the text that is now certain. Sets `stopped` at an end token or a stop string."""
+        """Takes the next token and returns the text that is now final.
+
+        Sets `stopped` at an end token or a stop string.
+        """
         if token in self._ends:
             text = self.finish()
             self.stopped = True
@@ -73,7 +76,7 @@ class TextStream:
         return self._pass(self._characters.push(token))
 
     def finish(self) -> str:
-        """No token follows: return the text that was held back."""
+        """Ends the stream and returns the text that was held back."""
         if self.stopped:
             return ""
         text = self._pass(self._characters.flush())
@@ -85,67 +88,67 @@ class TextStream:
 
 
 class _Characters:
-    """Decodes a short window of the latest tokens and hands on what the window did not say before.
+    """Decodes a short window of the latest tokens and returns the text that is new in it.
 
-    The window starts between two characters; its last group of tokens stays in it as context for the next, as in the
-    prefix and read offsets of text-generation-inference and vLLM.
+    The window starts at a character boundary. Its last group of tokens stays in the window as context for the next
+    group, like the prefix and read offsets of text-generation-inference and vLLM.
     """
 
     def __init__(self, detokenizer: Detokenizer, prompt: Sequence[int]) -> None:
         self._detokenizer = detokenizer
         self._window = detokenizer.textual(prompt[-CONTEXT_TOKENS:])
         self._context = len(self._window)
-        self._said = detokenizer.decode(self._window)
+        self._emitted = detokenizer.decode(self._window)
 
     def push(self, token: int) -> str:
         textual = self._detokenizer.textual((token,))
         if not textual:
             return ""
         self._window += textual
-        unsaid = self._unsaid()
-        if not unsaid.endswith(REPLACEMENT):
-            if unsaid:
+        new = self._new_text()
+        if not new.endswith(REPLACEMENT):
+            if new:
                 self._slide()
-            return unsaid
+            return new
         if len(self._window) - self._context <= LONGEST_PARTIAL:
             return ""
-        # So many tokens begin no character: the bytes are broken, and only the latest can still become one.
-        certain = unsaid[: len(unsaid) - _trailing_replacements(unsaid)]
-        self._said += certain
-        return certain
+        # No character has this many bytes: the earlier bytes are invalid, and only the latest can still become one.
+        final = new[: len(new) - _trailing_replacements(new)]
+        self._emitted += final
+        return final
 
     def flush(self) -> str:
-        return self._unsaid()
+        return self._new_text()
 
-    def _unsaid(self) -> str:
+    def _new_text(self) -> str:
         text = self._detokenizer.decode(self._window)
-        # Bytes at the end of a prompt given as token ids become a character only now.
-        said = self._said if text.startswith(self._said) else self._said.rstrip(REPLACEMENT)
-        return text[len(said) :]
+        # A prompt of token ids may end inside a character, which this token completes.
+        emitted = self._emitted if text.startswith(self._emitted) else self._emitted.rstrip(REPLACEMENT)
+        return text[len(emitted) :]
 
     def _slide(self) -> None:
         self._window = self._window[self._context :]
         self._context = len(self._window)
-        self._said = self._detokenizer.decode(self._window)
+        self._emitted = self._detokenizer.decode(self._window)
 
 
 class _Stops:
-    """Holds back the text that a stop string could begin with."""
+    """Holds back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is now certain, and whether a stop string ends it."""
+        """Returns the text that is now final, and whether a stop string ends it."""
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
             self._held = ""
-            return text[: min(found)[1]], True
-        certain = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[certain:]
-        return text[:certain], False
+            return text[: min(matches)[1]], True
+        final = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[final:]
+        return text[:final], False
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -153,7 +156,7 @@ class _Stops:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that is a beginning of `stop`, not all of it."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 

@@ -1,11 +1,10 @@
-"""A public model and its adapters in transformers, each of which attends as its manifest says.
+"""Runs a public model and its adapters in transformers, with the attention that each manifest specifies.
 
     model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.attention)})
     cache = model.record(tokens)
     public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
 
-Everything that computes distributions of adapters outside the engines uses it: evaluation, audits and tuning. One pass
-of the public model serves all readers.
+Evaluation, audits and tuning use it; serving uses the engines. One pass of the public model serves all readers.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from services.engine.switching import using
 
 
 class AdaptedModel:
-    """See the module. Without gradients; on a GPU where there is one."""
+    """Computes logits of the base model and of its adapters, without gradients, on a GPU if one is present."""
 
     def __init__(self, base: Path, dtype: torch.dtype, adapters: Mapping[str, AdapterFiles] | None = None) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,7 +33,7 @@ class AdaptedModel:
             self.load(name, files)
 
     def load(self, name: str, files: AdapterFiles) -> None:
-        """Add an adapter."""
+        """Adds an adapter."""
         if isinstance(self._model, PeftModel):
             self._model.load_adapter(files.path, adapter_name=name)
         else:
@@ -43,7 +42,7 @@ class AdaptedModel:
         self._attention[name] = files.attention
 
     def unload(self) -> None:
-        """Remove all adapters."""
+        """Removes all adapters."""
         if isinstance(self._model, PeftModel):
             self._model.unload()
         self._model = self.base
@@ -51,16 +50,17 @@ class AdaptedModel:
 
     @torch.inference_mode()
     def record(self, tokens: Tensor) -> PublicCache:
-        """What readers attend to in these sequences [B, T]; an empty cache where no adapter is a reader."""
+        """Returns the public model's keys and values for sequences [B, T]; an empty cache if no adapter is a reader."""
         return record(self._model, tokens) if "public" in self._attention.values() else PublicCache()
 
     @torch.inference_mode()
     def logits(self, name: str, tokens: Tensor, positions: int, cache: PublicCache) -> Tensor:
-        """Logits after each of the last `positions` tokens of whole sequences [B, T]: [B, positions, V].
+        """Returns the logits after each of the last `positions` tokens, [B, positions, V].
 
         Args:
-            name: of an adapter, or `PUBLIC`.
-            cache: of the same sequences, from `record`.
+            name: the name of an adapter, or `PUBLIC`.
+            tokens: whole sequences, [B, T].
+            cache: the result of `record` for the same sequences.
         """
         with using(self._model, name):
             if self._attention.get(name) == "public":

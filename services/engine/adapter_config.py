@@ -1,4 +1,4 @@
-"""What an adapter's `adapter_config.json` must say for the engine to run the adapter as it was trained."""
+"""Reads `adapter_config.json` and refuses adapters that the engine would run differently than they were trained."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The rank and the target modules of a LoRA adapter."""
+    """Holds the rank and the target modules of a LoRA adapter."""
 
     rank: int
     targets: tuple[str, ...]
 
 
 def read_adapter_configs(adapters: Mapping[str, Path], attention: Attention) -> list[AdapterConfig]:
-    """Read the adapters' configurations, in their order.
+    """Reads the adapters' configurations, in the order of `adapters`.
 
     Raises:
-        ValueError: several adapters with attention of their own, or an adapter that the engine would run in another way
-            than it was trained; the message names the adapter and the fix.
+        ValueError: there are several adapters with attention "own", or the engine would run an adapter differently than
+            it was trained. The message names the adapter and the fix.
     """
     if attention == "own" and len(adapters) > 1:
         raise ValueError(
@@ -39,11 +39,11 @@ def _read(name: str, path: Path, attention: Attention) -> AdapterConfig:
     targets = config["target_modules"]
     if not isinstance(targets, Sequence) or isinstance(targets, str):
         raise ValueError(f"adapter {name!r}: target_modules is {targets!r}; name the modules in a list")
-    if head := _found(targets, HEAD_AND_EMBEDDING):
+    if head := _matching(targets, HEAD_AND_EMBEDDING):
         raise ValueError(
             f"adapter {name!r} changes {head}; adapters share the head and the embedding of the base model"
         )
-    if attention == "public" and (changed := _found(targets, KEYS_AND_VALUES)):
+    if attention == "public" and (changed := _matching(targets, KEYS_AND_VALUES)):
         raise ValueError(
             f"adapter {name!r} changes {changed}, but a reader attends to the public model's keys and values; train it "
             "again with `privmix train`, or serve it alone with attention 'own'"
@@ -54,5 +54,5 @@ def _read(name: str, path: Path, attention: Attention) -> AdapterConfig:
     return AdapterConfig(config["r"], tuple(targets))
 
 
-def _found(targets: Sequence[str], names: Sequence[str]) -> str:
+def _matching(targets: Sequence[str], names: Sequence[str]) -> str:
     return ", ".join(sorted({target for target in targets if target.rsplit(".", 1)[-1] in names}))

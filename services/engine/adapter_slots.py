@@ -1,4 +1,4 @@
-"""Which adapters lie in the slots of the device."""
+"""Decides which adapters occupy the adapter slots of the device."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 
 class AdapterSlots:
-    """Keeps all adapters in host memory and as many of them on the device as it has slots.
+    """Keeps all adapters in host memory and fills the device's slots with those that a step needs.
 
-    Where all adapters fit, all are loaded once, the host's copies are dropped, and a step loads nothing. Where they do
-    not fit, each row of a step costs one load of its adapter, whether or not that adapter is on the device: in
-    `prepare`, ahead of the step, or else in the step. The number of loads in a step thus depends on how many rows it
-    has and how many of them were announced, and not on which adapters they ask.
+    If all adapters fit into the slots, it loads each of them once and drops the host's copies; a step then loads none.
+    Otherwise each row of a step costs exactly one load, even if its adapter is already on the device: in `prepare`,
+    ahead of the step, or in the step itself. Thus the number of loads depends on the number of rows and of prepared
+    adapters, and not on which adapters the rows use.
     """
 
     def __init__(self, worker_manager: LRUCacheWorkerLoRAManager, adapters: Sequence[LoRARequest], zero: int) -> None:
         self._manager: Any = worker_manager._adapter_manager
         self.resident = len(adapters) < self._manager.lora_slots
-        self._announced: Counter[int] = Counter()
+        self._prepared: Counter[int] = Counter()
         models = (worker_manager._load_adapter(adapter) for adapter in adapters)
         first = next(models, LoRAModel(zero, 1, {}))
         self._add(_zero_like(first, zero))
@@ -36,26 +36,26 @@ class AdapterSlots:
         self._manager.add_adapter(model)
         if self.resident:
             self._manager.activate_adapter(model.id)
-            model.loras.clear()  # from now on only the slot is read
+            model.loras.clear()  # vLLM reads only the slot from now on
 
     def prepare(self, adapters: Sequence[int]) -> None:
-        """Load the adapters of a coming step's rows, as many as there are slots."""
+        """Loads the adapters of a coming step's rows, up to the number of slots."""
         if self.resident:
             return
-        self._announced.clear()
+        self._prepared.clear()
         for adapter in adapters[: self._manager.lora_slots]:
             self._load(adapter)
-            self._announced[adapter] += 1
+            self._prepared[adapter] += 1
 
     def bring(self, adapters: Sequence[int]) -> None:
-        """Make the slots hold the adapters of a step's rows. At most as many are distinct as there are slots."""
+        """Loads the adapters of a step's rows. The number of distinct adapters must not exceed the number of slots."""
         if self.resident:
             return
         missing = []
         for adapter in adapters:
-            if self._announced[adapter] > 0:
-                self._announced[adapter] -= 1
-                self._manager._active_adapters.touch(adapter)  # the loads below replace other adapters
+            if self._prepared[adapter] > 0:
+                self._prepared[adapter] -= 1
+                self._manager._active_adapters.touch(adapter)  # so that the loads below evict other adapters
             else:
                 missing.append(adapter)
         for adapter in missing:
@@ -67,7 +67,7 @@ class AdapterSlots:
 
 
 def _zero_like(model: LoRAModel, lora_id: int) -> LoRAModel:
-    """An adapter of the same shapes with zero weights, which takes the same time to load."""
+    """Returns an adapter of the same shapes with zero weights. It takes the same time to load."""
     zero = model.clone(lora_id)
     zero.loras = {
         name: LoRALayerWeights(

@@ -1,10 +1,10 @@
-"""vLLM's CPU worker with reader rows. vLLM makes it by name (`worker_cls`)."""
+"""Adds reader rows to vLLM's CPU worker. vLLM imports the worker by name (`worker_cls`)."""
 
 from collections.abc import Sequence
 
 import torch
 from vllm.lora.request import LoRARequest
-from vllm.v1.worker.cpu_worker import CPUWorker  # first: it loads the libraries that the others need
+from vllm.v1.worker.cpu_worker import CPUWorker  # must come first: it loads libraries that the next imports need
 
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
 
@@ -26,5 +26,5 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         super().init_device()
-        # vLLM has no seam for another runner here; the first one has neither loaded the model nor allocated a cache.
+        # vLLM has no hook for another runner here. The first runner holds neither a model nor a cache yet.
         self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))

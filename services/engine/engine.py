@@ -1,4 +1,4 @@
-"""The one interface behind which a base model and its adapters answer next-token queries."""
+"""Defines the interface through which a base model and its adapters answer next-token queries."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,30 +12,30 @@ import torch
 from services.engine import ENGINES, known_engine
 
 PUBLIC = "public"
-"""The name under which the base model, without any adapter, is asked."""
+"""The name of the base model without an adapter."""
 
 ZERO = "zero"
-"""The name of an adapter whose weights are all zero, which every engine has: its row equals the public row, and
-computing it costs what the row of any other adapter costs. It is the only name that a request may repeat."""
+"""The name of an adapter with zero weights, which every engine has. Its row equals the public row, and costs as much
+computation as any other adapter's row. It is the only name that a request may repeat."""
 
 Attention = Literal["public", "own"]
 """Whose keys and values an adapter attends to: the public model's (the adapter is a reader), or its own."""
 
 
 class EngineStalledError(RuntimeError):
-    """The engine makes no progress with what it was asked. That is dropped; the engine should be replaced."""
+    """The engine makes no progress. It has dropped its requests and should be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence, asked of several models at once.
+    """Requests the next-token distributions of several models for one sequence.
 
     Attributes:
-        sequence: identifies the live sequence; caches are kept under it until `Engine.release`.
+        sequence: the id of the live sequence. The engine keeps caches under it until `Engine.release`.
         tokens: the whole context, prompt and output so far.
-        adapters: the models wanted, `PUBLIC` among them where the public row is wanted. Only `ZERO` may be repeated.
-        cache_salt: sequences share cached prefixes only with sequences of the same salt. Two clients with different
-            salts cannot learn from the time of an answer what the other one asked.
+        adapters: the names of the models to run, with `PUBLIC` for the public row. Only `ZERO` may be repeated.
+        cache_salt: sequences share cached prefixes only with sequences of the same salt, so that a client cannot infer
+            from response times what a client with another salt has sent.
     """
 
     sequence: str
@@ -46,12 +46,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is built from.
+    """Configures an engine.
 
     Attributes:
         kind: a name in `ENGINES`.
-        context_length: the prompt and every output token, in tokens.
+        context_length: the maximum number of tokens in a sequence, prompt and output.
+        cache_gib: the size of the KV cache on a CPU.
         attention: "public" serves any number of readers, "own" one plain LoRA adapter with a cache of its own.
+        adapters: the PEFT directories of the adapters, by name.
     """
 
     model: Path
@@ -66,53 +68,53 @@ class EngineSettings:
     def __post_init__(self) -> None:
         for name in (PUBLIC, ZERO):
             if name in self.adapters:
-                raise ValueError(f"adapters: the name {name!r} is the engine's own; rename that adapter")
+                raise ValueError(f"adapters: the name {name!r} is reserved; rename that adapter")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """A PEFT adapter directory, and whose keys and values the adapter attends to (`Manifest.attention`)."""
+    """Names a PEFT adapter directory and whose keys and values the adapter attends to (`Manifest.attention`)."""
 
     path: Path
     attention: Attention
 
 
 class Engine(ABC):
-    """Next-token distributions of a base model plus LoRA adapters. Not thread-safe: one caller at a time."""
+    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe."""
 
     vocabulary: int
     context_length: int
     adapters: tuple[str, ...]
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Log-probabilities of the token that follows each context, under each model asked.
+        """Computes the log-probabilities of the next token for each request and each of its models.
 
         Returns:
             float32 [rows, vocabulary] on the engine's device: the rows of the first request in the order of its
             `adapters`, then those of the second, and so on.
 
         Raises:
-            ValueError: an empty or over-long context, a token outside the vocabulary, an unknown adapter, or the same
-                sequence twice. Nothing has been computed then.
-            EngineStalledError: no progress is made.
+            ValueError: a context is empty or too long, a token is outside the vocabulary, an adapter is unknown, or a
+                sequence occurs twice. The engine has computed nothing.
+            EngineStalledError: the engine makes no progress.
         """
         self._check(requests)
         return self._next_token(requests)
 
     @abstractmethod
     def prepare(self, adapters: Sequence[str]) -> None:
-        """Bring the adapters that the coming steps ask for to the device ahead of time.
+        """Loads the adapters of the coming steps onto the device ahead of time.
 
-        A hint: it never fails, names that are not loaded are ignored, and only the time of later steps depends on it.
+        This is a hint: it never fails, ignores unknown names, and affects only the duration of later steps.
         """
 
     @abstractmethod
     def release(self, sequence: str) -> None:
-        """Drop every cache of the sequence. Unknown sequences are no error: a release may be repeated."""
+        """Drops every cache of the sequence. Ignores unknown sequences, so a release may be repeated."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the device's memory."""
+        """Frees the device's memory."""
 
     @abstractmethod
     def _next_token(self, requests: Sequence[Request]) -> torch.Tensor: ...
@@ -129,9 +131,9 @@ class Engine(ABC):
                 raise ValueError(f"adapters: not loaded here: {', '.join(sorted(unknown))}")
             named = [name for name in request.adapters if name != ZERO]
             if len(set(named)) != len(named):
-                raise ValueError("adapters: each model is asked once a request")
+                raise ValueError("adapters: a request may name each model only once")
         if len({request.sequence for request in requests}) != len(requests):
-            raise ValueError("sequence: the same sequence stands twice in one call")
+            raise ValueError("sequence: a call may contain each sequence only once")
 
 
 def create(settings: EngineSettings) -> Engine:

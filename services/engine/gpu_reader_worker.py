@@ -1,4 +1,4 @@
-"""vLLM's GPU worker with reader rows. vLLM makes it by name (`worker_cls`)."""
+"""Adds reader rows to vLLM's GPU worker. vLLM imports the worker by name (`worker_cls`)."""
 
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker

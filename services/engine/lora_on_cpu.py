@@ -1,18 +1,18 @@
-"""LoRA products for vLLM's CPU build, made for batches in which most rows with an adapter are one token long.
+"""Implements LoRA products for vLLM's CPU build, for batches in which most rows with an adapter are single tokens.
 
-vLLM's reference operators handle each of qkv's and gate_up's slices apart, convert to float32, and gather a copy of
-padded weights for each token of the batch, tokens without an adapter included. Here
+vLLM's reference operators process each slice of qkv and gate_up separately, convert to float32, and gather a copy of
+padded weights for every token of the batch, even for tokens without an adapter. This implementation
 
-- only rows with an adapter are touched, and slices that no adapter changes do not exist;
-- the A matrices of one layer lie side by side, so one product shrinks a row for all slices;
-- rows are taken in blocks of `BLOCK`. The weights of a block are gathered and lie side by side, one dense batched
-  product multiplies each row with all of them, and a mask keeps each row's own. A dense product of a few rows is
-  several times faster than as many products of one row;
-- what to gather is computed once a step.
+- reads only rows with an adapter, and allocates no slices for modules that no adapter changes;
+- concatenates the A matrices of a layer, so that one product shrinks a row for all slices;
+- processes rows in blocks of `BLOCK`: it gathers the weights of a block, multiplies each row with all of them in one
+  dense batched product, and masks the products with other rows' weights. One dense product of a few rows is several
+  times faster than separate products of single rows;
+- computes the gather indices once in a step.
 
-The number and the shapes of the operations depend on the number of rows alone, not on which adapters they ask. Only
-where the mapping says `is_prefill`, runs of many tokens with one adapter are one product a run: those of an adapter
-with keys and values of its own. GPU builds have kernels of their own and are not touched.
+The number and the shapes of the operations depend only on the number of rows, not on which adapters the rows use. The
+exception is a mapping with `is_prefill`: a run of many tokens with one adapter, one with attention "own", becomes one
+product. GPU builds use vLLM's own kernels.
 """
 
 from collections.abc import Sequence
@@ -26,24 +26,24 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
 BLOCK = 4
-"""Rows in one dense product: the fastest for bfloat16 at rank 4 and 8, from 8 rows to 300."""
+"""The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
 MIN_RUN = 16
-"""From this many tokens on, a run of tokens with one adapter is a product of its own."""
+"""The minimum length of a run of tokens with one adapter that becomes one product."""
 
 
 class Expansion(NamedTuple):
-    """The B matrices of one slice, [slots, rank, width], and the columns of the output that they add to."""
+    """Holds the B matrices of one slice, [slots, rank, width], and the first output column that they add to."""
 
     weights: torch.Tensor
     offset: int
 
 
 class LayerWeights(tuple[torch.Tensor, ...]):
-    """What vLLM takes for a layer's stacked A matrices, one [slots, 1, rank, inputs] a slice, and the layout behind it.
+    """Looks to vLLM like a layer's stacked A matrices, [slots, 1, rank, inputs] for each slice, which are its views.
 
     Attributes:
-        shrink: the A matrices of all slices side by side, [slots, slices * rank, inputs].
-        expansions: the B matrices, slice by slice.
+        shrink: the concatenated A matrices of all slices, [slots, slices * rank, inputs].
+        expansions: the B matrices of each slice.
     """
 
     shrink: torch.Tensor
@@ -53,12 +53,13 @@ class LayerWeights(tuple[torch.Tensor, ...]):
 def compact(
     layers: dict[str, BaseLinearLayerWithLoRA], packed: dict[str, list[str]], targets: set[str], rank: int
 ) -> None:
-    """Replace the layers' stacked weights, which hold no adapter yet, by ones of the adapters' rank and target modules.
+    """Replaces the layers' empty stacked weights by `LayerWeights` of the adapters' rank and target modules.
 
     Args:
         layers: vLLM's layers with LoRA, by name.
-        packed: for each merged layer, the names of the modules that it merges, in the order of its slices.
-        targets: last components of the names of the modules that adapters change.
+        packed: the modules that each merged layer merges, in the order of its slices.
+        targets: the last name components of the modules that adapters change.
+        rank: the adapters' maximum rank.
     """
     for name, layer in layers.items():
         modules = packed.get(name, [name])
@@ -68,14 +69,14 @@ def compact(
         shrink = torch.zeros(slots, sum(changed) * rank, inputs, **options)
         stacked_a, stacked_b, expansions = [], [], []
         offset = used = 0
-        for wanted, width in zip(changed, layer.output_slices, strict=True):
-            own_rank = rank if wanted else 0
-            stacked_a.append(shrink[:, None, used : used + own_rank])
-            expansion = torch.zeros(slots, own_rank, width, **options)
+        for is_changed, width in zip(changed, layer.output_slices, strict=True):
+            slice_rank = rank if is_changed else 0
+            stacked_a.append(shrink[:, None, used : used + slice_rank])
+            expansion = torch.zeros(slots, slice_rank, width, **options)
             stacked_b.append(expansion.transpose(1, 2)[:, None])
-            if wanted:
+            if is_changed:
                 expansions.append(Expansion(expansion, offset))
-            used += own_rank
+            used += slice_rank
             offset += width
         weights = LayerWeights(stacked_a)
         weights.shrink, weights.expansions = shrink, expansions
@@ -83,7 +84,7 @@ def compact(
 
 
 class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
-    """LoRA products for layers whose weights are `LayerWeights`."""
+    """Computes the LoRA products of layers whose weights are `LayerWeights`."""
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: Sequence[int | None], max_loras: int, vocab_size: int, **_: Any
@@ -119,7 +120,7 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         if not isinstance(lora_a_stacked, LayerWeights):
-            return  # before adapters are loaded
+            return  # no adapters are loaded yet
         for start, end, slot in self._runs:
             self._add_run(y[start:end], x[start:end], lora_a_stacked, slot)
         if self._count:
@@ -137,8 +138,8 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             rows = torch.cat([rows, rows.new_zeros(blocks * BLOCK - len(rows), rows.shape[1])])
         gathered = weights.shrink.index_select(0, self._slots).view(blocks, -1, rows.shape[1])
         products = torch.bmm(rows.view(blocks, BLOCK, -1), gathered.transpose(1, 2))
-        # [blocks, row, row whose weights, slices, rank]: a row's product with another row's weights is masked.
-        products = products.view(blocks, BLOCK, BLOCK, slices, -1) * _own(products.dtype)
+        # [blocks, row, owner of the weights, slices, rank]: products with another row's weights are masked.
+        products = products.view(blocks, BLOCK, BLOCK, slices, -1) * _diagonal(products.dtype)
         for part, (expansion, offset) in zip(products.unbind(3), weights.expansions, strict=True):
             width = expansion.shape[2]
             gathered = expansion.index_select(0, self._slots).view(blocks, -1, width)
@@ -153,17 +154,17 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
 
 
 @cache
-def _own(dtype: torch.dtype) -> torch.Tensor:
+def _diagonal(dtype: torch.dtype) -> torch.Tensor:
     return torch.eye(BLOCK, dtype=dtype).view(BLOCK, BLOCK, 1, 1)
 
 
 def _as_slice(rows: np.ndarray) -> slice | torch.Tensor:
-    """Rows that lie side by side as a slice, which copies nothing."""
+    """Returns consecutive rows as a slice, because indexing with a slice makes no copy."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return torch.from_numpy(rows)
 
 
 def install() -> None:
-    """Make vLLM's CPU platform choose these operators."""
+    """Makes vLLM's CPU platform use `RowPunicaWrapper`."""
     type(current_platform).get_punica_wrapper = classmethod(lambda _cls: f"{__name__}.{RowPunicaWrapper.__qualname__}")

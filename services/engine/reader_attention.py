@@ -1,4 +1,4 @@
-"""Reader attention in transformers: an adapted model that attends to the public model's keys and values.
+"""Implements reader attention in transformers: an adapted model attends to the public model's keys and values.
 
     cache = PublicCache()
     with using(model, PUBLIC):
@@ -6,12 +6,12 @@
     with using(model, "part-000"):
         part = model(input_ids=tokens, past_key_values=cache.reader(tokens.shape[1])).logits
 
-A reader runs the usual forward pass on a cache that it cannot write: in every layer it computes queries from its own
-hidden states and attends to what the public model left there, its own position included. So the design needs no code in
-the model and works with every attention implementation. The idea is that of ICaRus (ICLR 2026).
+A reader runs the usual forward pass with a read-only cache: in every layer it computes queries from its own hidden
+states and attends to the public model's keys and values, its own position included. So the method needs no change in
+the model and works with every attention implementation. The idea comes from ICaRus (ICLR 2026).
 
-All positions of a block are one pass, as above. One position of a sequence that is kept is `cache.reader(1)` after the
-public model has read that position's token, too:
+The example above computes all positions of a block in one pass. To compute only the last position of a cached sequence,
+let the public model read its token first, and then use `cache.reader(1)`:
 
     model(input_ids=tokens[:, -1:], past_key_values=cache.reader(1)).logits[:, -1]
 """
@@ -29,37 +29,37 @@ from services.engine.engine import PUBLIC
 from services.engine.switching import using
 
 TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""What an adapter can change in a reader: everything but the keys and values, which are never its own."""
+"""The modules that a reader's adapter may change: all but the key and value projections, which a reader never uses."""
 
 
 class ReaderError(ValueError):
-    """The model or the adapter cannot be a reader; the message names what is missing or too much."""
+    """The model or the adapter does not support reader attention. The message names the cause."""
 
 
 class PublicCache(DynamicCache):  # type: ignore[misc]
-    """The public model's keys and values at every position of some sequences, which grows as that model reads on.
+    """Holds the public model's keys and values at every position of a batch of sequences.
 
-    Layers with a sliding window keep all positions, too: the window is then a matter of the mask, and `crop` works.
+    Layers with a sliding window keep all positions too. The mask applies the window, and `crop` works.
     """
 
     def __init__(self) -> None:
         super().__init__()
 
     def reader(self, positions: int) -> Cache:
-        """A view for one forward pass of a reader over the last `positions` tokens that the public model has read.
+        """Returns a read-only view for one forward pass of a reader over the last `positions` tokens of the cache.
 
-        The pass reads the cache and leaves it as it is. No gradient flows into it.
+        No gradient flows into the cache.
 
         Raises:
             ReaderError: the public model has read fewer tokens.
         """
         length = self.get_seq_length()
         if not 0 < positions <= length:
-            raise ReaderError(f"positions: a reader is asked about {positions}, the public model has read {length}")
+            raise ReaderError(f"positions: got {positions}, but the public model has read {length} tokens")
         return Cache(layers=[_ReadOnlyLayer(layer.keys, layer.values, positions) for layer in self.layers])
 
     def split(self) -> list["PublicCache"]:
-        """A cache for each sequence, with memory of its own."""
+        """Returns a separate copy of the cache for each sequence."""
         return [
             self._of((layer.keys[row, None].clone(), layer.values[row, None].clone()) for layer in self.layers)
             for row in range(len(self.layers[0].keys))
@@ -67,7 +67,7 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
 
     @classmethod
     def stack(cls, caches: Sequence["PublicCache"]) -> "PublicCache":
-        """One cache for sequences of the same length, in their order."""
+        """Joins caches of sequences of the same length into one batch."""
         layers = zip(*(cache.layers for cache in caches), strict=True)
         return cls._of(
             (torch.cat([layer.keys for layer in rows]), torch.cat([layer.values for layer in rows])) for rows in layers
@@ -86,15 +86,15 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
 
 
 def record(model: Any, tokens: Tensor, cache: PublicCache | None = None) -> PublicCache:
-    """Run the public model over `tokens`, with adapters disabled and without gradients, for its keys and values alone.
+    """Runs the public model over `tokens`, without adapters and gradients, and returns its keys and values.
 
     Args:
         model: a causal language model, with or without PEFT adapters.
-        tokens: int64 [sequences, tokens], those that come after what `cache` holds.
-        cache: of the same sequences; it is extended in place.
+        tokens: int64 [sequences, tokens], the tokens that follow the content of `cache`.
+        cache: the cache of the same sequences, extended in place; by default a new one.
 
     Raises:
-        ReaderError: a layer of the model has no keys and values that a reader could attend to.
+        ReaderError: a layer of the model puts no keys and values into the cache.
     """
     cache = PublicCache() if cache is None else cache
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -105,10 +105,10 @@ def record(model: Any, tokens: Tensor, cache: PublicCache | None = None) -> Publ
 
 
 def check_reader(model: Any, targets: Iterable[str]) -> None:
-    """Check that an adapter on the modules of these names can be a reader of the model.
+    """Checks that an adapter on the modules with these names can be a reader of the model.
 
     Raises:
-        ReaderError: names what the model does not have, or the modules that a reader never uses.
+        ReaderError: the model lacks a module or a layer's cache, or a reader never uses one of the modules.
     """
     if unused := sorted(set(targets) & set(KEYS_AND_VALUES)):
         raise ReaderError(f"a reader has no keys and values of its own: leave out {', '.join(unused)}")
@@ -117,10 +117,10 @@ def check_reader(model: Any, targets: Iterable[str]) -> None:
 
 
 def check_modules(model: Any, targets: Iterable[str]) -> None:
-    """Check that the model has modules of all these names.
+    """Checks that the model has modules with all these names.
 
     Raises:
-        ReaderError: names those that it does not have.
+        ReaderError: a name has no module. The message lists the missing names.
     """
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if missing := sorted(set(targets) - present):
@@ -128,7 +128,7 @@ def check_modules(model: Any, targets: Iterable[str]) -> None:
 
 
 class _ReadOnlyLayer(CacheLayerMixin):  # type: ignore[misc]
-    """What one layer attends to, whatever keys and values the running model computes itself."""
+    """Returns recorded keys and values to a layer and ignores those that the running model computes."""
 
     is_sliding = False
 
@@ -137,21 +137,21 @@ class _ReadOnlyLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = keys.detach(), values.detach()
         self.is_initialized = True
         self._length: int = keys.shape[-2]
-        self._asked = positions
+        self._positions = positions
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is left to do: the layer is made from its contents."""
+        """Does nothing: the layer is created with its contents."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        if key_states.shape[-2] != self._asked:
-            raise ReaderError(f"positions: the view is for {self._asked}, the reader was run on {key_states.shape[-2]}")
+        if key_states.shape[-2] != self._positions:
+            raise ReaderError(f"positions: the view is for {self._positions}, but the pass has {key_states.shape[-2]}")
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._length, 0
 
     def get_seq_length(self) -> int:
-        return self._length - self._asked
+        return self._length - self._positions
 
     def get_max_length(self) -> int:
         return self._length
@@ -162,6 +162,6 @@ def _check_layers(config: Any, cache: PublicCache) -> None:
     if missing := [layer for layer in expected if layer >= len(cache.layers) or cache.get_seq_length(layer) == 0]:
         layers = ", ".join(map(str, missing)) if len(missing) < len(expected) else "all layers"
         raise ReaderError(
-            f"a reader attends to the public model's keys and values, and {config.model_type} puts none into "
+            f"a reader attends to the public model's keys and values, but {config.model_type} puts none into "
             f"transformers' cache in {layers}"
         )

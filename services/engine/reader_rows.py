@@ -1,32 +1,32 @@
-"""Reader rows in vLLM: extra query rows of a batch that read a request's KV cache through an adapter and write nothing.
+"""Adds reader rows to vLLM: extra query rows that read a request's KV cache through an adapter and write nothing.
 
-vLLM's scheduler knows one request a sequence, the public one. `ReaderRows` extends a model runner: after vLLM has
-prepared the batch of a step, it appends one row for each reader asked. A reader row
+vLLM's scheduler knows one request for each sequence, the public one. `ReaderRows` extends a model runner: after vLLM
+has prepared the batch of a step, it appends one row for each requested reader. A reader row
 
-- has the token id and the position of the last token of its request, its owner;
-- is a request of one query token to the attention, with the sequence length and the block table of its owner;
-- has the slot -1, as padding has, so its keys and values are not stored (they are never read: the K and V that a reader
-  attends to, its own position's included, are the public model's);
+- has the token id and the position of the last token of its owner, a public request;
+- is for the attention a request of one query token, with the sequence length and the block table of its owner;
+- has slot -1, like padding, so its keys and values are not stored (nothing reads them: a reader attends to the public
+  model's keys and values, its own position included);
 - has its adapter in the LoRA mapping, where its owner's tokens have none.
 
-Everything else is vLLM's own: rows are appended to the runner's persistent buffers, so each attention backend builds
-its metadata as for any batch, and the final logits have one row for each public request and one for each reader.
+vLLM does the rest: the rows are in the runner's persistent buffers, so each attention backend builds its metadata as
+for any batch, and the final logits have one row for each public request and one for each reader.
 
 Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_model` and the methods overridden here):
 
-- CUDA graphs: `_determine_batch_execution_and_padding` is told the number of tokens and requests with readers, and the
-  number of LoRAs, so a batch with readers is dispatched to a graph of its own padded size, or to none. A decode step of
+- CUDA graphs: `_determine_batch_execution_and_padding` gets the number of tokens and requests with readers, and the
+  number of LoRAs, so a batch with readers uses the graph of its own padded size, or none. A decode step of
   n sequences with m readers each is a uniform decode batch of n (1 + m) rows. `_build_attention_metadata` fills padded
   rows after the readers.
 - Persistent GPU buffers (`query_start_loc`, `seq_lens`, `positions`, `input_ids`, block tables) hold
   `max_num_seqs` rows and `max_num_batched_tokens` tokens. `max_num_active_seqs` and `max_num_scheduled_tokens` bound
   the public part of a batch and leave room for the readers.
-- `_preprocess` sets the positions of padding to zero, which would be the readers'; they are written again after it.
+- `_preprocess` sets the positions of padding to zero, and takes readers for padding; they are written again after it.
 - Backends that split a batch into decodes and prefills expect the decodes first. Readers come last: in a batch that
-  ingests a prompt they count as prefills of one token, which is correct, and in any other all rows are decodes.
-- The `-1` slots are skipped by `reshape_and_cache_flash` on CUDA and by `cpu_attn_reshape_and_cache` on the CPU.
-- Microbatches, pipeline, data and context parallelism, speculative decoding and models that keep other state than
-  attention's (Mamba), take multimodal input or M-RoPE positions are refused in `load_model`.
+  ingests a prompt they count as prefills of one token, which is correct; in any other batch all rows are decodes.
+- `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
+- `load_model` refuses microbatches, pipeline, data and context parallelism, speculative decoding, multimodal models and
+  M-RoPE positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,13 +48,13 @@ else:
     ModelRunner = object
 
 
-class Asked(NamedTuple):
-    """What is asked of one vLLM request at its last token.
+class RequestedRows(NamedTuple):
+    """Names the rows to compute at the last token of one vLLM request.
 
     Attributes:
-        own_row: where the request's own row goes in the answer, or None where it is not wanted.
-        adapters: LoRA ids of the readers.
-        rows: where the readers' rows go in the answer.
+        own_row: the index of the request's own row in the answer; None if it is not requested.
+        adapters: the LoRA ids of the readers.
+        rows: the indices of the readers' rows in the answer.
     """
 
     own_row: int | None
@@ -64,13 +64,13 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class ReaderBatch:
-    """The rows to answer of one step of vLLM.
+    """Lists the rows that one step of vLLM computes.
 
     Attributes:
-        requests, tokens: how many of each the scheduler put into the batch.
-        owners, adapters, rows: for each reader the index of its request, its LoRA id, and its row in the answer.
-        own, own_rows: for each request whose own row is wanted its index, and that row in the answer.
-        last_tokens: for each reader the index of its request's last token.
+        requests, tokens: the numbers of requests and tokens that the scheduler put into the batch.
+        owners, adapters, rows: for each reader, the index of its request, its LoRA id, and its row in the answer.
+        own, own_rows: for each request whose own row is requested, its index and its row in the answer.
+        last_tokens: for each reader, the index of its request's last token.
     """
 
     requests: int
@@ -88,10 +88,10 @@ class ReaderBatch:
 
 
 class ReaderRows(ModelRunner):  # type: ignore[misc]
-    """A mixin for vLLM's model runners, first in the list of base classes."""
+    """Adds reader rows to vLLM's model runners. This mixin must be the first base class."""
 
     _batch: ReaderBatch | None = None
-    _asked: Mapping[str, Asked] = MappingProxyType({})
+    _requested: Mapping[str, RequestedRows] = MappingProxyType({})
     _answer: torch.Tensor | None = None
     _answer_rows = 0
     tokens_computed = 0
@@ -99,14 +99,19 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     slots: AdapterSlots | None = None
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        _refuse_what_readers_cannot_run_with(self)
+        _refuse_unsupported_features(self)
         super().load_model(*arguments, **options)
 
     def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
-        """Load adapters of at most this rank that change the target modules, and the zero adapter.
+        """Loads the adapters and the zero adapter.
+
+        Args:
+            zero: the LoRA id of the zero adapter.
+            rank: the adapters' maximum rank.
+            targets: the names of the modules that the adapters change.
 
         Raises:
-            ValueError: the model has no modules of these names.
+            ValueError: the model has no module with one of these names.
         """
         manager = self.lora_manager._adapter_manager
         present = {name.rpartition(".")[-1] for name in manager.modules}
@@ -116,19 +121,19 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self.slots = AdapterSlots(self.lora_manager, adapters, zero)
 
     def begin(self, rows: int) -> None:
-        """Begin an answer of `rows` rows."""
+        """Starts an answer of `rows` rows."""
         self._answer = None
         self._answer_rows = rows
 
-    def ask(self, asked: Mapping[str, Asked]) -> None:
-        """Say what the coming steps are to answer, by vLLM request id."""
-        self._asked = asked
+    def ask(self, requested: Mapping[str, RequestedRows]) -> None:
+        """Sets the rows that the coming steps compute, by vLLM request id."""
+        self._requested = requested
 
     def take_answer(self) -> torch.Tensor:
-        """Log-probabilities, float32 [rows, vocabulary], once all requests asked have been run to their last token."""
-        answer, self._answer, self._asked = self._answer, None, {}
+        """Returns log-probabilities, float32 [rows, vocabulary], after all requests have reached their last token."""
+        answer, self._answer, self._requested = self._answer, None, {}
         if answer is None:
-            raise RuntimeError("no step has computed what was asked")
+            raise RuntimeError("no step has computed the requested rows")
         return answer
 
     @torch.inference_mode()
@@ -162,12 +167,12 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if self._batch.readers:
             self._append_rows(self._batch)
             tokens, readers = self._batch.tokens, self._batch.readers
-            of_readers = torch.arange(tokens, tokens + readers, dtype=logits_indices.dtype, device=self.device)
-            logits_indices = torch.cat([logits_indices, of_readers])
+            reader_indices = torch.arange(tokens, tokens + readers, dtype=logits_indices.dtype, device=self.device)
+            logits_indices = torch.cat([logits_indices, reader_indices])
         return (logits_indices, *rest)
 
     def _plan(self, tokens: int, num_scheduled_tokens: np.ndarray) -> ReaderBatch:
-        """The readers of the requests that reach their last token in this step."""
+        """Returns the rows of the requests that reach their last token in this step."""
         requests = self.input_batch.num_reqs
         computed = self.input_batch.num_computed_tokens_cpu[:requests] + num_scheduled_tokens
         owners: list[int] = []
@@ -176,21 +181,21 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         own: list[int] = []
         own_rows: list[int] = []
         for index, request_id in enumerate(self.input_batch.req_ids[:requests]):
-            asked = self._asked.get(request_id)
-            if asked is None or computed[index] < self.requests[request_id].num_tokens:
+            requested = self._requested.get(request_id)
+            if requested is None or computed[index] < self.requests[request_id].num_tokens:
                 continue
-            if asked.own_row is not None:
+            if requested.own_row is not None:
                 own.append(index)
-                own_rows.append(asked.own_row)
-            owners += [index] * len(asked.adapters)
-            adapters += asked.adapters
-            rows += asked.rows
+                own_rows.append(requested.own_row)
+            owners += [index] * len(requested.adapters)
+            adapters += requested.adapters
+            rows += requested.rows
         return ReaderBatch(
             requests, tokens, _indices(owners), _indices(adapters), _indices(rows), _indices(own), _indices(own_rows)
         )
 
     def _append_rows(self, batch: ReaderBatch) -> None:
-        """Append the readers to the persistent buffers of the batch, after the requests' own rows."""
+        """Appends the readers to the batch's persistent buffers, after the requests' own rows."""
         requests, tokens, readers = batch.requests, batch.tokens, batch.readers
         end = requests + readers
         owners_cpu = torch.from_numpy(batch.owners)
@@ -219,7 +224,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             num_tokens += self._batch.readers
             num_reqs += self._batch.readers
             if self.slots is not None:
-                # vLLM's kernels count the tokens without an adapter as one more.
+                # vLLM's kernels count the tokens without an adapter as one more LoRA.
                 options |= {"force_has_lora": True, "force_num_active_loras": len(np.unique(self._batch.adapters)) + 1}
         return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *arguments, **options)
 
@@ -254,10 +259,10 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         own_adapters = input_batch.request_lora_mapping[: self._batch.requests]
         mapping = np.concatenate([own_adapters.repeat(num_scheduled_tokens), self._batch.adapters])
         self.slots.bring(self._batch.adapters.tolist() + own_adapters[own_adapters > 0].tolist())
-        # Reader rows are single tokens whichever adapters they ask; only requests' own adapters have runs of tokens.
+        # Only requests' own adapters have runs of tokens; reader rows are single tokens.
         own_runs = bool(own_adapters.any())
         lora_mapping = LoRAMapping(tuple(mapping.tolist()), (0,) * self._batch.requests, is_prefill=own_runs)
-        # vLLM is given no LoRA requests: it walks all loaded adapters for each of them, and the slots are filled.
+        # The slots are filled already. vLLM would search all loaded adapters for each LoRA request that it gets.
         self.lora_manager.set_active_adapters(set(), lora_mapping)
 
 
@@ -265,7 +270,7 @@ def _indices(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def _refuse_what_readers_cannot_run_with(runner: Any) -> None:
+def _refuse_unsupported_features(runner: Any) -> None:
     parallel = runner.vllm_config.parallel_config
     unsupported = {
         "a multimodal model": runner.supports_mm_inputs,
@@ -276,12 +281,12 @@ def _refuse_what_readers_cannot_run_with(runner: Any) -> None:
         "context parallelism": parallel.decode_context_parallel_size > 1,
         "microbatches": parallel.use_ubatching,
     }
-    if found := [name for name, present in unsupported.items() if present]:
-        raise ValueError(f"readers do not run with {', '.join(found)}")
+    if features := [name for name, present in unsupported.items() if present]:
+        raise ValueError(f"readers do not run with {', '.join(features)}")
 
 
 class ReaderWorker:
-    """A mixin for vLLM's workers: the calls that the engine makes with `collective_rpc`."""
+    """Adds to vLLM's workers the methods that the engine calls with `collective_rpc`."""
 
     model_runner: Any
 
@@ -295,8 +300,8 @@ class ReaderWorker:
     def begin(self, rows: int) -> None:
         self.model_runner.begin(rows)
 
-    def ask(self, asked: Mapping[str, Asked]) -> None:
-        self.model_runner.ask(asked)
+    def ask(self, requested: Mapping[str, RequestedRows]) -> None:
+        self.model_runner.ask(requested)
 
     def tokens_computed(self) -> int:
         computed: int = self.model_runner.tokens_computed

@@ -1,4 +1,4 @@
-"""Which of a PEFT model's adapters answers."""
+"""Selects the adapter of a PEFT model that runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from services.engine.engine import PUBLIC
 
 @contextmanager
 def using(model: Any, adapter: str) -> Iterator[None]:
-    """Within, the model is the one of that adapter, or the base model for `PUBLIC`, whether it has adapters or not."""
+    """Runs the block with this adapter active, or with none for `PUBLIC`. Accepts models without adapters too."""
     if adapter != PUBLIC:
         model.set_adapter(adapter)
         yield

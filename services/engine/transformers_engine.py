@@ -1,4 +1,4 @@
-"""transformers with PEFT as an `Engine`: one forward pass a row. The reference the vLLM engine is held against."""
+"""Implements `Engine` with transformers and PEFT, one forward pass for each row: the reference for the vLLM engine."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ MAX_CACHES = 256
 
 @dataclass(slots=True)
 class Cached:
-    """The keys and values that one model has left of a sequence. `PublicCache` may be read by readers."""
+    """Holds one model's keys and values for the first tokens of a sequence."""
 
     tokens: tuple[int, ...] = ()
     values: PublicCache = field(default_factory=PublicCache)
 
 
 class TransformersEngine(Engine):
-    """See `Engine`. Keeps the caches of the `MAX_CACHES` sequences asked last."""
+    """Implements `Engine`. Keeps the `MAX_CACHES` most recently used caches."""
 
     def __init__(self, settings: EngineSettings) -> None:
         configs = read_adapter_configs(settings.adapters, settings.attention)
@@ -41,7 +41,7 @@ class TransformersEngine(Engine):
                 model.load_adapter(path, adapter_name=name)
             else:
                 model = PeftModel.from_pretrained(model, path, adapter_name=name)
-        if configs:  # PEFT begins with weights that change nothing
+        if configs:  # PEFT initializes B to zero, so this adapter changes nothing
             model.add_adapter(ZERO, LoraConfig(r=configs[0].rank, target_modules=list(configs[0].targets)))
         self._zero = ZERO if configs else PUBLIC
         self._model = model.to(device).eval()
@@ -52,7 +52,7 @@ class TransformersEngine(Engine):
         self._caches: OrderedDict[tuple[str, str], Cached] = OrderedDict()
 
     def prepare(self, adapters: Sequence[str]) -> None:
-        """Nothing is left to do: all adapters are on the device."""
+        """Does nothing: all adapters are on the device."""
 
     def release(self, sequence: str) -> None:
         for key in [key for key in self._caches if key[0] == sequence]:
@@ -67,20 +67,20 @@ class TransformersEngine(Engine):
 
     @torch.inference_mode()
     def _rows(self, request: Request) -> list[torch.Tensor]:
-        read: dict[str, tuple[Cached, torch.Tensor]] = {}
+        results: dict[str, tuple[Cached, torch.Tensor]] = {}
         rows = []
         for name in request.adapters:
             owner = name if name in self._own else PUBLIC
-            if owner not in read:
-                read[owner] = self._read_on(request, owner)
-            cached, row = read[owner]
+            if owner not in results:
+                results[owner] = self._read_on(request, owner)
+            cached, row = results[owner]
             if name != owner:
                 row = self._forward(self._zero if name == ZERO else name, request.tokens[-1:], cached.values.reader(1))
             rows.append(row)
         return rows
 
     def _read_on(self, request: Request, model: str) -> tuple[Cached, torch.Tensor]:
-        """Have a model read what it has not seen of the sequence; its cache, and its row of the last position."""
+        """Runs a model over the new tokens of a sequence; returns its cache and its row at the last position."""
         cached = self._cached((request.sequence, model), request.tokens)
         row = self._forward(model, request.tokens[len(cached.tokens) :], cached.values)
         cached.tokens = request.tokens
@@ -93,11 +93,11 @@ class TransformersEngine(Engine):
         return torch.log_softmax(output.logits[0, -1], dim=-1, dtype=torch.float32)
 
     def _cached(self, key: tuple[str, str], tokens: tuple[int, ...]) -> Cached:
-        """The cache of the longest prefix that leaves at least one token to ask about."""
+        """Returns the cache, cropped to the longest shared prefix that leaves at least one token to run."""
         cached = self._caches.pop(key, None) or Cached()
         shared = 0
-        for seen, wanted in zip(cached.tokens, tokens[:-1], strict=False):
-            if seen != wanted:
+        for cached_token, token in zip(cached.tokens, tokens[:-1], strict=False):
+            if cached_token != token:
                 break
             shared += 1
         if shared < len(cached.tokens):

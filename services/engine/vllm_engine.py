@@ -1,10 +1,9 @@
-"""vLLM as an `Engine`: one resumable vLLM request a sequence, and readers as extra rows of its batches.
+"""Implements `Engine` with vLLM: one resumable vLLM request for each sequence, with readers as extra rows.
 
-A private token is sampled outside the engine, from a mixture, so no vLLM request can run ahead on tokens of its own.
-vLLM's streaming sessions fit exactly: a session ingests a chunk, yields one position's logits, discards the token that
-it sampled itself and waits, its cache kept, for the next chunk. A session runs the public model; the rows of readers
-are computed in the same batch from the same cache (`reader_rows`). An adapter with keys and values of its own has a
-session of its own.
+A private token is sampled outside the engine, from a mixture, so a vLLM request must not continue with its own tokens.
+vLLM's streaming sessions do this: a session ingests a chunk, returns the logits of its last position, discards the
+token that it sampled itself, and keeps its cache for the next chunk. A session runs the public model; readers are rows
+of the same batch and read the same cache (`reader_rows`). An adapter with attention "own" has a separate session.
 """
 
 import os
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the first one
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the V1 model runner
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the actor's environment sets the threads
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -29,24 +28,24 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from services.engine import lora_on_cpu
 from services.engine.adapter_config import AdapterConfig, read_adapter_configs
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
-from services.engine.reader_rows import Asked
+from services.engine.reader_rows import RequestedRows
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MAX_SESSIONS = 512
-"""Sequences whose caches are kept. vLLM counts waiting sessions, too, and never admits one more than this."""
+"""The maximum number of sessions with caches. vLLM counts waiting sessions too, and admits no more than this."""
 MAX_READERS = 1024
-"""Reader rows in one step of vLLM."""
+"""The maximum number of reader rows in one step of vLLM."""
 MAX_SCHEDULED_TOKENS = 4096
 SLOTS_MEMORY = 0.25
-"""The share of a GPU's memory that slots for adapters may take; `adapter_slots` says what a larger ensemble costs."""
+"""The share of a GPU's memory for adapter slots; see `adapter_slots` for the cost of a larger ensemble."""
 MIN_SLOTS = 32
 MAX_IDLE_STEPS = 16
-"""Steps of vLLM in which nothing is computed, after which the engine has stalled."""
+"""The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
 MAX_REPEATED_WORK = 8
-"""How many times vLLM may compute the tokens that it was given (it may preempt and start again) before it stalls."""
+"""How often vLLM may recompute its tokens, after preemptions, before the engine counts as stalled."""
 
 Key = tuple[str, str]
-"""A session: the sequence, and whose keys and values it holds, `PUBLIC` or an adapter with attention of its own."""
+"""Identifies a session: the sequence, and the model whose keys and values it holds (`PUBLIC` or an adapter)."""
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Session:
 
 @dataclass(slots=True)
 class Question:
-    """What is asked of a session at the last of `tokens`, and where the rows go in the answer."""
+    """Requests rows of one session at the last of `tokens`, and says where they go in the answer."""
 
     key: Key
     tokens: tuple[int, ...]
@@ -68,7 +67,7 @@ class Question:
 
 
 class VllmEngine(Engine):
-    """See `Engine`. Caches that do not fit are dropped, least recently asked first, and rebuilt when asked again."""
+    """Implements `Engine`. Evicts the least recently used caches and rebuilds them on demand."""
 
     def __init__(self, settings: EngineSettings) -> None:
         configs = read_adapter_configs(settings.adapters, settings.attention)
@@ -120,28 +119,28 @@ class VllmEngine(Engine):
         return answer
 
     def _questions(self, requests: Sequence[Request]) -> Iterator[Question]:
-        """One question a session; a request with more readers than a step holds has several for one session."""
+        """Yields one question for each session, or several if a request has more readers than fit into a step."""
         row = 0
         for request in requests:
-            asked: dict[str, Question] = {}
+            by_owner: dict[str, Question] = {}
             for name in request.adapters:
                 owner = name if name in self._own else PUBLIC
-                question = asked.get(owner)
+                question = by_owner.get(owner)
                 if question is None or len(question.readers) == min(MAX_READERS, self._slots):
                     if question is not None:
                         yield question
                     question = Question((request.sequence, owner), request.tokens, request.cache_salt, None, [], [])
-                    asked[owner] = question
+                    by_owner[owner] = question
                 if name == owner:
                     question.own_row = row
                 else:
                     question.readers.append(self._lora_ids[name])
                     question.reader_rows.append(row)
                 row += 1
-            yield from asked.values()
+            yield from by_owner.values()
 
     def _steps(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
-        """Split the questions so that each step fits the cache, the sessions, the rows and the adapters' slots."""
+        """Splits the questions into steps that fit the cache, the sessions, the rows and the adapter slots."""
         step: list[Question] = []
         blocks = readers = 0
         adapters: set[int] = set()
@@ -172,21 +171,21 @@ class VllmEngine(Engine):
     def _ask(self, step: list[Question]) -> None:
         self._make_room(step)
         try:
-            asked = {
-                self._continue(question): Asked(question.own_row, question.readers, question.reader_rows)
+            requested = {
+                self._continue(question): RequestedRows(question.own_row, question.readers, question.reader_rows)
                 for question in step
             }
-            self._worker("ask", asked)
-            self._run(set(asked), sum(len(question.tokens) for question in step))
+            self._worker("ask", requested)
+            self._run(set(requested), sum(len(question.tokens) for question in step))
         except BaseException:
-            self._drop([question.key for question in step])  # half-ingested sessions must not be continued
+            self._drop([question.key for question in step])  # a partly ingested session cannot continue
             raise
 
     def _run(self, waiting: set[str], tokens: int) -> None:
-        """Run vLLM until all requests have reached their last token.
+        """Runs vLLM until all requests have reached their last token.
 
         Raises:
-            EngineStalledError: vLLM computes nothing for `MAX_IDLE_STEPS` steps, or the same tokens again and again.
+            EngineStalledError: vLLM computes nothing for `MAX_IDLE_STEPS` steps, or recomputes its tokens too often.
         """
         idle, computed = 0, self._worker("tokens_computed")
         limit = computed + MAX_REPEATED_WORK * tokens
@@ -202,12 +201,12 @@ class VllmEngine(Engine):
                 )
 
     def _make_room(self, step: Sequence[Question]) -> None:
-        """Drop the sessions asked least recently until this step's fit beside those that stay."""
-        asked = {question.key for question in step}
-        idle = [key for key in self._sessions if key not in asked]
+        """Evicts the least recently used sessions until the step's sessions fit."""
+        needed = {question.key for question in step}
+        idle = [key for key in self._sessions if key not in needed]
         free_blocks = self._blocks - sum(self._blocks_for(question.tokens) for question in step)
         free_blocks -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
-        free_sessions = MAX_SESSIONS - len(asked) - len(idle)
+        free_sessions = MAX_SESSIONS - len(needed) - len(idle)
         evicted = []
         for key in idle:
             if free_blocks >= 0 and free_sessions >= 0:
@@ -218,13 +217,13 @@ class VllmEngine(Engine):
         self._drop(evicted)
 
     def _continue(self, question: Question) -> str:
-        """Hand vLLM what the session has not seen yet, or start it. Returns the vLLM request id."""
+        """Sends the session's new tokens to vLLM, starting the session if needed; returns the vLLM request id."""
         key, tokens = question.key, question.tokens
         session = self._sessions.get(key)
         if session is not None and not (
             len(session.tokens) < len(tokens) and tokens[: len(session.tokens)] == session.tokens
         ):
-            self._drop([key])  # asked again for the same or another context: start over, from the prefix cache
+            self._drop([key])  # the context does not extend the session's: restart, from the prefix cache
             session = None
         if session is None:
             self._started += 1
@@ -254,7 +253,7 @@ class VllmEngine(Engine):
         self._core.abort_requests([session.request_id for session in sessions if session is not None])
 
     def _worker(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ReaderWorker`, in this process."""
+        """Calls a method of `ReaderWorker`, in this process."""
         return self._core.collective_rpc(method, args=arguments)[0]
 
 
@@ -264,7 +263,7 @@ def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]
 
 
 def _gpu_slots(settings: EngineSettings) -> int:
-    """As many slots as adapters, the zero adapter included, or those that `SLOTS_MEMORY` of the device holds."""
+    """Returns the number of adapter slots: one for each adapter and for `ZERO`, limited by `SLOTS_MEMORY`."""
     sizes = [(path / "adapter_model.safetensors").stat().st_size for path in settings.adapters.values()]
     memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
     return min(len(sizes) + 1, max(MIN_SLOTS, int(memory // max(sizes, default=1))))
@@ -277,7 +276,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig]) -> 
         lora_on_cpu.install()
     rank, targets = _rank_and_targets(configs)
     worker = "cpu_reader_worker.CPUReaderWorker" if on_cpu else "gpu_reader_worker.GPUReaderWorker"
-    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings)  # the zero adapter has one, too
+    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings)  # one more for the zero adapter
     return EngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,
@@ -296,7 +295,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig]) -> 
         lora_target_modules=targets or None,
         worker_cls=f"services.engine.{worker}",
         distributed_executor_backend="uni",
-        async_scheduling=False,  # every step waits for tokens that only the coordinator can sample
+        async_scheduling=False,  # every step waits for tokens that the coordinator samples
         enforce_eager=on_cpu,
         skip_tokenizer_init=True,
         generation_config="vllm",

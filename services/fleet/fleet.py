@@ -1,4 +1,4 @@
-"""The Ray actor that owns the shards: it starts and ends them, and tells the coordinators who serves."""
+"""Implements the Ray actor that owns the shards: it starts and ends them, and sends the coordinators the shard map."""
 
 import asyncio
 import logging
@@ -30,16 +30,19 @@ _log = logging.getLogger(__name__)
 
 
 class FleetError(Exception):
-    """The fleet cannot be what was asked; the message says why, and it is what it was."""
+    """A change of the fleet failed and has had no effect. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Plain data, from which Ray can make the actor again.
+    """Holds the settings of the fleet. They are plain data, so that Ray can restart the actor from them.
 
-    `order` is that of the ledger's filter, on which a protocol may depend. `coordinators` are told of every change.
-    `grow` lets the next part group join whenever the cluster has room for it. A shard that makes no progress for
-    `stalled_s` is replaced.
+    Attributes:
+        order: the Rényi order of the ledger's filter, on which a protocol may depend.
+        coordinators: the Ray names of the coordinators that receive every new shard map.
+        grow: start the next part group whenever the cluster has the resources.
+        start_timeout_s: how long a shard may take to start.
+        stalled_s: a shard without progress for this long is replaced.
     """
 
     namespace: str
@@ -54,11 +57,11 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShardHealth:
-    """One actor of the fleet.
+    """Reports the health of one shard.
 
     Attributes:
-        answers: whether it works: it answers within a few seconds, and its engine makes progress.
-        trouble: what is wrong with it, in words.
+        answers: whether the shard answers within a few seconds and its engine makes progress.
+        trouble: why the shard is unhealthy; None if it is healthy.
     """
 
     name: str
@@ -77,40 +80,40 @@ class Fleet:
     def __init__(self, settings: FleetSettings, shards: int) -> None:
         self._settings = settings
         self._changing = asyncio.Lock()
-        self._made_again: bool = ray.get_runtime_context().was_current_actor_reconstructed
-        if self._made_again:
-            shards = self._living()
+        self._restarted: bool = ray.get_runtime_context().was_current_actor_reconstructed
+        if self._restarted:
+            shards = self._count_living()
         self._shard_map = self._shard_map_of(shards)
         self._replicas: int | None = None
         self._metrics = FleetMetrics()
-        # A shard that has hung since before a restart of this actor is replaced too; one that still starts is not.
-        started = filter(self._has_started, self._shard_map.shards) if self._made_again else ()
+        # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
+        started = filter(self._has_started, self._shard_map.shards) if self._restarted else ()
         self._answered: dict[str, float] = dict.fromkeys(started, time.monotonic())
         self._checking = asyncio.Lock()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def start(self) -> ShardMap:
-        """Start the shards of the shard map that do not live; returns when all of them answer.
+        """Starts the missing shards of the shard map and returns when all shards answer.
 
         Raises:
-            FleetError: one could not be started.
+            FleetError: a shard could not be started.
         """
         async with self._changing:
-            await self._raise(range(len(self._shard_map.groups)))
+            await self._start_groups(range(len(self._shard_map.groups)))
             return self._shard_map
 
     async def shard_map(self) -> ShardMap:
         return self._shard_map
 
     async def settings(self) -> FleetSettings:
-        """What this fleet was made from."""
+        """Returns the settings with which this fleet was created."""
         return self._settings
 
     async def scale(self, shards: int) -> ShardMap:
-        """Serve the first `shards` part groups. New ones join once they answer, old ones end once they get no requests.
+        """Serves the first `shards` part groups. New groups join once they answer; old groups finish their requests.
 
         Raises:
-            FleetError: there are fewer groups, or a shard could not be started; then nothing has changed.
+            FleetError: there are fewer groups, or a shard could not be started. The fleet has not changed.
         """
         if not 1 <= shards <= len(self._settings.plans):
             raise FleetError(
@@ -118,24 +121,24 @@ class Fleet:
             )
         async with self._changing:
             before = self._shard_map
-            await self._raise(range(len(before.groups), shards))
+            await self._start_groups(range(len(before.groups), shards))
             try:
                 self._shard_map = self._shard_map_of(shards)
             except ValueError as error:
-                self._lower(range(len(before.groups), shards))
+                self._stop_groups(range(len(before.groups), shards))
                 raise FleetError(f"shards: {error}") from error
-            await self._tell()
-            self._lower(range(shards, len(before.groups)))
+            await self._publish()
+            self._stop_groups(range(shards, len(before.groups)))
             _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
             return self._shard_map
 
     async def replicas(self, count: int) -> None:
-        """Follow the replica count of Ray Serve when it changes; until then a later `scale` stays in force.
+        """Scales to Ray Serve's replica count when that count changes. A call of `scale` holds until the next change.
 
         After a restart, ignores the first replica count, because it repeats an old one.
         """
         before, self._replicas = self._replicas, count
-        if count == before or (before is None and self._made_again):
+        if count == before or (before is None and self._restarted):
             return
         if count != len(self._shard_map.groups):
             await self._try_to_scale(count)
@@ -145,17 +148,17 @@ class Fleet:
         return await asyncio.gather(*map(self._probe, self._shard_map.shards))
 
     async def check(self) -> list[ShardHealth]:
-        """Probe every shard in the shard map, and replace those that failed or make no progress."""
+        """Probes every shard in the shard map and replaces those that failed or stalled."""
         async with self._checking:
-            found = await self.health()
-            for shard in found:
+            shards = await self.health()
+            for shard in shards:
                 self._metrics.probed(shard.name, shard.answers)
-                if self._is_lost(shard):
+                if self._must_be_replaced(shard):
                     self._replace(shard)
-            return found
+            return shards
 
     async def status(self) -> dict[str, Any]:
-        """For `privmix status`: nothing here depends on the private text."""
+        """Returns the status that `privmix status` prints. It does not depend on private text."""
         return {
             "version": self._shard_map.version,
             "parts": self._shard_map.protocol.parts,
@@ -164,9 +167,9 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        """End every shard, for good."""
+        """Ends every shard permanently."""
         self._watching.cancel()
-        self._lower(range(len(self._settings.plans)))
+        self._stop_groups(range(len(self._settings.plans)))
 
     def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
@@ -175,22 +178,22 @@ class Fleet:
             time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
         )
 
-    def _living(self) -> int:
-        """How many of the first groups have an actor."""
+    def _count_living(self) -> int:
+        """Returns how many part groups, counted from the first without a gap, have a living actor."""
         for count, plan in enumerate(self._settings.plans):
             if not any(self._find(name) for name in plan.shards):
                 return max(1, count)
         return len(self._settings.plans)
 
-    async def _raise(self, groups: Sequence[int]) -> None:
+    async def _start_groups(self, groups: Sequence[int]) -> None:
         try:
-            starting = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
+            actors = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
             async with asyncio.timeout(self._settings.start_timeout_s):
-                await asyncio.gather(*(actor.status.remote() for actor in starting))
+                await asyncio.gather(*(actor.status.remote() for actor in actors))
             names = [name for index in groups for name in self._settings.plans[index].shards]
             self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
-            self._lower(groups)
+            self._stop_groups(groups)
             raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
 
     def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
@@ -209,19 +212,19 @@ class Fleet:
             ).remote(plan.engine)
 
     def _group(self, plan: ShardPlan) -> PlacementGroup:
-        """Copies keep apart where there are machines enough; a pending group is what Ray's autoscaler acts on."""
+        """Reserves resources for the copies, on different nodes if possible. Ray's autoscaler sees a pending group."""
         name = self._group_name(plan)
         with suppress(ValueError):
             return ray.util.get_placement_group(name)
         bundle = {"CPU": plan.num_cpus, "GPU": plan.num_gpus}
-        needs = {resource: amount for resource, amount in bundle.items() if amount}
-        return placement_group([needs] * plan.copies, strategy="SPREAD", name=name, lifetime="detached")
+        required = {resource: amount for resource, amount in bundle.items() if amount}
+        return placement_group([required] * plan.copies, strategy="SPREAD", name=name, lifetime="detached")
 
     def _group_name(self, plan: ShardPlan) -> str:
         return f"{self._settings.namespace}-{plan.shards[0]}"
 
     async def _watch(self) -> None:
-        """Check the shards for ever, and start the next part group where there is room."""
+        """Checks the shards periodically and, with `grow`, starts the next part group when the cluster has room."""
         while True:
             await asyncio.sleep(WATCH_S)
             if not self._changing.locked():
@@ -230,12 +233,12 @@ class Fleet:
                 await self._try_to_scale(len(self._shard_map.groups) + 1)
 
     def _has_room(self) -> bool:
-        """Whether the cluster has the free resources that the next part group reserves."""
-        following = self._settings.plans[len(self._shard_map.groups) : len(self._shard_map.groups) + 1]
+        """Returns whether the cluster has the free resources that the next part group reserves."""
+        next_plan = self._settings.plans[len(self._shard_map.groups) : len(self._shard_map.groups) + 1]
         idle = ray.available_resources()
         return any(
             idle.get("CPU", 0) >= plan.copies * plan.num_cpus and idle.get("GPU", 0) >= plan.copies * plan.num_gpus
-            for plan in following
+            for plan in next_plan
         )
 
     async def _try_to_scale(self, shards: int) -> None:
@@ -244,17 +247,17 @@ class Fleet:
         except FleetError as error:
             _log.warning("%s", error)
 
-    async def _tell(self) -> None:
-        """Hand the shard map to every coordinator that lives; one that starts later asks for it."""
+    async def _publish(self) -> None:
+        """Sends the shard map to every living coordinator. A coordinator that starts later asks for it."""
         living = [actor for name in self._settings.coordinators if (actor := self._find(name))]
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             *(actor.update_shards.remote(self._shard_map) for actor in living), return_exceptions=True
         )
-        for error in told:
+        for error in results:
             if isinstance(error, BaseException):
-                _log.warning("a coordinator was not told who serves: %s", type(error).__name__)
+                _log.warning("a coordinator did not receive the shard map: %s", type(error).__name__)
 
-    def _lower(self, groups: Sequence[int]) -> None:
+    def _stop_groups(self, groups: Sequence[int]) -> None:
         for plan in (self._settings.plans[index] for index in groups):
             for actor in filter(None, map(self._find, plan.shards)):
                 ray.kill(actor)
@@ -266,7 +269,7 @@ class Fleet:
         parts = tuple(self._plan_of(name).part_numbers)
         actor = self._find(name)
         if actor is None:
-            return ShardHealth(name, parts, False, None, "there is no such actor")
+            return ShardHealth(name, parts, False, None, "its actor does not exist")
         try:
             async with asyncio.timeout(PROBE_S):
                 status: ShardStatus = await actor.status.remote()
@@ -279,8 +282,8 @@ class Fleet:
         trouble = status.trouble(self._settings.stalled_s)
         return ShardHealth(name, parts, trouble is None, status.resident_bytes, trouble)
 
-    def _is_lost(self, shard: ShardHealth) -> bool:
-        """Whether this shard does not come back by itself. One that has not answered yet still starts."""
+    def _must_be_replaced(self, shard: ShardHealth) -> bool:
+        """Returns whether the shard does not recover by itself. A shard that has never answered is still starting."""
         if shard.answers:
             return False
         if shard.resident_bytes is not None or self._find(shard.name) is None:
@@ -289,7 +292,7 @@ class Fleet:
         return silent_s > self._settings.stalled_s
 
     def _has_started(self, name: str) -> bool:
-        """Return whether Ray has constructed the actor."""
+        """Returns whether Ray has constructed the actor."""
         actor = self._find(name)
         return actor is not None and actors(actor._actor_id.hex())["State"] == "ALIVE"
 

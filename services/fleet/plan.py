@@ -1,4 +1,4 @@
-"""Every part group of the ensemble that the fleet may start, served yet or not."""
+"""Describes the part groups that the fleet can start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,13 @@ from services.engine.engine import EngineSettings
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """A part group that can be served: its models, by number, its engine, and what Ray reserves for each copy.
+    """Describes one part group: its models, its engine, and the resources that Ray reserves for each copy.
 
-    `parts` counts the parts of the group, `copies` the actors that serve it. `environment` follows from the machine on
-    which the plan was made.
+    Attributes:
+        parts: the number of parts in the group.
+        models: the adapters' names, by model number.
+        environment: environment variables of the actors, derived from the machine that computed the plan.
+        copies: the number of actors that serve the group.
     """
 
     index: int
@@ -25,12 +28,12 @@ class ShardPlan:
 
     @property
     def part_numbers(self) -> range:
-        """The parts of the group; each has as many models as any other."""
+        """The numbers of the group's parts. All parts have the same number of models."""
         first = min(self.models) * self.parts // len(self.models)
         return range(first, first + self.parts)
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The names of the actors."""
+        """The Ray names of the actors."""
         name = f"shard-{self.index:03d}"
         return (name, *(f"{name}-copy-{copy}" for copy in range(1, self.copies)))

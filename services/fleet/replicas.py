@@ -1,4 +1,4 @@
-"""The number of shards as Ray Serve knows numbers: whatever sets the replicas of a deployment sets it too."""
+"""Lets Ray Serve's replica count set the number of shards, so that Serve's tools and autoscaling work."""
 
 from contextlib import suppress
 
@@ -13,9 +13,10 @@ CHECK_S = 5.0
 
 @serve.deployment(name=DEPLOYMENT, ray_actor_options={"num_cpus": 0}, health_check_period_s=CHECK_S)
 class ShardReplica:
-    """Stands for one shard in Serve's books and does no work: the fleet owns the shards.
+    """Represents one shard in Ray Serve and does no work: the fleet owns the shards.
 
-    A replica that fails makes no part leave: what counts is how many Serve has when it has all that it is to have.
+    A failed replica does not remove its parts from the ensemble. The fleet follows the replica count only while Serve
+    reports the deployment as healthy.
     """
 
     def __init__(self, namespace: str, fleet: str) -> None:
@@ -23,16 +24,16 @@ class ShardReplica:
         self._fleet = fleet
 
     def check_health(self) -> None:
-        """Serve's hook, called every `CHECK_S`; it never says that the replica is ill."""
+        """Reports the replica count to the fleet. Serve calls it every `CHECK_S`; it never reports a failure."""
         count = _settled_replicas(serve.get_replica_context().app_name)
         if count is None:
             return
-        with suppress(RayError, ValueError):  # the fleet is away; there is a next time
+        with suppress(RayError, ValueError):  # the fleet does not answer; the next check repeats the report
             ray.get_actor(self._fleet, self._namespace).replicas.remote(count)
 
 
 def _settled_replicas(application: str) -> int | None:
-    """How many replicas this deployment has; None while Serve is still changing that."""
+    """Returns the deployment's replica count; None while Serve is changing it."""
     try:
         overview = serve.status().applications[application].deployments[DEPLOYMENT]
     except (RayError, RayServeException, KeyError):

@@ -1,4 +1,4 @@
-"""Which shards serve which models, and the protocol that follows from how many parts there are."""
+"""Maps parts to shards and holds the protocol for the number of parts that are served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from services.privacy.protocol import Protocol
 
 @dataclass(frozen=True)
 class PartGroup:
-    """Consecutive parts of the ensemble: their models, by number, with the names of their adapters.
+    """Holds consecutive parts of the ensemble that the same shards serve.
 
-    `shards` names the actors that serve them. Several are copies: they share the sequences, and no part counts twice.
+    Attributes:
+        models: the adapters' names, by model number.
+        shards: the Ray names of the actors. Several actors are copies, which divide the sequences among them.
     """
 
     index: int
@@ -21,7 +23,7 @@ class PartGroup:
 
 @dataclass(frozen=True)
 class ShardMap:
-    """Names the shards that serve each part, and the protocol for that number of parts. The highest version is valid.
+    """Names the shards that serve each part, and the protocol for that number of parts. The highest version wins.
 
     Raises:
         ValueError: two groups serve the same model, or the groups' models are not those that the protocol draws from.

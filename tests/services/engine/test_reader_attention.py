@@ -179,9 +179,9 @@ def test_two_models_do_not_share_anything(smollm: Any) -> None:
 def test_a_view_is_for_the_positions_it_was_made_for(smollm: Any) -> None:
     tokens = sequences(smollm)
     cache = record(smollm, tokens)
-    with pytest.raises(ReaderError, match="asked about 21, the public model has read 20"):
+    with pytest.raises(ReaderError, match="got 21, but the public model has read 20"):
         cache.reader(21)
-    with pytest.raises(ReaderError, match="the view is for 3, the reader was run on 2"):
+    with pytest.raises(ReaderError, match="the view is for 3, but the pass has 2"):
         smollm(input_ids=tokens[:, -2:], past_key_values=cache.reader(3))
 
 
