@@ -11,14 +11,9 @@ from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
-from services.privacy import accounting
-from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 from services.training.manifest import Manifest
-
-ANY_ORDER = 2.0
-"""Of a ledger in which no order says anything: nothing is promised, or nothing costs."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +44,12 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
     try:
         settings = configuration.privacy.for_training(manifest.dp_sgd)
         protocol = settings.plan(parts_served(configuration, manifest), order)
-        terms = terms_for(settings, protocol, manifest.ensemble, order)
+        terms = PrivacyBudget.of(manifest.ensemble, settings, protocol, order)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
             raise ValueError(f"protocol: {protocol.name} has no bound at order {terms.order:g}, that of the ledger")
     except ValueError as error:
         raise ConfigurationError(f"privacy: {error}") from error
     return Promise(settings, protocol, terms, configuration.budget.when_exhausted or settings.when_exhausted)
-
-
-def terms_for(settings: Settings, protocol: Protocol, ensemble: str, order: float | None = None) -> PrivacyBudget:
-    """The terms of a ledger for these settings; `order` is that of one which there is already."""
-    return PrivacyBudget(
-        ensemble=ensemble,
-        epsilon=settings.epsilon,
-        delta=settings.delta,
-        order=order or protocol.order or _best_order(protocol.event, settings),
-        adjacency=protocol.guarantee.adjacency,
-        enforced=settings.enforced,
-        stop_within=settings.stop_within,
-    )
 
 
 def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
@@ -82,10 +64,3 @@ def _order_of(ledger: str) -> float | None:
         return read(ledger).terms.order
     except LedgerMissing:
         return None
-
-
-def _best_order(event: Event, settings: Settings) -> float:
-    divergences = accounting.rdp({event: settings.tokens})
-    if not divergences.any() or not math.isfinite(divergences.min()):
-        return ANY_ORDER
-    return accounting.epsilon(divergences, settings.delta).order

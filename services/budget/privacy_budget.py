@@ -1,14 +1,22 @@
 """The promise that a ledger keeps."""
 
+import math
 from collections.abc import Mapping
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.budget.errors import LedgerMismatch
-from services.privacy.settings import Enforced
+from services.privacy import accounting
+from services.privacy.events import Event
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Enforced, Settings
 
 # dp_accounting converts Rényi divergences to an epsilon above this order only.
 LOWEST_ORDER = 1.01
+
+ANY_ORDER = 2.0
+"""The order of a ledger in which no order matters: nothing is promised, or nothing costs."""
 
 # What ledgers of earlier versions say, and what their events are now read as. A part present or absent is no promise to
 # a user: the same events have another cost, and an epsilon above the budget exhausts the ledger.
@@ -39,6 +47,24 @@ class PrivacyBudget(BaseModel):
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
 
+    @classmethod
+    def of(cls, ensemble: str, settings: Settings, protocol: Protocol, order: float | None = None) -> Self:
+        """Returns the promise that `protocol`, planned from `settings`, keeps for an ensemble.
+
+        Args:
+            ensemble: the manifest's id.
+            order: of the ledger, where there is one already; None: the order at which the budget lasts longest.
+        """
+        return cls(
+            ensemble=ensemble,
+            epsilon=settings.epsilon,
+            delta=settings.delta,
+            order=order or protocol.order or _best_order(protocol.event, settings),
+            adjacency=protocol.guarantee.adjacency,
+            enforced=settings.enforced,
+            stop_within=settings.stop_within,
+        )
+
     @property
     def adjacencies(self) -> tuple[str, ...]:
         """What the ledger's numbers may be about, the usual one first: several where an earlier version made it."""
@@ -63,3 +89,10 @@ class PrivacyBudget(BaseModel):
                 "further promise for this one, needs a ledger of its own; what two ledgers promise for the same text "
                 "adds up"
             )
+
+
+def _best_order(event: Event, settings: Settings) -> float:
+    divergences = accounting.rdp({event: settings.tokens})
+    if not divergences.any() or not math.isfinite(divergences.min()):
+        return ANY_ORDER
+    return accounting.epsilon(divergences, settings.delta).order

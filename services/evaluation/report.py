@@ -1,6 +1,5 @@
 """An evaluation as files: JSON, CSV, PNG figures, and one HTML page that needs nothing else."""
 
-import base64
 import csv
 import io
 import json
@@ -10,18 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from services.evaluation import figures
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
 from services.evaluation.results import Evaluation, Result, SweepResult, Table
 from services.files import write_atomically
+from services.pages import picture, render
 from services.privacy import accounting
 
 JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"
 
-_TEMPLATE = "report.html.j2"
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
 _DIGITS = 2
 _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
@@ -54,15 +52,9 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
 
 def page(evaluation: Evaluation) -> str:
     """The HTML report, its figures inside."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _number, "percent": _percent, "epsilon": _epsilon, "interval": _interval}
-    return environment.get_template(_TEMPLATE).render(
+    return render(
+        _TEMPLATE,
+        filters={"number": _number, "percent": _percent, "epsilon": _epsilon, "interval": _interval},
         evaluation=evaluation,
         findings=list(_findings(evaluation)),
         overview=_pictures(lambda theme: figures.overview(evaluation.tables, theme)),
@@ -116,7 +108,7 @@ def _is_finite(estimate: Estimate | None) -> bool:
 
 
 def _pictures(draw: Any) -> Mapping[str, str]:
-    return {theme: f"data:image/png;base64,{base64.b64encode(draw(theme)).decode()}" for theme in figures.PALETTES}
+    return {theme: picture(draw(theme)) for theme in figures.PALETTES}
 
 
 def _number(value: Estimate | float | None, digits: int = 1) -> str:

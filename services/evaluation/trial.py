@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.evaluation.allowance import Allowance
+from services.budget.in_memory import InMemoryBudget
+from services.budget.privacy_budget import PrivacyBudget
 from services.evaluation.rows import Reader
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
@@ -52,21 +53,21 @@ class Trial:
     def __init__(self, settings: Settings, protocol: Protocol) -> None:
         self._protocol = protocol
         self._public = Public(protocol.parts)
-        self._allowance = Allowance(settings, protocol)
+        self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol), protocol.event)
         self._logs: list[Reals] = []
         self._hits: list[Reals] = []
         self._asked = 0
 
     def add(self, answers: Answers, tokens: Tensor) -> None:
         """Takes the answers of all models [S positions] and the true tokens int64 [S]."""
-        asked = self._allowance.before(len(tokens))
+        asked = self._budget.reserve(len(tokens))
         draws = [self._protocol.draw() for _ in range(asked)]
         drawn = _select(answers, draws)
         weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
         losses = None
         if draws:
             weights, losses = self._released(answers, drawn)
-        answered = self._allowance.after(None if losses is None else losses.tolist(), asked)
+        answered = asked if losses is None else self._budget.charge(losses.tolist())
         self._asked += sum(map(len, draws))
         private = _chances(weights[:answered], tokens[:answered])
         public = self._public_chances(answers, tokens, answered)
@@ -77,10 +78,10 @@ class Trial:
 
     def outcome(self) -> Outcome:
         logs, hits = np.concatenate(self._logs), np.concatenate(self._hits)
-        possible, epsilon = np.isfinite(logs), self._allowance.epsilon
+        possible, epsilon = np.isfinite(logs), self._budget.epsilon
         return Outcome(
             positions=len(logs),
-            answered=self._allowance.spent,
+            answered=self._budget.charged,
             possible=int(possible.sum()),
             loss=float(-logs[possible].mean()) if possible.any() else math.inf,
             hits=float(hits.mean()),

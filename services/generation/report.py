@@ -4,8 +4,6 @@ The public model's continuations of the same prompts are the row to beat. With t
 columns, which are private: that page has another name, and says so.
 """
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from services import pages
 from services.engine.engine import AdapterFiles
 from services.errors import InputError
 from services.evaluation.figures import PALETTES, Theme
@@ -32,7 +30,7 @@ HTML_FILE, OPERATOR_HTML_FILE = "report.html", "report-operator.html"
 RECORD_FILE, OPERATOR_RECORD_FILE = "report.json", "report-operator.json"
 SYNTHETIC, BASELINE, REAL = "private synthetic", "public model", "real text"
 
-_TEMPLATE = "report.html.j2"
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
 LEAST_FOR_MAUVE = 100
 """Texts of a set: with fewer there are fewer than ten buckets to compare. Its authors use thousands."""
 _TEST_SHARE = 0.3
@@ -136,20 +134,14 @@ def make_report(
 
 def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
     """The HTML page, its figures inside."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = {name: each for name, each in texts.items() if name != REAL}
-    return environment.get_template(_TEMPLATE).render(
+    return pages.render(
+        _TEMPLATE,
         report=report,
         card=report.card,
         pictures={
-            "lengths": {theme: _picture(_lengths_figure(texts, theme)) for theme in PALETTES},
-            "distinct": {theme: _picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
+            "lengths": {theme: pages.picture(_lengths_figure(texts, theme)) for theme in PALETTES},
+            "distinct": {theme: pages.picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
         },
         # Never the real text, not even for the operator: the page may be passed on by mistake.
         samples={name: [text for text in each if text.strip()][:5] for name, each in shown.items()},
@@ -281,9 +273,3 @@ def _style(axes: Any, palette: Any) -> None:
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(palette.ink)
     axes.figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=palette.ink)
-
-
-def _picture(figure: Figure) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

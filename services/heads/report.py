@@ -1,12 +1,10 @@
 """A comparison as files: JSON, PNG figures, and one HTML page that needs nothing else."""
 
-import base64
 import io
 import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,10 +12,11 @@ from services.evaluation.figures import PALETTES, Palette, Theme
 from services.files import write_atomically
 from services.heads.compare import Cell, Comparison
 from services.heads.methods import METHODS, MethodName
+from services.pages import picture, render
 
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 
-_TEMPLATE = "report.html.j2"
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
 _PRIVATE: tuple[MethodName, ...] = ("dp-sgd", "expm-nf", "expm-certified")
 _CURVE_EPSILON = 1.0
 
@@ -29,18 +28,16 @@ def write_report(comparison: Comparison, output: Path) -> Path:
         **{f"auc-{stage}": auc_over_epsilon(comparison, stage) for stage in stages},
         "roc": curves(comparison, stages[0]),
     }
-    for name, picture in figures.items():
-        write_atomically(output / f"{name}.png", picture)
+    for name, figure in figures.items():
+        write_atomically(output / f"{name}.png", figure)
     write_atomically(output / JSON_FILE, json.dumps(comparison.record(), indent=2).encode() + b"\n")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    page = environment.get_template(_TEMPLATE).render(
+    page = render(
+        _TEMPLATE,
         comparison=comparison,
         methods=METHODS,
         stages=stages,
         findings=list(_findings(comparison, stages[0])),
-        pictures={name: "data:image/png;base64," + base64.b64encode(each).decode() for name, each in figures.items()},
+        pictures={name: picture(figure) for name, figure in figures.items()},
     )
     write_atomically(output / HTML_FILE, page.encode())
     return output / HTML_FILE

@@ -1,8 +1,5 @@
 """The report of an audit: one JSON file, and one self-contained HTML page with its figures inside."""
 
-import base64
-import html
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,18 +12,11 @@ from matplotlib.figure import Figure
 from services.audit.report.finding import Finding, broken
 from services.audit.report.roc import Roc
 from services.files import write_atomically
+from services.pages import picture, render
 
 Rows = Sequence[Mapping[str, Any]]
 
-_STYLE = """
-body { font: 16px/1.5 Georgia, serif; max-width: 62rem; margin: 3rem auto; padding: 0 1rem; color: #222; }
-h1, h2 { font-weight: normal; } h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; }
-table { border-collapse: collapse; font: 14px/1.4 system-ui, sans-serif; margin: 1rem 0; }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #eee; }
-th:first-child, td:first-child { text-align: left; }
-.broken { color: #a00; font-weight: bold; } .doubtful { color: #a60; }
-figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #666; font-size: 14px; }
-"""
+_TEMPLATE = Path(__file__).with_name("audit.html.j2")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +75,13 @@ class Report:
 
     def page(self) -> str:
         """The page, which loads nothing from anywhere."""
-        verdict = (
-            "".join(f'<p class="broken">{html.escape(finding.sentence)}.</p>' for finding in self.broken)
-            or "<p>No claim was broken.</p>"
-        )
-        body = "".join(map(_section, self.sections))
-        return (
-            "<!doctype html><html lang=en><head><meta charset=utf-8><title>privmix audit</title>"
-            f"<style>{_STYLE}</style></head><body><h1>What an attacker gets</h1>{verdict}{body}</body></html>\n"
+        return render(
+            _TEMPLATE,
+            filters={"cell": _cell, "picture": picture},
+            sections=self.sections,
+            broken=self.broken,
+            finding_rows=finding_rows,
+            columns=_columns,
         )
 
 
@@ -165,31 +154,11 @@ def bars(findings: Sequence[Finding]) -> Figure:
     return figure
 
 
-def _section(section: Section) -> str:
-    figures = "".join(
-        f"<figure><img alt={json.dumps(html.escape(caption))} src='{_inline(figure)}'>"
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for caption, figure in section.figures.items()
-    )
-    tables = _table(finding_rows(section.findings)) + _table(section.rows)
-    return f"<h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>{tables}{figures}"
+def _columns(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _table(rows: Rows) -> str:
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(
-        f'<tr class="{html.escape(str(row.get("verdict", "")))}">'
-        + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in names)
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _text(value: object) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -197,9 +166,3 @@ def _text(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _inline(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -7,7 +7,8 @@ import torch
 
 from services.audit.attacks.frequencies import draw_law
 from services.audit.worlds.models import ModelOutput
-from services.evaluation.allowance import Allowance
+from services.budget.in_memory import InMemoryBudget
+from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.public import Public
@@ -64,12 +65,13 @@ def end_of_budget(
     """
     if settings is None or not protocol.event.measured:
         return None
+    terms = PrivacyBudget.of("audit", settings, protocol)
     public, _ = release_chances(Public(protocol.parts), outputs, models)
 
     def end(chances: Reals, losses: Reals) -> None:
         for start in range(0, len(chances), length):
             text = slice(start, start + length)
-            paid = Allowance(settings, protocol).after(losses[text].tolist() * rounds, length * rounds)
+            paid = InMemoryBudget(terms, protocol.event).charge(losses[text].tolist() * rounds)
             private = (paid // length + (np.arange(length) < paid % length)) / rounds
             chances[text] = private * chances[text] + (1 - private) * public[text]
 

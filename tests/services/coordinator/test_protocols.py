@@ -9,8 +9,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from cluster.promise import terms_for
 from services.budget import actor as budget
+from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
@@ -67,7 +67,9 @@ async def conducting(
     models = models_of(manifest, settings)
     protocol = settings.plan(len(models) // (2 if settings.mechanism.halves else 1))
     name = f"budget-{ledger.parent.name}"
-    keeper = budget.start(str(ledger), terms_for(settings, protocol, manifest.ensemble), namespace=NAMESPACE, name=name)
+    keeper = budget.start(
+        str(ledger), PrivacyBudget.of(manifest.ensemble, settings, protocol), namespace=NAMESPACE, name=name
+    )
     chosen = CoordinatorSettings(model, NAMESPACE, name, when_exhausted=settings.when_exhausted, lease_tokens=4)
     coordinator = Coordinator(chosen, ShardMap(1, protocol, (PartGroup(0, models, ("shard",)),)))
     try:

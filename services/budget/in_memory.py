@@ -1,0 +1,61 @@
+"""The budget of an evaluation: it grants what a ledger of the same terms grants, and writes nothing down."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from services.budget.filter import NO_LOSSES, Filter
+from services.budget.privacy_budget import PrivacyBudget
+from services.privacy.events import Event
+
+
+class InMemoryBudget:
+    """Reserves and charges tokens of one event, as `BudgetClient` does with the ledger's actor.
+
+    A test holds both to the same answers.
+    """
+
+    def __init__(self, terms: PrivacyBudget, event: Event) -> None:
+        self._filter = Filter(terms)
+        self._event = event
+        self._spent: Counter[Event] = Counter()
+        self._losses = NO_LOSSES
+        self._stopped = False
+
+    @property
+    def charged(self) -> int:
+        """Tokens that are charged."""
+        return self._spent[self._event]
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the charged tokens at the order of the terms. Private where losses are measured."""
+        return self._filter.epsilon(self._spent, self._losses)
+
+    def reserve(self, count: int) -> int:
+        """Returns how many of `count` tokens may be made. Charges them where the event has a fixed cost."""
+        if self._stopped:
+            return 0
+        if self._event.measured:
+            return count
+        granted = self._filter.affordable(self._spent, self._event, count)
+        self._spend(granted, count)
+        return granted
+
+    def charge(self, losses: Sequence[Sequence[float]]) -> int:
+        """Charges the losses of the first tokens that fit, where they are measured; returns how many may be released.
+
+        Args:
+            losses: for each token its losses, one for all parts or one a part.
+        """
+        if not self._event.measured:
+            return len(losses)
+        granted = self._filter.affordable_measured(self._spent, self._losses, self._event, losses)
+        for loss in losses[:granted]:
+            self._losses = self._losses.plus(loss)
+        self._spend(granted, len(losses))
+        return granted
+
+    def _spend(self, granted: int, wanted: int) -> None:
+        self._spent[self._event] += granted
+        # Whether a later token would fit is private, too: the first that does not fit ends the budget.
+        self._stopped = granted < wanted
