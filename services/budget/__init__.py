@@ -1,10 +1,10 @@
-"""The privacy budget: a durable ledger, the actor that writes it, and the client through which coordinators pay.
+"""Enforces the privacy budget with a durable ledger, the actor that writes it, and the coordinators' client.
 
 budget = PrivacyBudget(ensemble=..., epsilon=8, delta=1e-5, order=5, adjacency="user")
 actor = start("ledger.db", budget, namespace="privmix")
 client = BudgetClient(actor)
-async with client.reserve(protocol.event, 4) as reserved:  # make at most `reserved.count` tokens
-    reserved.release(await reserved.charge(losses))  # release at most the first of them
+async with client.reserve(protocol.event, 4) as reserved:  # compute at most `reserved.count` tokens
+    reserved.release(await reserved.charge(losses))  # release the first of them
 """
 
 from services.budget.actor import NAME, start

@@ -1,4 +1,4 @@
-"""The budget actor: the one process of a cluster that writes the ledger."""
+"""Implements the budget actor, the only process of a cluster that writes the ledger."""
 
 import logging
 import threading
@@ -24,18 +24,17 @@ WATCH_S = PATIENCE_S / 6
 _log = logging.getLogger(__name__)
 
 
-# Writes that wait at the same time share a commit (`Ledger`); statements have a thread of their own.
+# Concurrent writes share a commit (`Ledger`). Statements take long, so they run in a separate thread.
 @ray.remote(
     num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1}
 )
 class Budget:
-    """Grants leases and takes them back.
+    """Grants leases, charges measured tokens and settles leases.
 
-    The actor of a new deployment takes the ledger over with its first charge, when clients reach it. Ray restarts the
-    actor for ever; it then takes a new epoch and goes on from the ledger, unless another deployment has it. Ray also
-    sends calls again that were under way: `settle` may be repeated by nature, `lease` when its caller names the lease.
-    A lease without a name that is sent again is charged twice and granted once: an error on the safe side, seen as
-    tokens `held`.
+    The actor of a new deployment takes over the ledger with its first charge. Ray restarts a dead actor, which begins a
+    new epoch and continues from the ledger, unless another deployment has taken it over. Ray also repeats interrupted
+    calls: `settle` and `charge` are idempotent, and so is `lease` if its caller names the lease. A repeated lease
+    without a name is charged twice and granted once, which is safe; the lost tokens count as `held`.
     """
 
     def __init__(
@@ -50,29 +49,29 @@ class Budget:
         self._terms = terms
         self._identity = identity
         self._holder = holder
-        # One that was restarted had a ledger; where that is gone, an empty one would forget what was spent.
+        # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
         self._opening = threading.Lock()
         self._metrics = BudgetMetrics()
         self._ledger: Ledger | None = None
-        self._composed: tuple[Any, ...] = ()
+        self._cached: tuple[Any, ...] = ()
         try:
             if restarted:
                 self._opened().resume()
             else:
                 self._opened()
         except LedgerError as error:
-            _log.error("%s", error)  # callers will meet it too, or find the ledger available again
+            _log.error("%s", error)  # callers get the same error until the ledger is available
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ready(self) -> PrivacyBudget:
-        """The terms kept here, once the ledger is open."""
+        """Opens the ledger and returns its privacy budget."""
         return self._opened().terms
 
     @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
     def lease(self, event: str, count: int, lease: str | None = None, trace: str | None = None) -> Grant:
-        """See `Ledger.lease`; `event` is `Event.to_json`'s text, `trace` a W3C traceparent."""
+        """See `Ledger.lease`. `event` is the result of `Event.to_json`, `trace` a W3C traceparent."""
         with tracing.span("budget.lease", trace) as span:
             tracing.say(span, {"privmix.tokens": count})
             grant = self._opened().lease(from_json(event), count, lease)
@@ -94,15 +93,15 @@ class Budget:
             return granted
 
     def stopped(self) -> bool:
-        """Whether nothing private is released any more (`Ledger.charge`)."""
+        """Returns whether the ledger has stopped: it grants no more private tokens (`Ledger.charge`)."""
         return self._opened().balance().stopped
 
     @ray.method(concurrency_group="health")  # type: ignore[untyped-decorator]
     def health(self) -> LedgerHealth:
-        """Whether a token could be charged now: "writable", or why not.
+        """Returns "writable" if a token can be charged now.
 
-        "fenced": another deployment has the ledger, or it was moved. "unavailable": the
-        database does not answer, or what it holds is no ledger of this budget.
+        Returns "fenced" if another deployment has the ledger or it was moved, and "unavailable" if the database does
+        not answer or holds no ledger of this budget.
         """
         try:
             self._opened().check()
@@ -114,35 +113,35 @@ class Budget:
 
     @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
     def statement(self, event: str | None = None) -> Statement:
-        """What clients may know; what is left is counted in tokens of `event`, by default the one leased last."""
-        return self._stated(event).client()
+        """Returns the statement for clients. It counts what is left in tokens of `event`, by default the last one."""
+        return self._statement(event).client()
 
     @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
     def operator_statement(self, event: str | None = None) -> OperatorStatement:
-        """Everything there is to know."""
-        return self._stated(event)
+        """Returns the full statement, for the operator only."""
+        return self._statement(event)
 
     def release(self) -> None:
         """See `Ledger.release`."""
         self._opened().release()
 
     def _watch(self) -> None:
-        """Tell other deployments for ever that this one lives, and check the ledger, for the alerts."""
+        """Sends heartbeats to the ledger and checks it for the alerts, without end."""
         while True:
             try:
                 self._metrics.checked(self.health())
                 self._opened().beat()
-            except Exception as error:  # whatever fails, the next beat is tried
+            except Exception as error:  # no error may end the heartbeats
                 _log.warning("the ledger was not reached: %s", type(error).__name__)
             time.sleep(WATCH_S)
 
-    def _stated(self, event: str | None) -> OperatorStatement:
-        """The statement, composed once for each last row."""
+    def _statement(self, event: str | None) -> OperatorStatement:
+        """Returns the statement, cached until the ledger grows."""
         balance = self._opened().balance()
-        if self._composed[:2] != (balance.head, event):
-            self._composed = balance.head, event, statement(balance, from_json(event) if event else None)
-        composed: OperatorStatement = self._composed[2]
-        return composed
+        if self._cached[:2] != (balance.head, event):
+            self._cached = balance.head, event, statement(balance, from_json(event) if event else None)
+        cached: OperatorStatement = self._cached[2]
+        return cached
 
     def _opened(self) -> Ledger:
         with self._opening:
@@ -167,11 +166,11 @@ def start(
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
     Args:
-        create: make the ledger where there is none.
-        identity: the id of the ledger that must be there; None accepts any.
+        create: create the ledger if it does not exist.
+        identity: the expected id of the ledger; None accepts any.
 
     Raises:
-        LedgerError: the ledger cannot be used; no actor is left behind.
+        LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
     actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""The hash chain: every row of a ledger carries the SHA-256 of the one before and its own.
+"""Links the rows of a ledger in a hash chain: every row contains its own SHA-256 and that of the previous row.
 
-A row that was changed, removed or put in between is found. What a chain cannot show by itself is that its last rows
-are gone, or that someone wrote all of it anew: for that, keep the hash of the last row somewhere else and compare.
+The chain reveals a row that was changed, removed or inserted. It cannot reveal that the last rows were removed or that
+the whole chain was rewritten: to detect this, keep the hash of the last row elsewhere and compare.
 """
 
 import json
@@ -16,7 +16,7 @@ GENESIS = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the ledger. `seq` counts from 1; `at` is UTC, ISO 8601; `body` is JSON, hashed as it stands."""
+    """Holds one row of the ledger. `seq` counts from 1; `at` is UTC in ISO 8601; `body` is JSON, hashed verbatim."""
 
     seq: int
     epoch: int
@@ -28,30 +28,30 @@ class Row:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything but `hash` itself, as a JSON list: fields cannot run into one another.
+        """The SHA-256 of all fields except `hash`, as a JSON list, which keeps the fields apart.
 
-        What someone put there that JSON does not have (SQLite stores bytes in any column) just makes another hash.
+        A value that JSON cannot represent (SQLite stores bytes in any column) yields a different hash, not an error.
         """
         hashed = [self.seq, self.epoch, self.kind, self.body, self.at, self.previous]
         return sha256(json.dumps(hashed, default=repr).encode()).hexdigest()
 
     def fields(self) -> dict[str, str | int]:
-        """The columns of the ledger's table, by name."""
+        """Returns the values of the ledger's columns, by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def link(previous: Row | None, *, epoch: int, kind: str, body: str, at: str) -> Row:
-    """The row that follows `previous`, or the first one."""
+    """Returns the row that follows `previous`; the first row if `previous` is None."""
     seq, before = (previous.seq + 1, previous.hash) if previous else (1, GENESIS)
     unsealed = Row(seq, epoch, kind, body, at, before, hash="")
     return replace(unsealed, hash=unsealed.digest)
 
 
 def verified(rows: Iterable[Row], previous: Row | None = None) -> Iterator[Row]:
-    """The same rows, each checked as it passes to be the one that follows.
+    """Yields the rows and checks that each one is intact and follows its predecessor.
 
     Raises:
-        LedgerCorrupt: naming the first row that is not what was written.
+        LedgerCorrupt: a row was changed, removed or replaced. The message names the first such row.
     """
     for row in rows:
         seq, before = (previous.seq + 1, previous.hash) if previous else (1, GENESIS)

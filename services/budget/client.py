@@ -1,4 +1,4 @@
-"""A coordinator's side of the budget: every token that it releases was charged durably before."""
+"""Implements the coordinator's client of the budget: a token is charged durably before it is released."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ from services.budget.ledger import Grant
 from services.privacy.events import Event
 
 STEPS_AHEAD = 2
-"""A lease holds the tokens of at least this many steps, and the next one is requested that many steps ahead."""
+"""The number of steps that a lease covers at least, and how many steps ahead the next lease is requested."""
 
 _log = logging.getLogger(__name__)
 
 Recall = Callable[[], Awaitable[None]]
 
 
-async def _nobody() -> None:
-    """There are no other holders of leases."""
+async def _no_recall() -> None:
+    """Does nothing: there are no other clients."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class _Lease:
         self.unreserved.clear()
 
     def release(self, reserved: int, released: int) -> None:
-        """End a reservation of `reserved` tokens, of which `released` have left."""
+        """Ends a reservation of `reserved` tokens, of which `released` were released."""
         self.reserved -= reserved
         self.released += released
         if not self.reserved:
@@ -53,10 +53,11 @@ class _Lease:
 
 
 class Reservation:
-    """Tokens that may be made, and released once they are charged. What is not released goes back to the budget.
+    """Allows a number of tokens to be computed. Tokens that are not released go back to the budget.
 
     Attributes:
-        count: how many tokens may be made; fewer than requested mean that the budget is used up.
+        count: the number of tokens; less than requested if the budget is used up.
+        released: the number of tokens released so far.
     """
 
     def __init__(self, count: int, charge: Callable[[Sequence[Sequence[float]]], Awaitable[int]]) -> None:
@@ -65,46 +66,46 @@ class Reservation:
         self._charge = charge
 
     async def charge(self, losses: Sequence[Sequence[float]]) -> int:
-        """Charge the losses of the first tokens, durably; returns how many of them are charged and may be released.
+        """Charges measured losses durably and returns how many of the first tokens may be released.
 
         Args:
-            losses: for each token its losses (`Ledger.charge`); none where the event has a fixed cost, which a lease
-                has charged already.
+            losses: the losses of each token (`Ledger.charge`); empty for an event of fixed cost, which the lease has
+                charged already.
 
         Raises:
-            LedgerError, ray.exceptions.RayError: none may be released.
+            LedgerError, ray.exceptions.RayError: no token may be released.
         """
         return await self._charge(losses) if losses else self.count
 
     def release(self, count: int) -> None:
-        """Say that `count` tokens leave now: from here on they stay charged."""
+        """Records that `count` tokens are released now. They stay charged."""
         if not 0 <= self.released + count <= self.count:
             raise ValueError(f"cannot release {count} more tokens of {self.count} with {self.released} released")
         self.released += count
 
 
 class BudgetClient:
-    """Reserves tokens, from leases where their cost is fixed, and charges measured ones before their release.
+    """Reserves tokens of fixed cost from leases, and charges tokens of measured cost before their release.
 
         client = BudgetClient(ray.get_actor(NAME, namespace))
         async with client.reserve(event, len(sequences)) as reserved:
-            ...                                      # make at most `reserved.count` tokens
-            granted = await reserved.charge(losses)  # at most this many of the first ones may be released
+            ...                                      # compute at most `reserved.count` tokens
+            granted = await reserved.charge(losses)  # at most this many of the first tokens may be released
             reserved.release(granted)
         await client.settle()                        # before this process ends
 
-    A lease holds at least `size` tokens and is requested before the present one runs out, so that no step waits for a
-    commit. A client belongs to one event loop. A process that dies without `settle` leaves its leases charged in full.
+    The client requests the next lease before the current one runs out, so that no step waits for a commit. A client
+    belongs to one event loop. If a process dies without `settle`, its leases stay charged in full.
 
     Args:
         budget: the budget actor.
-        size: tokens of a lease; more where steps need more.
-        recall: asks the other holders of leases to return what they do not use, and waits until they have.
+        size: the minimum number of tokens in a lease. Steps that need more get more.
+        recall: makes the other clients return their unused leases, and waits for them.
     """
 
-    def __init__(self, budget: ActorHandle, size: int = 256, recall: Recall = _nobody) -> None:
+    def __init__(self, budget: ActorHandle, size: int = 256, recall: Recall = _no_recall) -> None:
         if size < 1:
-            raise ValueError(f"a lease is over at least 1 token, not {size}")
+            raise ValueError(f"a lease holds at least 1 token, not {size}")
         self._budget = budget
         self._size = size
         self._recall = recall
@@ -117,20 +118,20 @@ class BudgetClient:
 
     @property
     def available(self) -> int:
-        """Tokens that can be reserved without a request to the budget."""
+        """The number of tokens that can be reserved without a request to the budget actor."""
         return sum(lease.left for lease in self._leases)
 
     @asynccontextmanager
     async def reserve(self, event: Event, count: int, upcoming: int | None = None) -> AsyncIterator[Reservation]:
-        """Reserve up to `count` tokens at the cost of `event`. Tokens that are not released by the end go back.
+        """Reserves up to `count` tokens at the cost of `event`. Returns the tokens that the block does not release.
 
-        A change of event returns what is left under the one before. Being cancelled loses nothing.
+        A new event first returns the leases of the previous event. A cancellation loses no tokens.
 
         Args:
-            upcoming: how many tokens can be needed from now on, at most: no lease is larger.
+            upcoming: an upper bound of the tokens needed from now on. It limits the size of leases.
 
         Raises:
-            LedgerError, ray.exceptions.RayError: no charge could be made; nothing may be released.
+            LedgerError, ray.exceptions.RayError: the charge failed. No token may be released.
         """
         if count < 0:
             raise ValueError(f"cannot reserve {count} tokens")
@@ -145,16 +146,16 @@ class BudgetClient:
             self._end(taken, reservation.released)
 
     async def settle(self) -> None:
-        """Return everything that is not reserved: when the process ends, or when it idles while others starve."""
+        """Returns all tokens that are not reserved. Call it before the process ends or becomes idle."""
         async with self._lock:
             if self._arriving:
                 await asyncio.wait([self._arriving])
             await self.return_unused()
 
     async def return_unused(self) -> None:
-        """Close the present leases; returns when the ledger has what was not used, reservations awaited.
+        """Closes all leases and waits for open reservations, until the ledger has all unused tokens.
 
-        Others call this while `reserve` waits for them, so it takes no lock.
+        It takes no lock, because other clients call it while `reserve` holds the lock and waits for them.
         """
         while self._leases:
             self._close(self._leases.popleft())
@@ -196,7 +197,7 @@ class BudgetClient:
 
     async def _fetch(self, event: Event, wanted: int) -> int:
         try:
-            # Named by us, so that Ray may send it again to a restarted actor and no second lease is made.
+            # The name makes the call idempotent: Ray may repeat it after a restart of the actor.
             grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, uuid4().hex, tracing.traceparent())
         finally:
             self._arriving = None
@@ -223,7 +224,7 @@ class BudgetClient:
             self._close(self._leases.popleft())
 
     def _close(self, lease: _Lease) -> None:
-        """Settle a lease from which nothing can be reserved any more; one that is used up, for the record alone."""
+        """Settles a lease in the background. The caller has removed it, so nothing more is reserved from it."""
         closing = asyncio.create_task(self._settle(lease))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -234,16 +235,16 @@ class BudgetClient:
         try:
             await self._budget.settle.remote(lease.name, lease.released)
         except (LedgerError, LeaseRefused, RayError) as error:
-            _log.warning("lease %s stays charged, %d tokens too many: %s", lease.name, lease.left, error)
+            _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
 
     async def _is_open(self) -> bool:
-        """Whether there may be budget left. A client that was granted fewer than it charged stays closed."""
+        """Returns whether budget may be left. A client whose charge was cut short stays closed."""
         if self._open is None:
             self._open = not await self._budget.stopped.remote()
         return self._open
 
     async def _charge(self, event: Event, losses: Sequence[Sequence[float]]) -> int:
-        # Named by us, so that Ray may send it again to a restarted actor and nothing is charged twice.
+        # The name makes the call idempotent: Ray may repeat it after a restart of the actor.
         trace = tracing.traceparent()
         granted: int = await self._budget.charge.remote(event.to_json(), losses, uuid4().hex, trace)
         self._open = granted == len(losses)
@@ -251,6 +252,6 @@ class BudgetClient:
 
 
 def _retrieve(task: "asyncio.Task[int]") -> None:
-    """Marks a failure that nobody awaits as seen; the next request that needs the tokens meets it again."""
+    """Retrieves a task's exception so that asyncio does not log it. A later request raises it if it persists."""
     if not task.cancelled():
         task.exception()

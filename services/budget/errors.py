@@ -1,4 +1,4 @@
-"""Why the ledger was not used. Whoever meets one of these was granted nothing."""
+"""Defines the errors of the ledger. A call that raises one of them has granted nothing."""
 
 from typing import Self
 
@@ -9,7 +9,7 @@ class LedgerError(Exception):
     ledger: str | None = None
 
     def of(self, ledger: str) -> Self:
-        """The same error, naming its ledger; the one that is named first stays."""
+        """Adds the ledger's name, unless the error has one already, and returns the error."""
         self.ledger = self.ledger or ledger
         return self
 
@@ -23,15 +23,15 @@ class LedgerMissing(LedgerError):  # noqa: N818 (the names say the state)
 
 
 class LedgerUnknown(LedgerError):  # noqa: N818
-    """Nothing says which ledger is this ensemble's."""
+    """Neither the ensemble nor the configuration names the ensemble's ledger."""
 
 
 class LedgerForeign(LedgerError):  # noqa: N818
-    """What is at this place is no privmix ledger, or one of an unknown format."""
+    """The file or database is not a privmix ledger, or has an unknown format."""
 
 
 class LedgerMismatch(LedgerError):  # noqa: N818
-    """The ledger holds another promise than the configuration makes."""
+    """The ledger keeps another privacy budget than the configured one."""
 
 
 class LedgerCorrupt(LedgerError):  # noqa: N818
@@ -43,16 +43,16 @@ class LedgerUnavailable(LedgerError):  # noqa: N818
 
 
 class LedgerExists(LedgerError):  # noqa: N818
-    """There is a ledger where none may be."""
+    """The target already has a ledger."""
 
 
 class LedgerMoved(LedgerError):  # noqa: N818
-    """The ledger goes on somewhere else, and is never written here again; the message names the place."""
+    """The ledger was moved and must not be written here again. The message names its new place."""
 
 
 class Fenced(LedgerError):  # noqa: N818
-    """Another writer has opened the ledger since; this one may not write again."""
+    """Another writer has taken over the ledger. This one must not write again."""
 
 
 class LeaseRefused(ValueError):  # noqa: N818
-    """The ledger is fine and the request is not: a bad count, an unknown lease, more used than granted."""
+    """The request is invalid: a bad count, an unknown lease, or more tokens used than granted."""

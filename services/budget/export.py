@@ -1,4 +1,4 @@
-"""A ledger as a file of JSON Lines: one row each, in order, with its hash; verified without any database."""
+"""Exports a ledger as JSON Lines, one row on each line with its hash, and verifies ledgers and exported files."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -17,44 +17,44 @@ from services.budget.store.sqlite import MAGIC
 
 
 def export(ledger: str | Path, lines: TextIO) -> int:
-    """Writes the rows as they stand, right or wrong, and returns how many there are.
+    """Writes the rows without verifying them and returns their number.
 
     Raises:
-        LedgerError: there is no ledger, or it cannot be read.
+        LedgerError: the ledger does not exist or cannot be read.
     """
     written = 0
     with Database(ledger, "read").transaction() as connection:
-        for written, row in enumerate(every_row(connection), start=1):  # noqa: B007 (the last one is the count)
+        for written, row in enumerate(every_row(connection), start=1):  # noqa: B007 (the last number is the count)
             lines.write(json.dumps(asdict(row), default=repr) + "\n")
     return written
 
 
 def verify(place: str | Path, *, head: str | None = None, length: int | None = None) -> Balance:
-    """Reads a whole ledger or exported file; returns where it stands.
+    """Verifies a whole ledger or exported file and returns its balance.
 
     Args:
-        head: the hash of the row that was once the last, or the beginning of that hash: it must still be there.
-        length: how many rows there once were; with `head`, that row's number.
+        head: the hash, or a prefix of the hash, of a row that was once the last. The row must still exist.
+        length: a former number of rows. The ledger must have at least as many; with `head`, it is that row's number.
 
     Raises:
-        LedgerCorrupt: naming the first row that is not what was written, or what was taken off the end.
-        LedgerError: nothing could be read; the subclass and the message say why.
+        LedgerCorrupt: a row was changed, or rows were removed from the end. The message names the row.
+        LedgerError: the ledger cannot be read. The subclass and the message say why.
     """
-    seen: list[int] = []
+    matches: list[int] = []
 
     def watched(rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
             if head is None or row.hash.startswith(head):
-                seen.append(row.seq)
+                matches.append(row.seq)
             yield row
 
     with _rows(place) as rows:
         balance = LedgerState.replay(watched(rows)).balance()
         if length is not None and balance.rows < length:
-            raise LedgerCorrupt(f"there were {length} rows, and there are {balance.rows}: rows were taken off its end")
-        if head is not None and not (seen if length is None else length in seen):
-            where = "no row" if length is None else f"row {length} is another one: it"
-            raise LedgerCorrupt(f"{where} has the hash {head}: rows were taken off its end, or it was written anew")
+            raise LedgerCorrupt(f"it had {length} rows and has {balance.rows} now: rows were removed from its end")
+        if head is not None and not (matches if length is None else length in matches):
+            problem = f"no row has the hash {head}" if length is None else f"row {length} does not have the hash {head}"
+            raise LedgerCorrupt(f"{problem}: rows were removed from its end, or it was rewritten")
     return balance
 
 
@@ -88,5 +88,5 @@ def _parsed(number: int, line: str) -> Row:
         return Row(**json.loads(line))
     except (TypeError, ValueError) as error:
         raise LedgerCorrupt(
-            f"line {number} is no row of an exported ledger, and the file is no SQLite database"
+            f"line {number} is not a row of an exported ledger, and the file is not a SQLite database"
         ) from error

@@ -1,4 +1,4 @@
-"""The Rényi filter: what still fits into the budget, at one order fixed in advance (Feldman & Zrnic 2021)."""
+"""Implements the Rényi filter, which decides what fits into the budget at one fixed order (Feldman & Zrnic 2021)."""
 
 import math
 from bisect import bisect_left
@@ -14,19 +14,21 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
 from services.privacy.events import Event
 
-# Stands for "no limit": more tokens than any service will ever release.
+# Means "no limit": more tokens than any service will ever release.
 UNLIMITED = 2**62
 
-# Counts are composed exactly, but their conversion to an epsilon rounds a few times: what would fit by less than this,
-# relative to 1 + epsilon, is refused.
+# Counts are composed exactly, but the conversion to an epsilon rounds a few times. The filter keeps this margin,
+# relative to 1 + epsilon, below the budget.
 SLACK = 2.0**-50
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Rényi losses at the order of the ledger's terms, rounded up.
+    """Holds accumulated Rényi losses at the ledger's order, rounded up.
 
-    `alike` is every part's; `parts` has what each part lost besides, by its index, which stays when an ensemble grows.
+    Attributes:
+        alike: the loss that all parts share.
+        parts: the additional loss of each part, by its index. Indices do not change when the ensemble grows.
     """
 
     alike: float = 0.0
@@ -34,11 +36,11 @@ class Losses:
 
     @property
     def largest(self) -> float:
-        """That of the part which lost most."""
+        """The total loss of the part with the largest loss."""
         return _sum_up(self.alike, max(self.parts, default=0.0))
 
     def plus(self, losses: Sequence[float]) -> "Losses":
-        """With those of one more token: one number for every part alike, or one for each part."""
+        """Adds the losses of one token: one number that holds for all parts, or one number for each part."""
         if len(losses) == 1:
             return Losses(_sum_up(self.alike, losses[0]), self.parts)
         return Losses(self.alike, tuple(_sum_up(a, b) for a, b in zip_longest(self.parts, losses, fillvalue=0.0)))
@@ -48,21 +50,21 @@ NO_LOSSES = Losses()
 
 
 def are_losses(losses: Sequence[float]) -> bool:
-    """Whether these can be one token's: no negative number, and none that is no number."""
+    """Returns whether these are valid losses of a token: at least one number, none negative or NaN."""
     return len(losses) > 0 and all(loss >= 0 and not math.isnan(loss) for loss in losses)
 
 
 def _sum_up(a: float, b: float) -> float:
-    """a + b, rounded up unless it is exact because one of them is 0."""
+    """Returns a + b rounded up. The sum is exact if one of them is 0."""
     return math.nextafter(a + b, math.inf) if a and b else a + b
 
 
 @cache
 def cost(event: Event, order: float) -> float:
-    """What one token costs at this order; infinite where the event has no data-independent bound.
+    """Returns the Rényi cost of one token at this order; inf if the event has no data-independent bound.
 
     Raises:
-        ValueError: the event says a negative number, or none.
+        ValueError: the event returns a negative number or NaN.
     """
     (rdp,) = np.asarray(event.rdp(np.array([order])), dtype=np.float64)
     if not rdp >= 0:
@@ -72,32 +74,32 @@ def cost(event: Event, order: float) -> float:
 
 @dataclass(frozen=True)
 class Filter:
-    """Decides by counts and recorded losses alone, so a decision can be made again from the ledger at any time."""
+    """Decides from the ledger's counts and losses alone, so that every decision can be reproduced from the ledger."""
 
     terms: PrivacyBudget
 
     def epsilon(self, spent: Mapping[Event, int], losses: Losses = NO_LOSSES) -> float:
-        """The epsilon, at the terms' delta and order, of these tokens, rounded like any float.
+        """Returns the epsilon of these tokens at the budget's delta and order, subject to float rounding.
 
-        Where the budget limits measured losses, they stand for the tokens whose event is measured.
+        If the budget limits measured losses, `losses` replace the bounds of the tokens with measured events.
         """
         measured = self.terms.enforced == "measured"
         bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
         costs = [(accounting.paid(event, count), cost(event, self.terms.order)) for event, count in bounded.items()]
         costs.append((1, losses.largest if measured else 0.0))
-        if any(math.isinf(each) for _, each in costs):
+        if any(math.isinf(rdp) for _, rdp in costs):
             return math.inf
-        exact = sum((count * Fraction(each) for count, each in costs), Fraction())
+        exact = sum((count * Fraction(rdp) for count, rdp in costs), Fraction())
         epsilon = accounting.epsilon(np.array([_nearest(exact)]), self.terms.delta, [self.terms.order]).epsilon
-        return min(epsilon, self._of_one_release(bounded, losses.largest if measured else 0.0))
+        return min(epsilon, self._single_release_epsilon(bounded, losses.largest if measured else 0.0))
 
     def affordable(
         self, spent: Mapping[Event, int], event: Event, wanted: int = UNLIMITED, losses: Losses = NO_LOSSES
     ) -> int:
-        """How many of `wanted` more tokens of `event` fit after `spent`: the most that do, and never one too many.
+        """Returns the largest number, up to `wanted`, of further tokens of `event` that fit after `spent`.
 
         Raises:
-            ValueError: the event has no bound, so no budget can hold it.
+            ValueError: the event has no finite bound, so it fits no budget.
         """
         if self.terms.epsilon is not None and math.isinf(cost(event, self.terms.order)):
             raise ValueError(f"{event} costs inf at order {self.terms.order:g}; a budget needs a finite cost")
@@ -105,12 +107,12 @@ class Filter:
         def too_many(tokens: int) -> bool:
             return not self._fits({**spent, event: spent.get(event, 0) + tokens}, losses)
 
-        if not too_many(wanted):  # nearly always
+        if not too_many(wanted):  # the usual case
             return wanted
         return max(0, bisect_left(range(wanted + 1), True, key=too_many) - 1)
 
     def is_free(self, spent: Mapping[Event, int], event: Event) -> bool:
-        """Whether more tokens of `event` change nothing that the budget limits."""
+        """Returns whether further tokens of `event` cost nothing."""
         return (
             self.terms.epsilon is None
             or (event.once and spent.get(event, 0) > 0)
@@ -120,14 +122,17 @@ class Filter:
     def affordable_measured(
         self, spent: Mapping[Event, int], losses: Losses, event: Event, tokens: Sequence[Sequence[float]]
     ) -> int:
-        """How many of the first of these tokens of `event`, each with its losses, fit after `spent` and `losses`."""
+        """Returns how many of the first `tokens`, given by their losses, fit after `spent` and `losses`."""
         if self.terms.enforced == "bound":
             return self.affordable(spent, event, len(tokens))
         totals = islice(accumulate(tokens, Losses.plus, initial=losses), 1, None)
         return sum(1 for _ in takewhile(partial(self._fits, spent), totals))
 
-    def _of_one_release(self, spent: Mapping[Event, int], measured: float) -> float:
-        """By its privacy loss distribution, where all that costs is paid once, for nothing is composed then."""
+    def _single_release_epsilon(self, spent: Mapping[Event, int], measured: float) -> float:
+        """Returns the epsilon by the privacy loss distribution if only one event costs, and only once; otherwise inf.
+
+        No composition happens then, so the exact conversion is valid whenever later events are chosen.
+        """
         costly = [event for event in spent if cost(event, self.terms.order)]
         alone = len(costly) == 1 and costly[0].once and not measured
         return _pld_epsilon(costly[0], self.terms.delta) if alone else math.inf

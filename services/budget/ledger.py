@@ -1,4 +1,4 @@
-"""The one writer of a ledger. What `lease` has returned is on disk, whatever happens next."""
+"""Implements the single writer of a ledger. A grant is on disk before `lease` or `charge` returns."""
 
 import json
 import math
@@ -39,24 +39,26 @@ from services.privacy.sampling.randomness import uniform_below
 
 T = TypeVar("T")
 
-# A writer appends a checkpoint after this many rows, so that a start replays no more than about these.
+# A writer appends a checkpoint after this many rows, which bounds the rows that a start replays.
 CHECKPOINT_ROWS = 10_000
 
-# Calls that share one transaction, at most: enough to keep a slow disk busy, and a transaction short.
+# The maximum number of calls in one transaction: enough to use a slow disk well, and few enough to keep it short.
 LARGEST_BATCH = 256
 
-# What is granted at least where further tokens cost nothing: two rows for so many tokens.
+# The minimum size of a lease whose tokens cost nothing: it saves rows in the ledger.
 FREE_LEASE = 2**14
 
-# A writer that has not told for this long that it lives has ended: one that it replaced may take the ledger back.
+# A writer without a heartbeat for this long counts as dead: a writer that it replaced may take the ledger back.
 PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`count` tokens may be released under this lease; none when the budget is used up.
+    """Permits the release of `count` tokens under a lease; 0 if the budget is used up.
 
-    `held` counts the tokens in all open leases where fewer were granted than wanted: their holders may return some.
+    Attributes:
+        held: the number of tokens in all open leases, set if fewer tokens than requested were granted. Other clients
+            may return some of them.
     """
 
     lease: str
@@ -68,23 +70,23 @@ Decision = tuple[T, Sequence[Record]]
 
 
 class Ledger:
-    """Opens, or with `create` makes, the ledger at a path or URL, and writes it. It has one writer at a time.
+    """Writes the ledger at a path or URL. A ledger has one writer at a time.
 
-    Without a `holder` it takes the ledger over now, and writes until another writer does. A deployment names itself as
-    the `holder`: it takes the ledger over at its first write, when it serves. One that another has replaced raises
-    Fenced, and takes the ledger back only once the other has released it, or was silent for `PATIENCE_S`. Threads may
-    share one of these; calls that wait at the same time are committed together, in one transaction.
+    Without a `holder`, the writer takes over the ledger on construction and writes until another writer takes over. A
+    deployment names itself as `holder` and takes over with its first write. A deployment that was replaced gets Fenced;
+    it may take the ledger back once the other deployment has released it or has sent no heartbeat for `PATIENCE_S`.
+    The class is thread-safe: concurrent calls are committed together in one transaction.
 
     Args:
         ledger: a path or URL.
-        terms: the budget that it must keep.
-        create: make it where there is none, under the name `identity`.
-        identity: the id of the ledger that must be there; None accepts any.
-        holder: the name of the deployment, the same after a restart of the process.
+        terms: the privacy budget that the ledger must keep.
+        create: create the ledger, with the id `identity`, if it does not exist.
+        identity: the expected id of the ledger; None accepts any.
+        holder: the name of the deployment, which does not change when the process restarts.
 
     Raises:
-        LedgerMismatch: it keeps another budget than `terms`, or is another ledger.
-        LedgerError: it cannot be used; the subclass and the message say why.
+        LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
+        LedgerError: the ledger cannot be used. The subclass and the message say why.
     """
 
     def __init__(
@@ -118,30 +120,33 @@ class Ledger:
         return self._database.name
 
     def lease(self, event: Event, wanted: int, lease: str | None = None) -> Grant:
-        """Charges up to `wanted` tokens and grants what was charged; fewer, down to 0, at the end of the budget.
+        """Charges and grants up to `wanted` tokens; fewer, down to 0, at the end of the budget.
 
-        A caller that names its `lease` may ask again when no answer came: it gets the grant that was written, not
-        another one. Where further tokens cost nothing, more are granted than wanted.
+        Grants more than `wanted` if further tokens cost nothing.
+
+        Args:
+            event: the event of each token. Its cost must not be measured.
+            lease: a name for the lease, which makes the call idempotent: a repeated call returns the first grant.
 
         Raises:
-            LeaseRefused: a count below 1, a lease of that name over another event or already settled, or an event
-                that JSON does not hold.
-            LedgerError: nothing is granted. Should the row have reached the disk nevertheless, it stays charged.
+            LeaseRefused: the count is out of range, a lease with this name has another event or is settled, or JSON
+                cannot represent the event.
+            LedgerError: nothing is granted. If the row has reached the disk nevertheless, it stays charged.
         """
         if not 1 <= wanted <= LARGEST_LEASE:
-            raise LeaseRefused(f"a lease is over 1 to {LARGEST_LEASE} tokens, not {wanted}")
+            raise LeaseRefused(f"a lease holds 1 to {LARGEST_LEASE} tokens, not {wanted}")
         if event.measured:
-            raise LeaseRefused(f"what a token of {event.kind} costs is known when it is made: charge it then")
+            raise LeaseRefused(f"the cost of a token of {event.kind} is known only once it is computed: charge it then")
         _check_recordable(event)
         name = lease or uuid4().hex
 
         def decide(state: LedgerState) -> Decision[Grant]:
             if name in state.leases:
-                return Grant(name, _again(state.leases[name], event)), ()
+                return Grant(name, _repeated(state.leases[name], event)), ()
             if state.stopped:
                 return Grant(name, 0), ()
-            enough = max(wanted, FREE_LEASE) if self.filter.is_free(state.charged, event) else wanted
-            count = self.filter.affordable(state.charged, event, enough, state.losses)
+            requested = max(wanted, FREE_LEASE) if self.filter.is_free(state.charged, event) else wanted
+            count = self.filter.affordable(state.charged, event, requested, state.losses)
             held = state.held.total() if count < wanted else 0
             if count == 0:
                 return Grant(name, 0, held), ()
@@ -150,23 +155,23 @@ class Ledger:
         return self._commit(decide)
 
     def charge(self, event: Event, tokens: Sequence[Sequence[float]], charge: str) -> int:
-        """Charges tokens whose losses were measured; returns how many of the first of them may be released.
+        """Charges tokens with measured losses and returns how many of the first tokens may be released.
 
-        Fewer than asked mean that the budget is used up. Where it limits the losses themselves that is for ever: the
-        next token might cost less, and whether it did would tell about the text.
+        A smaller number than len(tokens) means that the budget is used up. If the budget limits the losses themselves,
+        the ledger then stops for ever: a later token might cost less, and to grant it would reveal private data.
 
         Args:
-            tokens: for each token its losses: one number for every part alike, or one for each part.
-            charge: a name; asked again under it, the ledger answers as it did before.
+            tokens: the losses of each token: one number that holds for all parts, or one number for each part.
+            charge: a name for the charge, which makes the call idempotent: a repeated call returns the same number.
 
         Raises:
-            LeaseRefused: an event that is not measured, no tokens, or losses that are none.
-            LedgerError: nothing may be released. Should the row have reached the disk, it stays charged.
+            LeaseRefused: the event is not measured, there are no tokens, or losses are missing or negative.
+            LedgerError: no token may be released. If the row has reached the disk nevertheless, it stays charged.
         """
         if not event.measured:
             raise LeaseRefused(f"tokens of {event.kind} are leased, not charged with losses")
         if not 1 <= len(tokens) <= LARGEST_LEASE or not all(map(are_losses, tokens)):
-            raise LeaseRefused("a charge is over at least 1 token, each with losses that are no negative numbers")
+            raise LeaseRefused("a charge needs at least 1 token, and each token needs losses that are not negative")
         _check_recordable(event)
 
         def decide(state: LedgerState) -> Decision[int]:
@@ -174,8 +179,8 @@ class Ledger:
                 return state.charges[charge], ()
             if state.stopped:
                 return 0, ()
-            fitting = self.filter.affordable_measured(state.charged, state.losses, event, tokens)
-            count = int(min(fitting, state.measured_left))
+            affordable = self.filter.affordable_measured(state.charged, state.losses, event, tokens)
+            count = int(min(affordable, state.measured_left))
             records: list[Record] = [_charged(charge, event, tokens[:count])] if count else []
             if count < len(tokens) and self.terms.enforced == "measured":
                 records.append(Stopped(charge=charge))
@@ -184,14 +189,15 @@ class Ledger:
         return self._commit(decide)
 
     def settle(self, lease: str, used: int) -> None:
-        """Ends a lease and returns what was not used to the budget. Settling again alike changes nothing.
+        """Ends a lease and returns its unused tokens to the budget. A repeated call with the same number has no effect.
 
-        A lease of an earlier epoch may be settled too. Its holder lives on when the budget actor is replaced, and
-        what makes a lease good is its row, not who wrote it; nobody but its holder knows its name.
+        A lease of an earlier epoch may be settled too: its client outlives the budget actor, and only the client knows
+        the name of its lease.
 
         Raises:
-            LeaseRefused: no such lease, more used than granted, or settled before with another number.
-            LedgerError: nothing is returned.
+            LeaseRefused: the lease does not exist, more tokens were used than granted, or it was settled with another
+                number.
+            LedgerError: nothing is returned to the budget.
         """
 
         def decide(state: LedgerState) -> Decision[None]:
@@ -205,20 +211,20 @@ class Ledger:
         return self._commit(decide)
 
     def forfeit(self, count: int) -> Event:
-        """Charges tokens that may have been released without a row: what a restored backup does not know of.
+        """Charges tokens that may have been released but are missing from a restored backup.
 
-        They are charged at the cost of the event charged last, which is returned, whether or not the budget holds
-        them. Where the budget limits measured losses, nobody knows those of the tokens: the ledger stops.
+        Charges them at the cost of the latest event, which it returns, even if they exceed the budget. If the budget
+        limits measured losses, the ledger stops, because the losses of these tokens are unknown.
 
         Raises:
-            LeaseRefused: an impossible count, or a ledger in which nothing was charged yet.
+            LeaseRefused: the count is out of range, or the ledger has no charges yet.
         """
         if not 1 <= count <= LARGEST_LEASE:
-            raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens are forfeited at a time, not {count}")
+            raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens can be forfeited at once, not {count}")
 
         def decide(state: LedgerState) -> Decision[Event]:
             if (event := state.latest) is None:
-                raise LeaseRefused("nothing was ever charged in it, so it does not say what a token costs")
+                raise LeaseRefused("nothing was ever charged in this ledger, so the cost of a token is unknown")
             records: list[Record] = [Forfeited(event=json.loads(event.to_json()), count=count)]
             if event.measured and self.terms.enforced == "measured" and not state.stopped:
                 records.append(Stopped(charge=uuid4().hex))
@@ -227,41 +233,41 @@ class Ledger:
         return self._commit(decide)
 
     def take_over(self) -> None:
-        """Become the ledger's writer now, if this may be.
+        """Becomes the ledger's writer now.
 
         Raises:
-            Fenced: another writer has the ledger.
+            Fenced: another writer has the ledger, and this one may not replace it.
         """
         self._commit(lambda state: (None, ()))
 
     def resume(self) -> None:
-        """Become the writer again after a restart, if this deployment had the ledger."""
+        """Becomes the writer again after a restart, if this deployment was the last holder."""
         if self._state is not None and self._state.holders[-1:] == (self._holder,):
             self.take_over()
 
     def check(self) -> None:
-        """Returns if a token could be charged now, the budget aside. Takes nothing over.
+        """Checks that a token could be charged now if the budget allows it, without taking over the ledger.
 
         Raises:
-            LedgerError: what a charge would raise: Fenced, LedgerUnavailable and so on.
+            LedgerError: the error that a charge would raise, such as Fenced or LedgerUnavailable.
         """
         self._commit(lambda state: (None, ()), writes=False)
 
     def beat(self) -> None:
-        """Tell others that this writer lives, if it has the ledger. Its deployment calls this every few seconds."""
+        """Writes a heartbeat if this writer has the ledger. The budget actor calls this every few seconds."""
         if self._epoch is not None:
             with self._database.transaction() as connection:
                 if silence_s(connection, self._epoch) < math.inf:
                     beat(connection, self._epoch)
 
     def release(self) -> None:
-        """Let another deployment take the ledger back at once."""
+        """Gives up the ledger, so that another deployment may take it at once."""
         if self._epoch is not None:
             with self._database.transaction() as connection:
                 end(connection, self._epoch)
 
     def balance(self) -> Balance:
-        """Where the ledger stands by what this writer knows to be on disk."""
+        """Returns the balance after the last commit that this writer has confirmed."""
         return self._balance
 
     def _begin(self, database: Database, *, create: bool, identity: str | None) -> LedgerState:
@@ -269,12 +275,12 @@ class Ledger:
             if schema.migrate(connection, create=create):
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
-            _stay(state)
+            _check_not_moved(state)
             demand(state, self.terms, identity)
         return state
 
     def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
-        """Has a decision made and its rows committed, together with those of other threads that wait."""
+        """Runs `decide` and commits its records, together with the calls of other waiting threads."""
         call = _Call(decide, writes)
         with self._turn:
             self._waiting.append(call)
@@ -287,7 +293,7 @@ class Ledger:
         return result
 
     def _commit_waiting(self) -> None:
-        """Commits the calls that wait; others may begin to wait meanwhile. The caller has the turn."""
+        """Commits the waiting calls. The caller holds `_turn`, which is released during the commit."""
         self._busy = True
         calls = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
         self._turn.release()
@@ -301,12 +307,12 @@ class Ledger:
             self._turn.notify_all()
 
     def _write(self, calls: Sequence["_Call"]) -> None:
-        """Commits these calls in one transaction; where it fails, all of them fail."""
+        """Commits these calls in one transaction. If it fails, all of them fail."""
         try:
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
-                self._state = None  # from here on it holds rows that are not on disk
+                self._state = None  # `state` now gets rows that are not on disk yet
                 written: list[Row] = []
                 if takes_over:
                     written += applied(state, [Epoch(writer=self._writer, holder=self._holder)])
@@ -324,15 +330,15 @@ class Ledger:
                 raise
 
     def _caught_up(self, connection: Connection) -> LedgerState:
-        """The state after every row on disk.
+        """Returns the state after every row on disk.
 
-        It may lack rows of others, and its own where a commit was not confirmed and happened all the same.
+        The kept state may lack rows of other writers, and own rows whose commit succeeded without a confirmation.
         """
         state, self._state = self._state, None
         recent = rows(connection, since=self._confirmed.seq)
         if next(recent, None) != self._confirmed:
             raise LedgerCorrupt(
-                f"row {self._confirmed.seq} is gone or another one: the ledger was replaced while in use"
+                f"row {self._confirmed.seq} is gone or has changed: the ledger was replaced while in use"
             )
         if state is None:
             state = replay(connection)
@@ -340,31 +346,31 @@ class Ledger:
             for row in verified(recent, self._confirmed):
                 state.apply(row)
         self._state, self._confirmed = state, state.head
-        _stay(state)
+        _check_not_moved(state)
         return state
 
     def _must_take_over(self, connection: Connection, state: LedgerState) -> bool:
-        """Whether this writer must begin an epoch before it writes; False where the current one is its own.
+        """Returns whether this writer must begin an epoch before it writes.
 
         Raises:
             Fenced: another writer has the ledger, and this one may not take it.
         """
         if state.writer == self._writer:
             return False
-        before = "a writer" if self._epoch is None else f"the writer of epoch {self._epoch}"
-        replaced = f"{before} of this deployment was replaced by that of epoch {state.epoch}"
+        former = "a writer" if self._epoch is None else f"the writer of epoch {self._epoch}"
+        replaced = f"{former} of this deployment was replaced by that of epoch {state.epoch}"
         last = state.holders[-1] if state.holders else None
         if self._holder is None or self._holder == last:
             if self._epoch is not None:  # by its own successor
-                raise Fenced(f"{replaced} and writes no more")
+                raise Fenced(f"{replaced} and must not write again")
             return True
         if self._holder in state.holders and silence_s(connection, state.epoch) < PATIENCE_S:
-            raise Fenced(f"{replaced}; it goes on once the other deployment has ended, or is silent")
+            raise Fenced(f"{replaced}; it continues once the other deployment has ended or sends no heartbeats")
         return True
 
 
 class _Call:
-    """A decision that waits for the next transaction, and what came of it."""
+    """Holds a decision that waits for the next transaction, and then its result or error."""
 
     def __init__(self, decide: Callable[[LedgerState], Decision[Any]], writes: bool) -> None:
         self.writes = writes
@@ -374,10 +380,10 @@ class _Call:
         self.done = False
 
     def decide(self, state: LedgerState) -> Sequence[Record]:
-        """The records that the decision adds; none where it refuses, for which nobody else's call fails."""
+        """Returns the records that the decision adds. A refusal adds none and does not affect other calls."""
         try:
             self._result, records = self._decide(state)
-        except ValueError as error:  # LeaseRefused too
+        except ValueError as error:  # includes LeaseRefused
             self.error = error
             return ()
         return records
@@ -389,7 +395,7 @@ class _Call:
 
 
 def applied(state: LedgerState, records: Sequence[Record]) -> list[Row]:
-    """The rows of these records, taken into account in the state; a checkpoint follows them when one is due."""
+    """Applies records to the state and returns their rows, followed by a checkpoint if one is due."""
     written: list[Row] = []
     for record in records:
         written.append(following(state.head, state.epoch + isinstance(record, Epoch), record))
@@ -413,18 +419,18 @@ def _charged(charge: str, event: Event, tokens: Sequence[Sequence[float]]) -> Ch
 
 def _check_recordable(event: Event) -> None:
     if from_json(event.to_json()) != event:
-        raise LeaseRefused(f"{event} does not come back from its JSON, so the ledger could not be read again")
+        raise LeaseRefused(f"{event} changes when JSON stores it, so the ledger could not be read again")
 
 
-def _again(lease: Lease, event: Event) -> int:
+def _repeated(lease: Lease, event: Event) -> int:
     if lease.event != event or lease.used is not None:
-        raise LeaseRefused("a lease of this name was granted before, over another event or settled since")
+        raise LeaseRefused("a lease with this name was granted before, for another event, or is already settled")
     return lease.count
 
 
-def _stay(state: LedgerState) -> None:
+def _check_not_moved(state: LedgerState) -> None:
     if state.moved is not None:
         raise LedgerMoved(
-            f"it was moved to {state.moved} and goes on there: configure that place. It is never written here again, "
+            f"it was moved to {state.moved} and continues there: configure that place. It is never written here again, "
             "because two ledgers of one budget would spend it twice"
         )

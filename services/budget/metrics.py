@@ -1,4 +1,4 @@
-"""What the budget actor measures for Prometheus, through Ray: numbers that clients may know too."""
+"""Exports the budget actor's Prometheus metrics through Ray. Clients may know these numbers too."""
 
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ STATES: tuple[str, ...] = get_args(LedgerHealth)
 
 
 class BudgetMetrics:
-    """What is spent is shown where the budget limits the data-independent bound, and not where it limits losses."""
+    """Records the metrics of the budget. Hides the spent epsilon if it is measured on private data."""
 
     def __init__(self) -> None:
         self._leases = Counter("privmix_leases", "Leases and charges that were granted.")
@@ -21,12 +21,12 @@ class BudgetMetrics:
         self._state = Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state",))
 
     def checked(self, health: LedgerHealth) -> None:
-        """The ledger was checked."""
+        """Records the result of a health check."""
         for state in STATES:
             self._state.set(float(state == health), {"state": state})
 
     def granted(self, ledger: Ledger) -> None:
-        """Something was charged."""
+        """Records a lease or a charge."""
         self._leases.inc()
         balance, terms = ledger.balance(), ledger.terms
         if terms.enforced == "bound" and terms.epsilon is not None and balance.latest is not None:

@@ -1,8 +1,8 @@
-"""Moving a ledger to another database: its chain goes on there, and ends here for ever.
+"""Moves a ledger to another database, where its chain continues; the old ledger can never be written again.
 
-Both databases are locked while everything is copied and verified. Then the old one is fenced, by a last row that says
-where the ledger went, and committed; only after that the copy is committed. A crash at any moment leaves at most one
-ledger that can be written, and moving again finishes.
+Both databases are locked while the rows are copied and verified. Then a last row that names the new place fences the
+old ledger and is committed; only after that, the copy is committed. A crash at any moment leaves at most one writable
+ledger, and a repeated move completes the first.
 """
 
 from collections.abc import Iterable
@@ -25,17 +25,17 @@ _BATCH = 1_000
 
 
 def move(source: str | Path, target: str | Path) -> Balance:
-    """Moves the ledger into a database that has none; returns where it stands there.
+    """Moves the ledger into a database that has none and returns its balance there.
 
-    Whoever writes the old one is fenced out. Done before between the same two, it changes nothing.
+    Fences out the writer of the old ledger. A repeated move to the same place has no effect.
 
     Raises:
-        LedgerExists: the target has a ledger.
-        LedgerMoved: the source was moved elsewhere before.
-        LedgerError: one of the two cannot be used; the subclass and the message say which and why.
+        LedgerExists: the target has another ledger.
+        LedgerMoved: the source was moved to another place before.
+        LedgerError: the source or the target cannot be used. The subclass and the message say which and why.
     """
     here, there = Database(source, "write"), Database(target, "create")
-    with Database(source, "read").transaction() as connection:  # before there is any trace at the target
+    with Database(source, "read").transaction() as connection:  # check before creating anything at the target
         left = replay_whole(connection)
         _check_may_go(left, there.name)
     with there.transaction() as arriving:
@@ -67,7 +67,7 @@ def _copy(chain: Iterable[Row], arriving: Connection) -> None:
 
 def _check_may_go(original: LedgerState, to: str) -> None:
     if original.moved not in (None, to):
-        raise LedgerMoved(f"it was moved to {original.moved} before: finish that, or move it on from there")
+        raise LedgerMoved(f"it was moved to {original.moved} before: finish that move, or move it from there")
 
 
 def _check_arrived(left: LedgerState, arriving: Connection) -> None:
@@ -75,10 +75,10 @@ def _check_arrived(left: LedgerState, arriving: Connection) -> None:
     length, head = _end(left)
     arrived = arriving.execute(select(ledger_table.c.hash).where(ledger_table.c.seq == length)).scalar()
     if left.moved is None or arrived != head:
-        raise LedgerExists("there is a ledger already; a ledger is moved into a database that has none")
+        raise LedgerExists("there is a ledger already; choose a database without a ledger")
 
 
 def _end(original: LedgerState) -> tuple[int, str]:
-    """Number and hash of the last row that goes along: all do but the one that says where they went."""
+    """Returns the number and the hash of the last row to copy: all rows but the one that records the move."""
     last = original.head
     return (last.seq, last.hash) if original.moved is None else (last.seq - 1, last.previous)

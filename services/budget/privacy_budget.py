@@ -1,4 +1,4 @@
-"""The promise that a ledger keeps."""
+"""Defines the privacy budget that a ledger keeps."""
 
 import math
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from services.privacy.settings import Enforced, Settings
 LOWEST_ORDER = 1.01
 
 ANY_ORDER = 2.0
-"""The order of a ledger in which no order matters: nothing is promised, or nothing costs."""
+"""The order of a ledger without a finite budget or without costs, where the order does not matter."""
 
-# What ledgers of earlier versions say, and what their events are now read as. A part present or absent is no promise to
-# a user: the same events have another cost, and an epsilon above the budget exhausts the ledger.
+# The adjacencies in ledgers of earlier versions, and how their events are read now. Adding or removing a part protects
+# no user: the same events have another cost now, and a ledger whose epsilon exceeds its budget is exhausted.
 _READ_AS: Mapping[str, tuple[str, ...]] = {
     "part, add or remove": ("user", "part, as published"),
     "user, add or remove": ("user",),
@@ -28,13 +28,18 @@ _READ_AS: Mapping[str, tuple[str, ...]] = {
 
 
 class PrivacyBudget(BaseModel):
-    """What one ensemble is promised: (epsilon, delta) under an adjacency, enforced at one Rényi order.
+    """Limits one ensemble to (epsilon, delta) under an adjacency, enforced at one Rényi order.
 
-    `ensemble` is the manifest's id; `epsilon` is None where nothing is promised. `order` is fixed when the ledger is
-    created, because later events may be chosen after looking at earlier answers (Feldman & Zrnic 2021). `enforced`
-    says what the budget limits: the data-independent bound of what is released, or, for protocols that measure their
-    losses on the private text, those. With `stop_within` the ledger stops, at the latest, after a number of measured
-    tokens that it drew uniformly from 1 to this when it was made (random stopping, SubMix, Proposition C.3).
+    Attributes:
+        ensemble: the manifest's id.
+        epsilon: None means no limit.
+        order: the Rényi order, fixed when the ledger is created, because later events may be chosen after looking at
+            earlier answers (Feldman & Zrnic 2021).
+        adjacency: which pairs of corpora the guarantee covers.
+        enforced: what the budget limits: the data-independent bound of the releases ("bound"), or the losses that the
+            protocol measures on the private text ("measured").
+        stop_within: the ledger stops after a number of measured tokens that it draws uniformly from 1 to this number
+            when it is created (random stopping, SubMix, Proposition C.3).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -49,11 +54,11 @@ class PrivacyBudget(BaseModel):
 
     @classmethod
     def of(cls, ensemble: str, settings: Settings, protocol: Protocol, order: float | None = None) -> Self:
-        """Returns the promise that `protocol`, planned from `settings`, keeps for an ensemble.
+        """Returns the budget of an ensemble that serves with `protocol`, planned from `settings`.
 
         Args:
             ensemble: the manifest's id.
-            order: of the ledger, where there is one already; None: the order at which the budget lasts longest.
+            order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
         """
         return cls(
             ensemble=ensemble,
@@ -67,27 +72,26 @@ class PrivacyBudget(BaseModel):
 
     @property
     def adjacencies(self) -> tuple[str, ...]:
-        """What the ledger's numbers may be about, the usual one first: several where an earlier version made it."""
+        """The adjacencies under which the ledger's events may be read, the usual one first."""
         return _READ_AS.get(self.adjacency, (self.adjacency,))
 
     def demand(self, configured: "PrivacyBudget") -> None:
-        """Checks that a configuration makes the promise that a ledger keeps.
+        """Checks that the configured budget equals the budget of this ledger.
 
         Raises:
-            LedgerMismatch: it makes another one; names the fields.
+            LedgerMismatch: the budgets differ. The message names the fields.
         """
         differences = [
-            f"{name} is {ours!r} there and {asked!r} here"
+            f"{name} is {kept!r} there and {wanted!r} here"
             for name in type(self).model_fields
-            if (ours := getattr(self, name)) != (asked := getattr(configured, name))
-            and not (name == "adjacency" and asked in self.adjacencies)
+            if (kept := getattr(self, name)) != (wanted := getattr(configured, name))
+            and not (name == "adjacency" and wanted in self.adjacencies)
         ]
         if differences:
             raise LedgerMismatch(
-                f"it keeps another promise than the configuration makes: {', '.join(differences)}. Tokens were "
-                "released under that in the ledger, so it stands: configure it as it is there. A new ensemble, or a "
-                "further promise for this one, needs a ledger of its own; what two ledgers promise for the same text "
-                "adds up"
+                f"it keeps another budget than the configuration: {', '.join(differences)}. Tokens were released under "
+                "the budget in the ledger, so configure that one. A new ensemble, or another budget for this one, "
+                "needs a separate ledger; the epsilons of two ledgers for the same text add up"
             )
 
 

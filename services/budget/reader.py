@@ -1,4 +1,4 @@
-"""Reading a ledger: for its writer when it starts, and for anyone else at any time."""
+"""Reads ledgers: for the writer when it starts, and for other programs at any time."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from services.budget.store.rows import every_row, last_checkpoint, rows
 
 
 def replay_whole(connection: Connection) -> LedgerState:
-    """Replay every row of the ledger, its whole chain verified."""
+    """Replays every row of the ledger and verifies the whole chain."""
     return LedgerState.replay(every_row(connection))
 
 
 def replay(connection: Connection) -> LedgerState:
-    """Replay the ledger from its last checkpoint, the chain verified from the row before that on."""
+    """Replays the ledger from its last checkpoint and verifies the chain from there on."""
     schema.check(connection)
     checkpoint = last_checkpoint(connection)
     if checkpoint is None:
@@ -28,33 +28,33 @@ def replay(connection: Connection) -> LedgerState:
 
 
 def check(ledger: str | Path, terms: PrivacyBudget, identity: str | None = None) -> None:
-    """Check that a ledger keeps this budget, before anything is started, and without taking it from its writer.
+    """Checks that a ledger keeps this budget. Does not disturb its writer.
 
     Args:
-        identity: the id of the ledger that is expected there; None accepts any.
+        identity: the expected id of the ledger; None accepts any.
 
     Raises:
-        LedgerMismatch: it keeps another budget, or it is another ledger.
-        LedgerError: it cannot be read.
+        LedgerMismatch: the ledger keeps another budget or has another id.
+        LedgerError: the ledger cannot be read.
     """
     with Database(ledger, "read").transaction() as connection:
         demand(replay(connection), terms, identity)
 
 
 def demand(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:
-    """Raises LedgerMismatch where a ledger is another one than expected, or keeps another budget."""
+    """Raises LedgerMismatch if the ledger has another id than expected or keeps another budget."""
     if identity not in (None, state.id):
         raise LedgerMismatch(
-            f"this is the ledger {state.id}, and this ensemble's is {identity}: name the place of that one in "
-            "budget.ledger, because tokens that were charged there would be forgotten here"
+            f"this is the ledger {state.id}, but this ensemble's is {identity}: set budget.ledger to the place of that "
+            "one, because this ledger does not know the tokens charged there"
         )
     state.terms.demand(terms)
 
 
 def read(ledger: str | Path) -> Balance:
-    """Where the ledger at this path or URL stands, verified from its last checkpoint on.
+    """Returns the balance of the ledger at a path or URL, verified from its last checkpoint on.
 
-    Writes nothing; a writer may be at work. `services.budget.export.verify` verifies the whole chain.
+    Writes nothing, and a writer may be active. `services.budget.export.verify` verifies the whole chain.
 
     Raises:
         LedgerError: the ledger cannot be read; the subclass and the message say why.

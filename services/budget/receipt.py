@@ -1,7 +1,7 @@
-"""The receipt: an ensemble's directory names the ledger that keeps its budget, so that it never gets a second one.
+"""Records in an ensemble's directory which ledger keeps its budget, so that it never gets a second ledger.
 
-A ledger that is begun again forgets what was spent. So it is begun once, on purpose (`begin`), and served only where
-the ledger at the configured place is the one that the receipt, or the configuration, names (`known`).
+A second ledger would forget what was spent. So a ledger is created only once and explicitly (`begin`), and an ensemble
+is served only with the ledger that its receipt or the configuration names (`known`).
 """
 
 import os
@@ -22,10 +22,11 @@ FILE = "ledger.receipt"
 
 
 class Receipt(BaseModel):
-    """What the directory of an ensemble records.
+    """Names the ledger of an ensemble, in a file in the ensemble's directory.
 
-    `ledger` is the ledger's id, None in receipts that were written before ledgers had one. `begun` is False from just
-    before the ledger is made until it is there; nothing is served meanwhile.
+    Attributes:
+        ledger: the ledger's id; None in receipts of earlier versions, whose ledgers had no id.
+        begun: False while the ledger is being created. The ensemble is not served until it is True.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,10 +36,10 @@ class Receipt(BaseModel):
 
     @classmethod
     def load(cls, ensemble: Path) -> "Receipt | None":
-        """Return the receipt in an ensemble's directory, if there is one.
+        """Returns the receipt in an ensemble's directory; None if there is none.
 
         Raises:
-            LedgerForeign: it cannot be read.
+            LedgerForeign: the receipt cannot be read.
         """
         try:
             text = (ensemble / FILE).read_text(encoding="utf-8")
@@ -49,13 +50,13 @@ class Receipt(BaseModel):
             raise LedgerForeign(f"the receipt {ensemble / FILE} cannot be read: restore it from a backup") from error
 
     def save(self, ensemble: Path, *, new: bool = False) -> None:
-        """Write the receipt, durably and whole.
+        """Writes the receipt durably and atomically.
 
         Args:
-            new: there must be none yet.
+            new: fail if there is a receipt already.
 
         Raises:
-            LedgerUnavailable: the directory cannot be written, or `new` and there is a receipt.
+            LedgerUnavailable: the directory cannot be written, or there is a receipt and `new` is True.
         """
         partial = ensemble / f"{FILE}.{uuid4().hex}"
         try:
@@ -69,7 +70,7 @@ class Receipt(BaseModel):
                 partial.replace(ensemble / FILE)
             sync_directory(ensemble)
         except FileExistsError as error:
-            raise LedgerUnavailable("another process begins it now; wait for that and run the command again") from error
+            raise LedgerUnavailable("another process is creating it; wait and run the command again") from error
         except OSError as error:
             raise LedgerUnavailable(
                 f"the directory {ensemble} cannot be written ({error.strerror}), so it cannot record its ledger: let "
@@ -81,7 +82,7 @@ class Receipt(BaseModel):
 
 @dataclass(frozen=True)
 class Begun:
-    """The id of an ensemble's ledger, its place without a password, and whether it was made just now."""
+    """Reports the id of an ensemble's ledger, its place without a password, and whether it is new."""
 
     ledger: str
     place: str
@@ -89,25 +90,26 @@ class Begun:
 
 
 def begin(ledger: str, terms: PrivacyBudget, ensemble: Path) -> Begun:
-    """Make the ledger of an ensemble that has none, and record it. Interrupted, it goes on; repeated, it only checks.
+    """Creates the ledger of an ensemble and records it in a receipt.
 
-    A ledger that is there already, for this ensemble, is recorded where the ensemble has no receipt.
+    A repeated call completes an interrupted one, or only checks the ledger. If the ensemble has no receipt and the
+    place has a ledger of this ensemble, the receipt names that ledger.
 
     Raises:
-        LedgerMissing: the ensemble has a ledger, which is not at this place.
-        LedgerError: the ledger or the receipt cannot be made, or is another one.
+        LedgerMissing: the ensemble has a ledger, but not at this place.
+        LedgerError: the ledger or the receipt cannot be written, or the place has another ledger.
     """
     receipt, place = Receipt.load(ensemble), Database(ledger, "read").name
     if receipt is not None and receipt.begun:
         return Begun(known(ledger, terms, ensemble), place, new=False)
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
-        found = Receipt(ledger=read(ledger).id)
-        found.save(ensemble, new=True)
-        return Begun(found.ledger or "", place, new=False)
+        existing = Receipt(ledger=read(ledger).id)
+        existing.save(ensemble, new=True)
+        return Begun(existing.ledger or "", place, new=False)
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
-        receipt.save(ensemble, new=True)  # first: a directory that cannot record its ledger gets none
+        receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
     identity = receipt.ledger or ""
     Ledger(ledger, terms, create=True, identity=identity)
     Receipt(ledger=identity).save(ensemble)
@@ -115,49 +117,49 @@ def begin(ledger: str, terms: PrivacyBudget, ensemble: Path) -> Begun:
 
 
 def known(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | None = None) -> str:
-    """Check that the ledger at this place is the ensemble's, and keeps this budget; returns its id.
+    """Checks that the ledger at this place belongs to the ensemble and keeps this budget; returns its id.
 
     Args:
-        identity: the ledger's id by the configuration, for an ensemble in a directory that nobody can write.
+        identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
 
     Raises:
         LedgerUnknown: neither the ensemble nor the configuration names a ledger.
         LedgerMissing: there is no ledger at this place.
-        LedgerMismatch: it is another one, or keeps another budget.
-        LedgerError: it cannot be read.
+        LedgerMismatch: the ledger has another id or keeps another budget.
+        LedgerError: the ledger cannot be read.
     """
     receipt, place = Receipt.load(ensemble), Database(ledger, "read").name
     if receipt is None and identity is None:
         raise LedgerUnknown(
-            f"{ensemble} has no receipt ({FILE}) of its ledger: run `privmix ledger init`, once, to begin the ledger "
-            "or to record the one that is there"
+            f"{ensemble} has no receipt ({FILE}) of its ledger: run `privmix ledger init` once, to create the ledger "
+            "or to record the existing one"
         ).of(place)
     recorded = None if receipt is None else receipt.ledger
     if identity is not None and recorded not in (None, identity):
-        raise LedgerMismatch(f"budget.ledger_id is {identity}, and {ensemble / FILE} names {recorded}").of(place)
+        raise LedgerMismatch(f"budget.ledger_id is {identity}, but {ensemble / FILE} names {recorded}").of(place)
     if receipt is not None and not receipt.begun:
-        raise LedgerUnknown("its beginning was interrupted: run `privmix ledger init` again").of(place)
+        raise LedgerUnknown("its creation was interrupted: run `privmix ledger init` again").of(place)
     try:
         check(ledger, terms, identity or recorded)
     except LedgerMissing as error:
         raise LedgerMissing(
             f"this ensemble's ledger is not there; put it back, or correct budget.ledger. Only if nothing private was "
-            f"ever released from this ensemble, remove {ensemble / FILE} to begin another"
+            f"ever released from this ensemble, remove {ensemble / FILE} to create a new ledger"
         ).of(place) from error
-    found = identity or recorded or read(ledger).id
+    ledger_id = identity or recorded or read(ledger).id
     if receipt is not None and recorded is None:
-        Receipt(ledger=found).save(ensemble)
-    return found
+        Receipt(ledger=ledger_id).save(ensemble)
+    return ledger_id
 
 
 def is_fresh(ledger: str, ensemble: Path) -> bool:
-    """Whether the ensemble never had a ledger, as far as its directory and the configured place tell."""
+    """Returns whether neither the ensemble's directory nor the configured place shows that it has had a ledger."""
     receipt = Receipt.load(ensemble)
     return is_missing(ledger) if receipt is None else not receipt.begun
 
 
 def is_missing(ledger: str) -> bool:
-    """Whether there is no ledger at this place; raises LedgerError where that cannot be told."""
+    """Returns whether there is no ledger at this place. Raises LedgerError if this cannot be determined."""
     try:
         read(ledger)
     except LedgerMissing:

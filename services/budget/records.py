@@ -1,4 +1,4 @@
-"""What a row of the ledger records."""
+"""Defines the records in the rows of a ledger."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -7,21 +7,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.events import from_json
 
-# The most tokens one lease may ask for. It only keeps counts inside every database's and every reader's integers.
+# The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
 LARGEST_LEASE = 2**31 - 1
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
 
 
 class Record(BaseModel):
-    """One row's body. Fields are never renamed or given another meaning: old ledgers are read for ever."""
+    """Is the body of a row. Fields never change their names or meanings, because old ledgers must stay readable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     kind: ClassVar[str]
 
 
 class Opened(Record):
-    """The first row: what is promised. `id` names this ledger for ever; without it, the hash of this row does."""
+    """Opens the ledger and states its budget. `id` is the ledger's permanent id; by default, the hash of this row."""
 
     kind = "terms"
     format: Literal[1] = 1
@@ -31,9 +31,9 @@ class Opened(Record):
 
 
 class Epoch(Record):
-    """A writer took over; the row's `epoch` is its own, and every writer before it is fenced out.
+    """Records that a writer took over: the row begins its epoch and fences out all earlier writers.
 
-    `writer` names it. `holder` names the deployment that it writes for, through restarts of the budget actor.
+    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor.
     """
 
     kind = "epoch"
@@ -42,7 +42,7 @@ class Epoch(Record):
 
 
 class Leased(Record):
-    """`count` tokens at the cost of `event` are charged, whether or not they are ever released."""
+    """Charges `count` tokens at the cost of `event`, whether or not they are released."""
 
     kind = "lease"
     lease: str = Field(min_length=1, max_length=64)
@@ -51,7 +51,7 @@ class Leased(Record):
 
 
 class Settled(Record):
-    """Of that lease `used` tokens were released, and the rest never will be."""
+    """Settles a lease: `used` of its tokens were released, and the others never will be."""
 
     kind = "settle"
     lease: str
@@ -59,9 +59,9 @@ class Settled(Record):
 
 
 class Charged(Record):
-    """`count` tokens at the cost of `event` were charged just before their release, with the sum of their losses.
+    """Charges `count` tokens of `event` before their release, with the sum of their measured losses.
 
-    `losses` holds one number for every part alike, or one for each part. They depend on the private text.
+    `losses` holds one number that holds for all parts, or one for each part. They depend on the private text.
     """
 
     kind = "charge"
@@ -72,14 +72,14 @@ class Charged(Record):
 
 
 class Stopped(Record):
-    """A token's measured losses no longer fitted into the budget: nothing private is released ever after."""
+    """Stops the ledger for ever, because the measured losses of a token exceeded the budget."""
 
     kind = "stop"
     charge: str = Field(min_length=1, max_length=64)
 
 
 class Forfeited(Record):
-    """`count` tokens at the cost of `event` may have been released without a row, which a restored backup lacks."""
+    """Charges `count` tokens of `event` that may have been released after the backup that was restored."""
 
     kind = "forfeit"
     event: dict[str, Any]
@@ -87,12 +87,16 @@ class Forfeited(Record):
 
 
 class Checkpoint(Record):
-    """Everything that the rows before add up to, so that a writer need not read them when it starts.
+    """Stores the state after all previous rows, so that a writer need not read them when it starts.
 
-    `events` are referred to by their index. `leases` holds name, event, tokens and tokens used (None while the lease
-    is open) of the open leases and of the closed ones that are still remembered; `charges` names and tokens of
-    remembered charges. `alike` and `parts` are the measured losses. `writer` is the one of the current epoch, and
-    `holders` are the last deployments that it or others wrote for, the current one at the end.
+    Attributes:
+        events: the distinct events. Other fields refer to them by index.
+        charged: the number of tokens charged for each event.
+        leases: name, event, tokens and used tokens (None while open) of open leases and recent closed leases.
+        charges: the names and tokens of recent charges.
+        alike, parts: the measured losses (`Losses`).
+        writer: the writer of the current epoch.
+        holders: the last deployments that held the ledger; the current one comes last.
     """
 
     kind = "checkpoint"
@@ -112,7 +116,7 @@ class Checkpoint(Record):
 
 
 class Moved(Record):
-    """The last row: the ledger goes on in the database `to`, without this row, and never here."""
+    """Ends the ledger here: it continues in the database `to`, without this row."""
 
     kind = "moved"
     to: str = Field(min_length=1, description="the path, or the URL without its password")

@@ -1,4 +1,4 @@
-"""What the rows of a ledger add up to."""
+"""Computes the state of a ledger from its rows."""
 
 import json
 import math
@@ -29,39 +29,49 @@ from services.budget.records import (
 )
 from services.privacy.events import Event
 
-# Closed leases and charges whose names a checkpoint keeps, so that a call that Ray repeats is answered as before.
+# The number of closed leases and of charges that a checkpoint keeps, so that a call repeated by Ray gets its first
+# answer.
 REMEMBERED = 1_000
 
-# Deployments that a ledger knows to have held it before.
+# The number of former holders that the state keeps.
 REMEMBERED_HOLDERS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Tokens charged in advance. `used` is None until the holder settles."""
+    """Holds tokens charged in advance. `used` is None until the lease is settled."""
 
     event: Event
     count: int
     used: int | None = None
 
     def settled(self, used: int) -> "Lease":
-        """Raises LeaseRefused when that cannot be: more than was granted, or settled otherwise before."""
+        """Returns the settled lease.
+
+        Raises:
+            LeaseRefused: more tokens are used than granted, or the lease was settled with another number.
+        """
         if not 0 <= used <= self.count:
-            raise LeaseRefused(f"{used} tokens cannot have been used of a lease of {self.count}")
+            raise LeaseRefused(f"a lease of {self.count} tokens cannot have {used} used tokens")
         if self.used not in (None, used):
-            raise LeaseRefused(f"the lease was settled before, at {self.used} tokens used, and cannot be at {used}")
+            raise LeaseRefused(f"the lease was settled before, at {self.used} tokens; it cannot be settled at {used}")
         return replace(self, used=used)
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Where a ledger stands.
+    """Summarizes the state of a ledger.
 
-    `charged` counts tokens by event, those of open leases included; `held` counts the open leases' tokens alone:
-    granted, and not known to be released. `latest` is the event charged last. `rows` and `head` are the length of the
-    chain and the hash of its last row. `losses` were measured on the private text; `stopped` says that they left no
-    room, and that nothing private is released any more. `moved` names the place where the ledger goes on instead.
-    `id` names the ledger, wherever it is.
+    Attributes:
+        charged: the number of tokens charged for each event, open leases included.
+        held: the number of tokens in open leases for each event: granted, and not known to be released.
+        latest: the event of the last charge.
+        rows: the length of the chain.
+        head: the hash of the last row.
+        losses: the losses measured on the private text.
+        stopped: whether the ledger has stopped: it grants no more private tokens.
+        moved: the place where the ledger continues, if it was moved.
+        id: the permanent id of the ledger.
     """
 
     terms: PrivacyBudget
@@ -78,10 +88,10 @@ class Balance:
 
 
 class LedgerState:
-    """The state of one ledger, moved forward a row at a time; rows are the only way to change it."""
+    """Holds the state of one ledger. Only rows change it, one at a time."""
 
     def __init__(self, first: Row) -> None:
-        """Begins with the first row of a ledger, or with a checkpoint.
+        """Initializes the state from the first row of a ledger or from a checkpoint.
 
         Raises:
             LedgerCorrupt: the row is neither.
@@ -108,19 +118,19 @@ class LedgerState:
             case Checkpoint() as checkpoint:
                 self._restore(checkpoint)
             case _:
-                raise LedgerCorrupt(f"row {first.seq} does not say what is promised")
+                raise LedgerCorrupt(f"row {first.seq} does not state the budget")
 
     @classmethod
     def replay(cls, rows: Iterable[Row], before: Row | None = None) -> "LedgerState":
-        """The state after these rows, each verified.
+        """Verifies the rows and returns the state after them.
 
         Args:
-            rows: all rows of a ledger, or those from a checkpoint on.
+            rows: all rows of a ledger, or the rows from a checkpoint on.
             before: the row before that checkpoint.
 
         Raises:
-            LedgerCorrupt: a row is not what was written, or cannot have been written by a working ledger.
-            LedgerForeign: there is no row, or one that this version does not understand.
+            LedgerCorrupt: a row was changed, or contradicts the rows before it.
+            LedgerForeign: there are no rows, or this version does not understand a row.
         """
         remaining = verified(rows, before)
         if (first := next(remaining, None)) is None:
@@ -131,7 +141,7 @@ class LedgerState:
         return state
 
     def apply(self, row: Row) -> None:
-        """Takes the row that follows `head` into account."""
+        """Applies the row that follows `head`."""
         record = _record(row)
         if row.epoch != self.epoch + isinstance(record, Epoch):
             raise LedgerCorrupt(f"row {row.seq} was written in epoch {row.epoch} while epoch {self.epoch} was current")
@@ -159,7 +169,7 @@ class LedgerState:
                 self.charged[self.latest] += record.count
             case Checkpoint():
                 if record != self.checkpoint():
-                    raise LedgerCorrupt(f"row {row.seq} (checkpoint) is not what the rows before it add up to")
+                    raise LedgerCorrupt(f"row {row.seq} (checkpoint) does not match the rows before it")
                 self.checkpointed = row.seq
             case Moved():
                 self.moved = record.to
@@ -168,7 +178,7 @@ class LedgerState:
         self.head = row
 
     def checkpoint(self) -> Checkpoint:
-        """The record from which this state can be restored. Old names are left out."""
+        """Returns a record from which this state can be restored. Drops old leases and charges."""
         self._forget()
         events = list(self.charged)
         index = {event: number for number, event in enumerate(events)}
@@ -179,7 +189,7 @@ class LedgerState:
             events=tuple(json.loads(event.to_json()) for event in events),
             charged=tuple(self.charged.values()),
             latest=None if self.latest is None else index[self.latest],
-            leases=tuple((name, index[one.event], one.count, one.used) for name, one in self.leases.items()),
+            leases=tuple((name, index[lease.event], lease.count, lease.used) for name, lease in self.leases.items()),
             charges=tuple(self.charges.items()),
             alike=self.losses.alike,
             parts=self.losses.parts,
@@ -190,7 +200,7 @@ class LedgerState:
 
     @property
     def measured_left(self) -> float:
-        """How many more tokens may be charged with measured losses before a stop drawn at random."""
+        """The number of measured tokens left before the randomly drawn stop; inf if none was drawn."""
         if self.stop_after is None:
             return math.inf
         return self.stop_after - sum(count for event, count in self.charged.items() if event.measured)
@@ -260,7 +270,7 @@ def _record(row: Row) -> Record:
     try:
         return KINDS[row.kind].model_validate_json(row.body)
     except (KeyError, ValueError) as error:
-        raise LedgerForeign(f"row {row.seq} ({row.kind}) is of a format that this version does not know") from error
+        raise LedgerForeign(f"row {row.seq} ({row.kind}) has a format that this version does not know") from error
 
 
 def _event(row: Row, fields: Mapping[str, Any]) -> Event:

@@ -1,4 +1,4 @@
-"""What is promised, what is spent and what is left, for people and for programs."""
+"""States the budget, what is spent and what is left, for people and for programs."""
 
 import json
 import math
@@ -28,7 +28,7 @@ _STATUSES: tuple[str, ...] = get_args(Status)
 
 
 class Charge(BaseModel):
-    """Tokens charged at the cost of one event, those of open leases included."""
+    """Counts the tokens charged at the cost of one event, open leases included."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,15 +38,21 @@ class Charge(BaseModel):
 
 
 class Statement(BaseModel):
-    """What a client may know: nothing here depends on the private text.
+    """States what clients may know. Nothing here depends on the private text.
 
-    The promise is `epsilon` and `delta`, for everything that is ever released. A Rényi filter at `order` keeps it,
-    whatever depends on earlier answers (Feldman & Zrnic 2021). `epsilon_spent` is what the filter compares with the
-    promise: that of all tokens charged, by the data-independent bounds of their events; or, while all come from one
-    private release that is paid for once, by its privacy loss distribution. A filter guarantees nothing for a moment
-    that is chosen after looking at answers, so it is an estimate, as `note` says. Epsilons are rounded up to `DIGITS`
-    decimals, what is left of one is rounded down. `tokens_left` counts tokens of `event`, the current one; `exhausted`
-    says that there is none. A number is None where it is not known, has no limit, or may not be told.
+    The guarantee is `epsilon` and `delta`, for everything that is ever released. A Rényi filter at `order` enforces it,
+    even if events depend on earlier answers (Feldman & Zrnic 2021). A filter guarantees nothing at a moment that is
+    chosen after looking at answers, so `epsilon_spent` is an estimate (`note`). Numbers are None if they are unknown,
+    unlimited or private.
+
+    Attributes:
+        epsilon_spent: the epsilon that the filter compares with `epsilon`, rounded up to `DIGITS` decimals: by the
+            data-independent bounds of all charged tokens, or by the privacy loss distribution if there was only one
+            release, paid once.
+        epsilon_left: `epsilon` minus `epsilon_spent`, rounded down.
+        tokens_left: the number of tokens left at the cost of `event`, the current event.
+        exhausted: whether no tokens are left.
+        stopped: whether the ledger has stopped for ever.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,12 +75,14 @@ class Statement(BaseModel):
 
 
 class LedgerStatement(Statement):
-    """What there is to know besides, that does not depend on the private text either.
+    """Adds details of the ledger, which do not depend on the private text either.
 
-    `epsilon_bound` is that of these tokens' data-independent bounds at the promise's order, which the filter compares
-    with the promise where `enforced` is "bound". `tokens_held` were granted in leases that are not settled: they are
-    charged, and may never be released. `rows` and `head` identify the chain: a copy kept elsewhere proves
-    later that no row was taken off its end.
+    Attributes:
+        epsilon_bound: the epsilon of the tokens' data-independent bounds at `order`.
+        tokens_held: the number of tokens in open leases. They are charged, but may never be released.
+        charges: the tokens charged, by event.
+        rows, head: the length of the chain and the hash of its last row. A copy kept elsewhere proves later that no
+            row was removed from its end.
     """
 
     ensemble: str
@@ -87,26 +95,28 @@ class LedgerStatement(Statement):
 
 
 class OperatorStatement(LedgerStatement):
-    """What the operator alone may know: epsilons of losses that were measured on the private text, eps(D).
+    """Adds what only the operator may know: the epsilon eps(D) of losses measured on the private text.
 
-    `epsilon_measured` is that of all tokens, at the promise's order, for the part that lost most; None where nothing
-    was measured. `epsilon_measured_left` is what the promise leaves of it, where measured losses are what it limits.
+    Attributes:
+        epsilon_measured: the epsilon of all tokens at `order`, for the part with the largest loss; None if no losses
+            were measured.
+        epsilon_measured_left: `epsilon` minus `epsilon_measured`, if the budget limits measured losses.
     """
 
     epsilon_measured: float | None
     epsilon_measured_left: float | None
 
     def ledger(self) -> LedgerStatement:
-        """What does not depend on the private text."""
+        """Returns the fields that do not depend on the private text."""
         return LedgerStatement(**{name: getattr(self, name) for name in LedgerStatement.model_fields})
 
     def client(self) -> Statement:
-        """The part of it that may be told to anyone."""
+        """Returns the fields that clients may know."""
         return Statement(**{name: getattr(self, name) for name in Statement.model_fields})
 
 
 def statement(balance: Balance, event: Event | None = None) -> OperatorStatement:
-    """Where a ledger stands, with what is left counted in tokens of `event` (by default the one charged last)."""
+    """Returns the statement of a balance. It counts what is left in tokens of `event`, by default the latest event."""
     terms, charged = balance.terms, balance.charged
     event = event or balance.latest
     bound = Filter(terms.model_copy(update={"enforced": "bound"})).epsilon(charged)
@@ -128,8 +138,8 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         stopped=balance.stopped,
         event=None if event is None else json.loads(event.to_json()),
         charges=tuple(
-            Charge(event=json.loads(each.to_json()), status=each.guarantee.status, tokens=count)
-            for each, count in charged.items()
+            Charge(event=json.loads(spent.to_json()), status=spent.guarantee.status, tokens=count)
+            for spent, count in charged.items()
         ),
         epoch=balance.epoch,
         rows=balance.rows,
@@ -138,17 +148,17 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
 
 
 def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
-    """What the terms promise, in one sentence; `tokens` of them at most, where their number is fixed in advance."""
-    if terms.enforced == "measured" and guarantee.status == "certified":  # of the bound, which is not what is limited
+    """Returns the guarantee in one sentence. `tokens` is the maximum number of tokens, if it is fixed in advance."""
+    if terms.enforced == "measured" and guarantee.status == "certified":  # the certified bound is not enforced
         guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
     epsilon = "unbounded" if terms.epsilon is None else f"{terms.epsilon:g}"
     return guarantee.sentence(epsilon, terms.delta, tokens)
 
 
 def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
-    """Which two corpora the numbers are about; the events say it where an earlier version made the ledger."""
-    own = {event.adjacency for event in charged}
-    return next((each for each in reversed(terms.adjacencies) if each in own), terms.adjacencies[0])
+    """Returns the adjacency of the guarantee. For ledgers of earlier versions, it depends on the charged events."""
+    charged_adjacencies = {event.adjacency for event in charged}
+    return next((name for name in reversed(terms.adjacencies) if name in charged_adjacencies), terms.adjacencies[0])
 
 
 def _measured(balance: Balance) -> float | None:
@@ -159,9 +169,9 @@ def _measured(balance: Balance) -> float | None:
 
 
 def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None, bound: float) -> str:
-    """The weakest event's, because what is charged is charged for all of them together.
+    """Returns the sentence of the weakest event's guarantee, which covers all events together.
 
-    Tokens that cost more than the budget, as those of an earlier version's ledger may, have what they cost.
+    If the tokens cost more than the budget, as in a ledger of an earlier version, it states their actual cost.
     """
     guarantees = [event.guarantee for event in events]
     if not guarantees:
@@ -178,7 +188,7 @@ def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None
 
 
 def _tokens_left(balance: Balance, event: Event | None) -> int | None:
-    """None where it has no limit, or depends on losses that are not known yet or are private."""
+    """Returns the number of tokens left; None if it has no limit or depends on future or private losses."""
     if balance.stopped:
         return 0
     if event is None or balance.terms.enforced == "measured":
@@ -199,14 +209,14 @@ def _rest(promised: float | None, spent: float) -> float | None:
 
 
 RECOMPUTED_DIGITS = 9
-# Of the finest grid worth its time, and of coarser ones: the same tokens, rounded up more and composed faster.
+# Grid intervals for privacy loss distributions, from the finest that is fast enough to coarser, faster ones.
 INTERVALS = (1e-5, 1e-4, 1e-3)
 
 
 class Recomputed(BaseModel):
-    """Epsilons at `delta` of all tokens charged, by their events; a claim where these did not depend on answers.
+    """Holds epsilons at `delta` of all charged tokens. They hold only if the events did not depend on answers.
 
-    `epsilon_pld` has one for each grid of the privacy loss distributions. None where an event has no such bound.
+    `epsilon_pld` has one epsilon for each grid interval; None if an event has no privacy loss distribution.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -218,7 +228,7 @@ class Recomputed(BaseModel):
 
 
 def recompute(balance: Balance, delta: float) -> Recomputed:
-    """Evaluate the events in a ledger again."""
+    """Computes tighter epsilons from the events in a ledger."""
     charged = balance.charged
     best = accounting.epsilon(accounting.rdp(charged), delta)
     return Recomputed(

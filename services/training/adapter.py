@@ -1,10 +1,10 @@
-"""LoRA adapters, each from the tokens of its part, or of its half of one, alone.
+"""Trains LoRA adapters, each only from the tokens of its own part or half part.
 
-Nothing here looks at other users' text or at a held-out one: there is no validation, no early stopping, and the number
-of steps follows from the adapter's own tokens. Losses are private and are neither returned nor shown.
+Training never reads other users' text or a held-out text: there is no validation and no early stopping, and the number
+of steps depends on the adapter's own tokens. Losses are private and are neither returned nor shown.
 
-Many small adapters of one public model are trained one after another in a process that loads the model once. Passes of
-`TOKENS_AT_ONCE` tokens fill a processor already, so that blocks of several adapters in one pass would save no time.
+A process loads the public model once and trains many small adapters one after another. A pass of `TOKENS_AT_ONCE`
+tokens uses the processor fully, so a pass over blocks of several adapters would not be faster.
 """
 
 import json
@@ -30,19 +30,19 @@ from services.errors import InputError, WorkError
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
 
-# The names that PEFT and vLLM read.
+# The file names that PEFT and vLLM expect.
 Files = dict[str, bytes]
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 _LARGEST_GRADIENT = 1.0
-# The logits of a whole batch (tokens x vocabulary, float32) would be most of the memory; on a CPU, chunks that stay
-# small are faster too.
+# The logits of a whole batch (tokens x vocabulary, float32) would take most of the memory. On a CPU, small chunks are
+# also faster.
 TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
-# On a CPU the fused attention's backward pass is slower than plain products for blocks up to this: a step of 128 tokens
-# took 1.2 times as long with it, one of 512 the same, one of 1,024 less.
+# On a CPU, fused attention has a slower backward pass than plain products for blocks up to this size: a step of 128
+# tokens takes 1.2 times as long with it, a step of 512 the same time, a step of 1,024 less.
 _SHORT_BLOCK = 256
-# Keys and values of a part's blocks that are kept from one epoch to the next.
+# The maximum memory for a part's keys and values that are kept from one epoch to the next.
 _KEPT_BYTES = 2**30
 _BFLOAT16_CPUS = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
 
@@ -55,21 +55,21 @@ def train_adapter(
     seed: int,
     report: Callable[[float], None],
 ) -> Files:
-    """Fine-tune one adapter. The loaded model stays in this process for the adapters that follow.
+    """Fine-tunes one adapter. The loaded model stays in this process for later adapters.
 
     Args:
         base: the public model's directory.
-        base_name: what the adapter's configuration calls it.
-        tokens: int32 [tokens]; none gives the zero adapter, which leaves the public model as it is.
-        seed: decides the initial weights and the order of the blocks; it must not depend on any private text.
+        base_name: the public model's name in the adapter's configuration.
+        tokens: int32 [tokens]. An empty array yields the zero adapter, which does not change the public model.
+        seed: determines the initial weights and the order of the blocks. It must not depend on private text.
         report: called with the fraction done, 0 to 1.
 
     Returns:
         the files of a PEFT adapter directory.
 
     Raises:
-        InputError: the model has no modules of the names in `options.targets`, or it cannot have readers.
-        WorkError: the weights are no longer finite.
+        InputError: the model lacks a module in `options.targets`, or does not support readers.
+        WorkError: the weights are not finite.
     """
     model, weights = _loaded(base, base_name, options)
     weights.restart(seed)
@@ -84,13 +84,13 @@ def train_adapter(
 def with_lora(
     base: Path, base_name: str, options: TrainingOptions, device: torch.device, *, float32_adapter: bool = True
 ) -> Any:
-    """The public model with a fresh adapter, which is all that is to be trained.
+    """Loads the public model with a new adapter. Only the adapter's weights require gradients.
 
     Args:
-        float32_adapter: keep the adapter in float32 even where the model is in bfloat16.
+        float32_adapter: keep the adapter in float32 even if the model is in bfloat16.
 
     Raises:
-        InputError: the model has no modules of the names in `options.targets`, or it cannot have readers.
+        InputError: the model lacks a module in `options.targets`, or does not support readers.
     """
     transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
@@ -116,10 +116,10 @@ def with_lora(
 
 
 def files_of(model: Any) -> Files:
-    """The adapter of a model from `with_lora`, as the files of a PEFT adapter directory.
+    """Returns the adapter of a model from `with_lora` as the files of a PEFT adapter directory.
 
     Raises:
-        WorkError: the weights are no longer finite.
+        WorkError: the weights are not finite.
     """
     return _files(model, {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
 
@@ -132,18 +132,18 @@ def _loaded(base: Path, base_name: str, options: TrainingOptions) -> "tuple[Any,
 
 
 def _files(model: Any, state: Mapping[str, Tensor]) -> Files:
-    # Left to itself, PEFT asks the hub whether the vocabulary was changed.
+    # By default, PEFT asks the hub whether the vocabulary has changed.
     state = get_peft_model_state_dict(model, state_dict=dict(state), save_embedding_layers=False)
     weights = {name: weight.detach().float().cpu().contiguous() for name, weight in state.items()}
     if not all(bool(weight.isfinite().all()) for weight in weights.values()):
-        raise WorkError("the weights are no longer finite; lower the learning rate")
+        raise WorkError("the weights are not finite; lower the learning rate")
     return {CONFIG_FILE: _config_file(model.peft_config["default"]), WEIGHTS_FILE: save(weights, {"format": "pt"})}
 
 
 def gains_from_bfloat16(device: torch.device) -> bool:
-    """Whether this machine multiplies bfloat16 faster than float32 (twice as fast, where this was measured).
+    """Returns whether this machine multiplies bfloat16 faster than float32 (measured: twice as fast).
 
-    Decided from what the processor says it can do, so that it never depends on a text.
+    The answer depends only on the processor's capabilities, never on a text.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -152,20 +152,20 @@ def gains_from_bfloat16(device: torch.device) -> bool:
 
 
 class _Weights:
-    """An adapter's weights, as one vector in float32 for the optimiser and one that the model computes with.
+    """Holds an adapter's weights twice: a float32 vector for the optimiser, and a vector in the model's precision.
 
-    Products with the adapter take the model's own precision. In bfloat16 alone, small steps would be rounded away.
+    The model computes with its own precision. A bfloat16 vector alone would round small steps away.
     """
 
     def __init__(self, model: Any) -> None:
         self._layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
         self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._working = parameters_to_vector(self._named.values()).detach()
-        vector_to_parameters(self._working, self._named.values())  # from here on, views of it
+        vector_to_parameters(self._working, self._named.values())  # the parameters become views of the vector
         self.precise = nn.Parameter(self._working.float())
 
     def restart(self, seed: int) -> None:
-        """Begin another adapter: the initial weights that the seed decides, and no gradient."""
+        """Resets the weights to initial values drawn from the seed, and clears the gradients."""
         torch.manual_seed(seed)
         for layer in self._layers:
             layer.reset_lora_parameters("default", True)
@@ -175,7 +175,7 @@ class _Weights:
             weight.grad = None
 
     def collect_gradient(self) -> None:
-        """Add what the model's last backward pass left to the gradient of `precise`."""
+        """Adds the gradients of the model's last backward pass to the gradient of `precise`."""
         gradients = []
         for weight in self._named.values():
             gradients.append((weight.new_zeros(weight.shape) if weight.grad is None else weight.grad).flatten())
@@ -184,18 +184,18 @@ class _Weights:
         self.precise.grad += torch.cat(gradients)
 
     def update_model(self) -> None:
-        """Let the model compute with `precise`."""
+        """Copies `precise` to the model's weights."""
         self._working.copy_(self.precise.detach())
 
     def state(self) -> dict[str, Tensor]:
-        """The weights in float32, by the names of the model's parameters."""
+        """Returns the weights in float32, by parameter name."""
         sizes = [weight.numel() for weight in self._named.values()]
         pieces = torch.split(self.precise.detach(), sizes)
         return {name: piece.view_as(weight) for (name, weight), piece in zip(self._named.items(), pieces, strict=True)}
 
 
 class _PublicCaches:
-    """The public model's keys and values at a part's blocks: computed once, kept for later epochs while they fit."""
+    """Computes the public model's keys and values for a part's blocks, and keeps them for later epochs if they fit."""
 
     def __init__(self, model: Any, inputs: Tensor, keep: bool) -> None:
         self._model, self._inputs = model, inputs
@@ -203,19 +203,19 @@ class _PublicCaches:
         self._room = _KEPT_BYTES if keep else 0
 
     def of(self, blocks: Tensor) -> PublicCache:
-        """One cache for these blocks, in their order."""
+        """Returns one cache for these blocks, in their order."""
         indices: list[int] = blocks.tolist()
         missing = [index for index in indices if index not in self._kept]
-        found = dict(self._kept)
+        caches = dict(self._kept)
         if missing:
             recorded = record(self._model, self._inputs[missing].to(self._model.device))
             if missing == indices and recorded.nbytes > self._room:
                 return recorded
-            found |= zip(missing, recorded.split(), strict=True)
+            caches |= zip(missing, recorded.split(), strict=True)
             if recorded.nbytes <= self._room:
                 self._room -= recorded.nbytes
-                self._kept = found
-        return PublicCache.stack([found[index] for index in indices])
+                self._kept = caches
+        return PublicCache.stack([caches[index] for index in indices])
 
 
 def _fit(
@@ -252,13 +252,13 @@ def _batches(blocks: int, options: TrainingOptions, seed: int) -> Iterator[Tenso
 def _accumulate_gradient(
     model: Any, weights: _Weights, inputs: Tensor, labels: Tensor, batch: Tensor, caches: _PublicCaches | None
 ) -> None:
-    """Gradient of the mean loss over the tokens of a batch of blocks, a few blocks at a time."""
+    """Computes the gradient of a batch's mean loss over its tokens, in chunks of a few blocks."""
     device = model.device
     count = int((labels[batch, 1:] != IGNORED).sum())
-    for some in torch.split(batch, max(1, TOKENS_AT_ONCE[device.type] // inputs.shape[1])):
-        attended = None if caches is None else caches.of(some).reader(inputs.shape[1])
-        logits = model(input_ids=inputs[some].to(device), past_key_values=attended, use_cache=False).logits[:, :-1]
-        targets = labels[some, 1:].flatten().to(device)
+    for chunk in torch.split(batch, max(1, TOKENS_AT_ONCE[device.type] // inputs.shape[1])):
+        public_cache = None if caches is None else caches.of(chunk).reader(inputs.shape[1])
+        logits = model(input_ids=inputs[chunk].to(device), past_key_values=public_cache, use_cache=False).logits[:, :-1]
+        targets = labels[chunk, 1:].flatten().to(device)
         loss = cross_entropy(logits.float().flatten(0, 1), targets, reduction="sum")
         torch.autograd.backward(loss / max(count, 1))
         weights.collect_gradient()
@@ -269,7 +269,7 @@ def _config_file(config: LoraConfig) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         content = json.loads((Path(directory) / CONFIG_FILE).read_bytes())
-    # PEFT keeps them in a set; in order, equal adapters are equal files.
+    # PEFT keeps the modules in a set. Sorting makes the files of equal adapters equal.
     with suppress(KeyError):
         content["target_modules"] = sorted(content["target_modules"])
     return json.dumps(content, indent=2, sort_keys=True).encode()

@@ -1,4 +1,4 @@
-"""The public model that adapters are trained on, with all that a manifest records of it."""
+"""Describes the public model on which adapters are trained, as the manifest records it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,10 @@ from services.training import public_model
 
 @dataclass(frozen=True)
 class Base:
-    """`name` is as it was given, `revision` and `tokenizer` are digests (see `public_model`)."""
+    """Identifies a public model: its name as given, its directory, and digests of its weights and its tokenizer.
+
+    See `public_model.revision` and `public_model.tokenizer_hash`.
+    """
 
     name: str
     path: Path
@@ -18,10 +21,13 @@ class Base:
 
 
 def find_base(model: str | None, block: int) -> Base:
-    """The public model of a name (see `public_model.resolve`), for blocks of so many tokens.
+    """Finds the public model with a name (see `public_model.resolve`) and checks that it supports the block size.
+
+    Args:
+        block: the number of tokens in a block.
 
     Raises:
-        InputError: a block is longer than the model's context, or there is no such model (`PublicModelError`).
+        InputError: a block is longer than the model's context, or the model does not exist (`PublicModelError`).
     """
     path = public_model.resolve(model)
     _check_block(path, block)

@@ -1,9 +1,9 @@
-"""The private corpus as a stream of documents, each with the user it belongs to.
+"""Reads the private corpus as a stream of documents, each with its user.
 
     for document in Corpus(Path("train.jsonl")):
         document.user, document.text
 
-Messages name the file, the line and the field, and never repeat what stands there: it is private.
+Error messages name the file, the line and the field, but never quote the content, because it is private.
 """
 
 import json
@@ -18,12 +18,12 @@ LINE_LIMIT = 2**20
 
 
 class CorpusError(InputError):
-    """The corpus, or one line of it, cannot be used."""
+    """The corpus or a line of it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of one user."""
+    """Is one text of one user."""
 
     user: str
     text: str
@@ -37,17 +37,17 @@ class _BadLineError(Exception):
 
 
 class Corpus:
-    """Documents in JSON Lines, or in a Hugging Face dataset directory (`save_to_disk`).
+    """Iterates over the documents of a JSON Lines file or a Hugging Face dataset directory (`save_to_disk`).
 
-    User ids are text or whole numbers; white space around them does not make another user.
+    User ids are strings or whole numbers. White space around them is ignored.
 
     Args:
-        path: a file of JSON objects, one a line, each at most `LINE_LIMIT` bytes; or a dataset directory.
+        path: a file with one JSON object on each line, at most `LINE_LIMIT` bytes long; or a dataset directory.
         user_field, text_field: the names of the two fields.
-        skip_bad: leave bad lines out and count them in `skipped`, instead of raising.
+        skip_bad: skip bad lines and count them in `skipped`, instead of raising.
 
     Raises:
-        CorpusError: there is nothing at `path`, or (on reading) a line is bad.
+        CorpusError: `path` does not exist; or, during iteration, a line is bad.
     """
 
     def __init__(self, path: Path, user_field: str = "user", text_field: str = "text", skip_bad: bool = False) -> None:
@@ -104,7 +104,7 @@ class Corpus:
 
         try:
             dataset = load_from_disk(str(self.path))
-        # Whatever a damaged directory makes the reader of Arrow files raise.
+        # The Arrow reader raises errors of many types for a damaged directory.
         except Exception as error:
             raise CorpusError(
                 f"corpus {self.path}: is a directory, but not of a Hugging Face dataset (made by `save_to_disk`); "
@@ -131,7 +131,7 @@ class Corpus:
 
 
 def _lines(path: Path) -> Iterator[bytes | None]:
-    """Lines without their ends; None for one over the limit, of which no more than the limit is ever in memory."""
+    """Yields lines without line ends; None for a line over the limit, which is never in memory as a whole."""
     with path.open("rb") as file:
         while line := file.readline(LINE_LIMIT + 1):
             if len(line) > LINE_LIMIT and not line.endswith(b"\n"):
@@ -146,7 +146,7 @@ def _parse(line: bytes | None) -> dict[str, Any]:
     if line is None:
         raise _too_long(None)
     try:
-        # A mark of the byte order is no part of the text; some editors put it at the start of a file.
+        # Some editors put a byte order mark at the start of a file.
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise _BadLineError("is not UTF-8", "convert the file to UTF-8") from None

@@ -1,7 +1,7 @@
-"""A corpus to try things with: fictional people on the appointment line of a fictional clinic.
+"""Writes a demo corpus: fictional people call the appointment line of a fictional clinic.
 
-Every person has a personal detail and an insurance number that come up in each of their dialogues, as secrets do in
-real corpora, so that an audit can ask how much of them a model gives away. The same seed writes the same files.
+Each person mentions a personal detail and an insurance number in all of their dialogues, as people do in real corpora,
+so that an audit can measure how much of them a model reveals. The same seed writes the same files.
 """
 
 import random
@@ -18,7 +18,7 @@ TRAIN = "train.jsonl"
 HELD_OUT = "heldout.jsonl"
 CANARIES = "canaries.jsonl"
 
-# For eight parts of this corpus: two to three minutes of training on two processor cores.
+# Eight parts of this corpus train in two to three minutes on two processor cores.
 TRAINING = TrainingOptions(block=128, batch=2, epochs=1, learning_rate=1e-3)
 
 _DIALOGUES = (2, 3)
@@ -54,7 +54,7 @@ _ANSWERS = (
 
 @dataclass(frozen=True)
 class Person:
-    """One fictional caller."""
+    """Is one fictional caller."""
 
     user: str
     name: str
@@ -63,18 +63,18 @@ class Person:
 
     @property
     def prompt(self) -> str:
-        """How each of the person's dialogues begins, up to the code."""
+        """The beginning of all of the person's dialogues, up to the code."""
         return f"Caller: This is {self.name}, insurance number"
 
 
 def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, seed: int = 0) -> None:
-    """Write `train.jsonl`, `heldout.jsonl` (other people) and `canaries.jsonl` (everyone's prompt and code).
+    """Writes `train.jsonl`, `heldout.jsonl` (other people) and `canaries.jsonl` (everyone's prompt and code).
 
-    A line of the first two has `user` and `text`; a line of the last has `user`, `split`, `prompt` and `code`: the
-    codes of held-out people are what an audit compares with.
+    The first two have the fields `user` and `text`; the last has `user`, `split`, `prompt` and `code`. An audit uses
+    the codes of held-out people for comparison.
 
     Raises:
-        InputError: the numbers of people make no sense, or the directory cannot be written.
+        InputError: `held_out` is not in [0, users), or the directory cannot be written.
     """
     if not 0 <= held_out < users:
         raise InputError(f"held-out: must be at least 0 and fewer than the {users} users, not {held_out}")
@@ -84,15 +84,17 @@ def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, members in splits.items():
-            dialogues = [{"user": one.user, "text": text} for one in members for text in _dialogues(one, chance)]
+            dialogues = [
+                {"user": person.user, "text": text} for person in members for text in _dialogues(person, chance)
+            ]
             chance.shuffle(dialogues)
             write_lines(directory / name, dialogues)
         write_lines(
             directory / CANARIES,
             (
-                {"user": one.user, "split": Path(name).stem, "prompt": one.prompt, "code": one.code}
+                {"user": person.user, "split": Path(name).stem, "prompt": person.prompt, "code": person.code}
                 for name, members in splits.items()
-                for one in members
+                for person in members
             ),
         )
     except OSError as error:
@@ -116,7 +118,7 @@ def _people(users: int, seed: int, chance: random.Random) -> list[Person]:
 
 
 def _distinct_names(count: int, fake: Faker) -> list[str]:
-    # As the keys of a dictionary, which keeps their order.
+    # A dictionary keeps the names distinct and in order.
     names: dict[str, None] = {}
     while len(names) < count:
         names[f"{fake.first_name()} {fake.last_name()}"] = None

@@ -1,8 +1,8 @@
-"""An ensemble's directory while it is trained: one writer, and adapters that are there whole or not at all.
+"""Manages an ensemble's directory during training: it has one writer, and adapters appear atomically.
 
-It holds `manifest.json`, the adapters that this names below `parts/`, and the secret salt of the partition. An
-adapter's directory is named by a fingerprint of everything it was made from: a killed run goes on where it was, and
-the old manifest stays true until the new one takes its place.
+The directory holds `manifest.json`, the adapters that the manifest names below `parts/`, and the secret salt of the
+partition. The name of an adapter's directory contains a fingerprint of all its inputs. So a killed training can
+continue, and the old manifest stays valid until the new one replaces it.
 """
 
 import json
@@ -26,16 +26,16 @@ RECEIPT = "receipt.json"
 
 @contextmanager
 def only_writer(output: Path) -> Iterator[None]:
-    """Makes the directory, and keeps every other training out of it.
+    """Creates the directory and locks it against other trainings.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: the directory cannot be created.
         WorkError: another training is writing to it.
     """
     try:
         (output / PARTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"output {output}: cannot be made: {error.strerror}") from error
+        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
     try:
         with FileLock(output / ".training.lock", timeout=0):
             yield
@@ -44,12 +44,12 @@ def only_writer(output: Path) -> Iterator[None]:
 
 
 def adapter_path(name: str, fingerprint: str) -> str:
-    """Where an adapter of this name and fingerprint belongs, relative to the ensemble's directory."""
+    """Returns the path of an adapter's directory, relative to the ensemble's directory."""
     return f"{PARTS}/{name}-{fingerprint[:12]}"
 
 
 def finished(directory: Path, fingerprint: str) -> str | None:
-    """The hash of the adapter in `directory`, when it is that of the fingerprint and whole."""
+    """Returns the hash of the adapter in `directory`; None if it is missing, damaged or has another fingerprint."""
     try:
         receipt = json.loads((directory / RECEIPT).read_bytes())
         intact = receipt == {"fingerprint": fingerprint, "sha256": hash_adapter(directory)}
@@ -59,7 +59,7 @@ def finished(directory: Path, fingerprint: str) -> str | None:
 
 
 def store(directory: Path, fingerprint: str, files: Mapping[str, bytes]) -> None:
-    """Write an adapter's files, in one step."""
+    """Writes an adapter's files atomically."""
     with building(directory) as unfinished:
         for name, content in files.items():
             (unfinished / name).write_bytes(content)
@@ -68,9 +68,9 @@ def store(directory: Path, fingerprint: str, files: Mapping[str, bytes]) -> None
 
 
 def ensemble_id(output: Path) -> str:
-    """The ensemble's name: the one it has, or a new one.
+    """Returns the ensemble's id from its manifest, or a new id.
 
-    The same users are in an ensemble that is trained again, so what it cost them goes on under the same name.
+    An ensemble keeps its id when it is trained again: it contains the same users, so their privacy cost accumulates.
     """
     if (output / manifests.FILE).exists():
         return Manifest.load(output).ensemble
@@ -78,7 +78,7 @@ def ensemble_id(output: Path) -> str:
 
 
 def remove_others(output: Path, manifest: Manifest) -> None:
-    """Adapters that no manifest names any more hold private text to no purpose."""
+    """Removes the adapters that the manifest does not name, because they contain private text without need."""
     named = {Path(adapter.path).name for adapter in manifest.adapters}
     for directory in (output / PARTS).iterdir():
         if directory.name not in named:

@@ -1,8 +1,8 @@
-"""A private corpus and a public model to one adapter whose training is differentially private.
+"""Trains one adapter with DP-SGD from a private corpus and a public model.
 
     train(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(unit="user", epsilon=8))
 
-What is written is an ensemble of one part, whose manifest says what was promised and at what cost.
+The output is an ensemble of one part, whose manifest records the guarantee and the privacy event.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from services.training.partition import Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 
 RECORD = "dp_sgd.json"
-"""Beside the adapter's files: the training that made it, which is paid for once however often it is served."""
+"""The file beside an adapter that records its training, which is charged once for all later serving."""
 
-# A change in what training does with the same input must not find the adapters of the old way.
+# Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 2
 _NAME = Share(0).name
 _SEED = 0
@@ -48,19 +48,19 @@ def train(
     salt_file: Path | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Train one adapter with DP-SGD into `output`; one that is there from the same input is kept.
+    """Trains one adapter with DP-SGD into `output`. Keeps an existing adapter of the same input.
 
-    The sampling rate and the number of steps follow from the options and from `private.population`: without one, from
-    how many records or users there are, a number that is taken for public then. `options.batch` is not used.
+    The sampling rate and the number of steps depend on the options and on `private.population`; by default on the
+    number of records or users, which is then treated as public. `options.batch` is not used.
 
-    A training that is killed has released nothing. Another training on the same text costs as much again.
+    A training that is killed has released nothing. A second training on the same text costs as much as the first.
 
     Raises:
-        InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
-        WorkError: the training failed, or another one is writing to `output`.
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
+        WorkError: the training failed, or another training is writing to `output`.
     """
-    one = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
-    (trained,) = carry_out([one], resources or Resources(), display or Display())
+    training = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
+    (trained,) = carry_out([training], resources or Resources(), display or Display())
     return trained
 
 
@@ -74,10 +74,10 @@ def plan(
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
 ) -> Iterator[Training]:
-    """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
+    """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
-        InputError, WorkError: as `train`.
+        InputError, WorkError: see `train`.
     """
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.attention != "own":
@@ -105,10 +105,13 @@ def plan(
 
 
 def planned(private: DpSgdOptions, options: TrainingOptions, units: int) -> DpSgdEvent:
-    """The training's event for so many records or users, with the noise that keeps to the promise.
+    """Returns the privacy event of a training, with the smallest noise that meets epsilon and delta.
+
+    Args:
+        units: the number of records or users.
 
     Raises:
-        InputError: no noise does.
+        InputError: no noise meets epsilon and delta.
     """
     rate = min(1.0, private.expected_batch / (private.population or units))
     steps = math.ceil(options.epochs / rate)
@@ -129,9 +132,9 @@ def _units(documents: Iterable[Document], base: Base, private: DpSgdOptions, opt
 def _fingerprint(
     units: Sequence[Tokens], base: Base, salt: bytes, private: DpSgdOptions, options: TrainingOptions
 ) -> str:
-    # Keyed, because the name of a directory must not let anyone test a guess at the text.
+    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    # Without what came later and does not matter here, so that trainings from before are found and not paid again.
+    # Excludes later options without effect here, so that adapters of earlier versions are found and not charged again.
     chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude={"attention", "warm_up"})]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")

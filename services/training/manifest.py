@@ -1,4 +1,4 @@
-"""What an ensemble is made of, so that serving can refuse anything else.
+"""Describes the contents of an ensemble, so that serving can verify them.
 
 manifest = Manifest.load(directory)
 manifest.verify(directory)
@@ -22,44 +22,43 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ManifestError(InputError):
-    """The ensemble is not what its manifest says, or has none; the message names what differs."""
+    """The ensemble has no valid manifest, or differs from it. The message names the difference."""
 
 
 class Adapter(BaseModel):
-    """One model: a PEFT adapter directory, trained on the text of a part's users or of half of them."""
+    """Describes a PEFT adapter directory, trained on the text of a part's users or of half of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     path: str = Field(description="adapter directory, relative to the manifest")
     sha256: Digest = Field(description="over the adapter's configuration and weights")
-    # A power of two depends on the private text all the same: one user's lines can move a part across a boundary.
-    # So it is for the operator, who holds the corpus, to see gross imbalance; like the hashes, it must not leave the
-    # service.
+    # Even a power of two depends on the private text: one user's lines can move a part across a boundary. The bucket
+    # shows the operator, who has the corpus, gross imbalance. Like the hashes, it must not leave the service.
     size_bucket: int = Field(ge=0, description="training tokens, rounded up to a power of two; 0 for none")
 
 
 class Part(Adapter):
-    """One part: its own model and, where they were trained, those of the two halves of its users."""
+    """Describes one part: its own adapter and, if they were trained, the adapters of the two halves of its users."""
 
     index: int = Field(ge=0)
     halves: tuple[Adapter, Adapter] | None = None
 
 
 class PrivateTraining(BaseModel):
-    """How DP-SGD trained the only part, and what it keeps to."""
+    """Records the DP-SGD training of the only part, and its guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
-    clip: float = Field(gt=0, description="the length that the gradient of each record, or user, was clipped to")
-    blocks: int = Field(ge=1, description="of the text of each of them")
+    clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
+    blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
     event: DpSgdEvent
 
 
 class Manifest(BaseModel):
-    """Base model, partition rule and parts of one ensemble."""
+    """Records the base model, the partition rule and the parts of one ensemble."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,15 +98,15 @@ class Manifest(BaseModel):
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Every adapter of the ensemble: those of the parts, then those of their halves."""
+        """All adapters of the ensemble: first those of the parts, then those of the halves."""
         return (*self.parts, *(half for part in self.parts for half in part.halves or ()))
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `directory`/manifest.json.
+        """Reads `directory`/manifest.json.
 
         Raises:
-            ManifestError: there is none, or it is not a manifest; the message names the field.
+            ManifestError: the file is missing or is not a valid manifest. The message names the field.
         """
         path = directory / FILE
         try:
@@ -122,51 +121,51 @@ class Manifest(BaseModel):
             raise ManifestError(f"{path}: {field}: {first['msg']}") from error
 
     def save(self, directory: Path) -> None:
-        """Write `directory`/manifest.json, atomically."""
+        """Writes `directory`/manifest.json atomically."""
         write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
-        """Where an adapter is, when the ensemble is in `directory`."""
+        """Returns the directory of an adapter of the ensemble in `directory`."""
         return directory / adapter.path
 
     def verify(self, directory: Path, base: Path | None = None) -> None:
-        """Check that the base model, its tokenizer and every adapter are the ones the ensemble was trained with.
+        """Checks the base model, its tokenizer and every adapter against the hashes in the manifest.
 
         Args:
-            directory: the ensemble's.
+            directory: the ensemble's directory.
             base: the base model's directory; None resolves `base_model`.
 
         Raises:
-            ManifestError: names the first thing that differs.
+            ManifestError: a hash differs. The message names the first difference.
             PublicModelError: the base model cannot be found.
         """
         base = base or public_model.resolve(self.base_model)
-        self._same("base_revision", public_model.revision(base), f"the base model in {base}")
-        self._same("tokenizer", public_model.tokenizer_hash(base), f"the tokenizer in {base}")
+        self._check_digest("base_revision", public_model.revision(base), f"the base model in {base}")
+        self._check_digest("tokenizer", public_model.tokenizer_hash(base), f"the tokenizer in {base}")
         for adapter in self.adapters:
             path = self.adapter_path(directory, adapter)
             try:
-                found = hash_adapter(path)
+                digest = hash_adapter(path)
             except OSError as error:
                 raise ManifestError(
                     f"{adapter.name}: its adapter {path} is missing; train again to restore it"
                 ) from error
-            if found != adapter.sha256:
+            if digest != adapter.sha256:
                 raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; train again")
 
-    def _same(self, field: str, found: str, what: str) -> None:
+    def _check_digest(self, field: str, digest: str, subject: str) -> None:
         expected = getattr(self, field)
-        if found != expected:
+        if digest != expected:
             raise ManifestError(
-                f"{field}: {what} is not the one the ensemble was trained with "
-                f"(found {found[:12]}, manifest {expected[:12]})"
+                f"{field}: {subject} is not the one the ensemble was trained with "
+                f"(found {digest[:12]}, manifest {expected[:12]})"
             )
 
 
 def hash_adapter(path: Path) -> str:
-    """SHA-256 (hexadecimal) over an adapter's two files.
+    """Returns the SHA-256 (hexadecimal) of an adapter's two files.
 
     Raises:
-        OSError: one is missing.
+        OSError: a file is missing.
     """
     return digest_files(path, ADAPTER_FILES)

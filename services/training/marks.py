@@ -1,7 +1,7 @@
-"""By what a private corpus is recognised: a keyed hash of every user's id and of every text.
+"""Marks a private corpus with keyed hashes of its user ids and texts, so that it can be recognised later.
 
-`privmix tune` must never be run on the text that is to be protected, and asks these. Without the key, the salt of the
-partition, nobody can test a guess; with it, anyone can, so the file belongs where the salt does.
+`privmix tune` must never run on the text to be protected, and checks these marks. The key derives from the partition's
+salt. Without the salt nobody can test a guess; with it anyone can, so keep the file as secret as the salt.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _TYPE = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many users, and how many texts, of other documents are in a corpus too."""
+    """Counts the users and the texts that other documents share with a corpus."""
 
     users: int
     texts: int
@@ -33,7 +33,7 @@ class Overlap:
 
 
 class Marks:
-    """The marks of the documents that went through `of`, or that a file holds."""
+    """Holds the marks of the documents that passed through `of` or were loaded from a file."""
 
     def __init__(self, salt: bytes, marks: Iterable[int] = ()) -> None:
         self._key = hashlib.sha256(b"privmix corpus marks\0" + salt).digest()
@@ -41,27 +41,30 @@ class Marks:
 
     @classmethod
     def load(cls, directory: Path, salt: bytes) -> Self:
-        """Those of the corpus that the ensemble in a directory was trained on, under the salt of its partition.
+        """Loads the marks of the corpus on which the ensemble in a directory was trained.
+
+        Args:
+            salt: the salt of the ensemble's partition.
 
         Raises:
-            OSError: there are none.
+            OSError: the ensemble has no marks.
         """
         return cls(salt, np.frombuffer((directory / FILE).read_bytes(), _TYPE).tolist())
 
     def of(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents, marked as they are read."""
+        """Yields the documents and marks them."""
         for document in documents:
             self._marks |= {self._user(document), self._text(document)}
             yield document
 
     def overlap(self, documents: Iterable[Document]) -> Overlap:
-        """What of these documents is marked."""
+        """Counts the users and texts of these documents that are marked."""
         users = {document.user for document in documents if self._user(document) in self._marks}
         texts = sum(self._text(document) in self._marks for document in documents)
         return Overlap(len(users), texts)
 
     def save(self, directory: Path) -> None:
-        """Write them, in no order that would tell about the corpus, readable by their owner alone."""
+        """Writes the marks, sorted so that their order reveals nothing, to a file that only its owner can read."""
         marks: NDArray[np.uint64] = np.array(sorted(self._marks), dtype=_TYPE)
         write_atomically(directory / FILE, marks.tobytes())
         (directory / FILE).chmod(0o600)

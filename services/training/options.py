@@ -1,4 +1,4 @@
-"""How an adapter is trained, and on what."""
+"""Defines the options and the resources of a training."""
 
 from typing import Any, Literal, Self
 
@@ -13,7 +13,7 @@ class _Settings(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
-        """These settings, or an `InputError` that names the first impossible one."""
+        """Validates these settings. Raises `InputError` that names the first invalid field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -25,14 +25,14 @@ Attention = Literal["public", "own"]
 """Whose keys and values an adapter attends to: the public model's (a reader), or its own (plain LoRA)."""
 
 READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Everything that a reader has of its own."""
+"""The modules that a reader may change."""
 PLAIN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class TrainingOptions(_Settings):
-    """LoRA and its optimiser. `services/evaluation/README.md` has the table of tests that the defaults follow from.
+    """Configures LoRA and its optimiser. `services/evaluation/README.md` has the measurements behind the defaults.
 
-    Every field is chosen before the corpus is read: a value tuned on some parts would make the others depend on them.
+    Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
     """
 
     attention: Attention = "public"
@@ -43,36 +43,40 @@ class TrainingOptions(_Settings):
         default_factory=lambda given: READER_TARGETS if given["attention"] == "public" else PLAIN_TARGETS, min_length=1
     )
     learning_rate: float = Field(default=1e-3, gt=0)
-    warm_up: float = Field(default=0.0, ge=0, lt=1, description="share of the steps in which the rate rises from 0")
+    warm_up: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the steps in which the learning rate rises from 0"
+    )
     weight_decay: float = Field(default=0.01, ge=0)
     epochs: int = Field(default=3, ge=1)
-    batch: int = Field(default=1, ge=1, description="blocks a step")
-    block: int = Field(default=512, ge=2, description="tokens a block")
+    batch: int = Field(default=1, ge=1, description="blocks in a step")
+    block: int = Field(default=512, ge=2, description="tokens in a block")
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
 
 
 DP_SGD_TRAINING = TrainingOptions(
     attention="own", rank=4, alpha=32, targets=("q_proj", "v_proj"), learning_rate=2e-4, epochs=3, batch=8, block=512
 )
-"""For DP-SGD: few weights, since each of them gets noise."""
+"""The defaults for DP-SGD: few weights, because each weight gets noise."""
 
 
 class DpSgdOptions(_Settings):
-    """What DP-SGD is to promise, and how it keeps that."""
+    """Configures the guarantee of DP-SGD and its mechanism."""
 
     unit: Unit = "record"
     epsilon: float = Field(default=8.0, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    clip: float = Field(default=1.0, gt=0, description="the length that the gradient of each unit is clipped to")
-    blocks: int = Field(default=1, ge=1, description="of each unit's text, from its beginning; the rest is left out")
-    expected_batch: int = Field(default=64, ge=1, description="units a step, on average")
+    clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")
+    blocks: int = Field(default=1, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
+    expected_batch: int = Field(default=64, ge=1, description="the average number of units in a step")
     population: int | None = Field(
-        default=None, ge=1, description="how many units to plan for; None: as many as there are, which then is public"
+        default=None,
+        ge=1,
+        description="the number of units to plan for; None: their actual number, which becomes public",
     )
 
 
 class Resources(_Settings):
-    """What one adapter holds while it trains, in Ray's units."""
+    """Configures the resources that one adapter reserves during training, in Ray's units."""
 
     cpus: float = Field(default=1, gt=0)
-    gpus: float | None = Field(default=None, ge=0, description="None: one where the cluster has any")
+    gpus: float | None = Field(default=None, ge=0, description="None: one if the cluster has any")

@@ -1,4 +1,4 @@
-"""Documents to blocks of tokens, share by share."""
+"""Tokenizes documents and packs the tokens of each share into blocks."""
 
 from array import array
 from collections import defaultdict
@@ -18,17 +18,17 @@ from services.training.partition import Partition, Share
 
 Tokens = NDArray[np.int32]
 
-# The label that PyTorch's cross entropy leaves out.
+# The label that PyTorch's cross entropy ignores.
 IGNORED = -100
 
 _DOCUMENTS_AT_ONCE = 1024
 
 
 def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition) -> dict[Share, Tokens]:
-    """The tokens of each share: its users' documents in their order, each ended by the end-of-sequence token.
+    """Returns the tokens of each share: its users' documents in order, each followed by the end-of-sequence token.
 
     Returns:
-        for each of `partition.shares`, in their order, int32 [tokens of the share]; empty for one without text.
+        int32 [tokens of the share] for each of `partition.shares`, in order; empty for a share without text.
 
     Raises:
         InputError: the tokenizer has no end-of-sequence token.
@@ -41,13 +41,13 @@ def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition
 
 
 def contributions(documents: Iterable[Document], tokenizer: Any, unit: Unit, limit: int) -> list[Tokens]:
-    """What each record, or each user, contributes: the first tokens of its one document, or of all of the user's.
+    """Returns the tokens that each record or user contributes: the first `limit` tokens of its documents.
 
     Args:
-        limit: how many tokens at most.
+        limit: the maximum number of tokens of a unit.
 
     Returns:
-        int32 [1 to limit tokens] for each, in the order of their first documents.
+        int32 [1 to limit tokens] for each unit, in the order of their first documents.
 
     Raises:
         InputError: the tokenizer has no end-of-sequence token.
@@ -60,10 +60,10 @@ def contributions(documents: Iterable[Document], tokenizer: Any, unit: Unit, lim
 
 
 def pack(tokens: Tokens, size: int) -> tuple[Tensor, Tensor]:
-    """Cut a share's tokens into blocks.
+    """Cuts a share's tokens into blocks.
 
     Returns:
-        inputs and labels, int64 [blocks, size]; the last block is filled up with tokens whose label is `IGNORED`.
+        inputs and labels, int64 [blocks, size]. Padding in the last block has the label `IGNORED`.
     """
     blocks = -(-len(tokens) // size)
     inputs = torch.zeros(blocks * size, dtype=torch.int64)
@@ -73,21 +73,21 @@ def pack(tokens: Tokens, size: int) -> tuple[Tensor, Tensor]:
 
 
 def even_size(tokens: int, largest: int) -> int:
-    """The size at which `tokens` fill the same number of blocks as at `largest`, with less padding than one a block."""
+    """Returns the smallest block size that needs no more blocks than `largest`; it minimizes padding."""
     blocks = -(-tokens // largest)
     return -(-tokens // blocks)
 
 
 def size_bucket(tokens: int) -> int:
-    """A number of tokens rounded up to a power of two; 0 for none."""
+    """Rounds a number of tokens up to a power of two; 0 stays 0."""
     return 1 << (tokens - 1).bit_length() if tokens else 0
 
 
 def _encoded(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, list[int]]]:
-    """The user and the tokens of each document, ended by the end-of-sequence token."""
+    """Yields the user and the tokens of each document, followed by the end-of-sequence token."""
     end = tokenizer.eos_token_id
     if end is None:
-        raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to set documents apart")
+        raise InputError("the model's tokenizer has no end-of-sequence token (eos_token) to separate documents")
     for batch in _batches(documents):
         encoded = tokenizer([document.text for document in batch], verbose=False)["input_ids"]
         for document, tokens in zip(batch, encoded, strict=True):

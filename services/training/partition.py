@@ -1,8 +1,8 @@
-"""Which part a user's text goes to, and which half of it: a keyed hash of the user's id, and nothing else.
+"""Assigns each user to a part, and to a half of it, by a keyed hash of the user's id and nothing else.
 
-A part must not depend on other users (no balancing, no order of arrival), or one user's text would change more than
-one part model and the guarantee would not be about users; the same holds for its halves. The key is secret so that
-nobody can tell who is together.
+The assignment must not depend on other users (no balancing, no order of arrival). Otherwise one user's text would
+change several part models, and the guarantee would not protect users. The key is secret, so that nobody can tell which
+users share a part.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ HALVES = ("a", "b")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The users whose text makes one adapter: those of a part, or of half a part.
+    """Identifies the users whose text trains one adapter: those of a part, or of half a part.
 
     Args:
-        half: 0 or 1; None is the whole part.
+        half: 0 or 1; None for the whole part.
     """
 
     part: int
@@ -32,13 +32,13 @@ class Share:
 
     @property
     def name(self) -> str:
-        """`part-003` and its halves `part-003a` and `part-003b`."""
+        """The share's name: `part-003` for a part, `part-003a` and `part-003b` for its halves."""
         return f"part-{self.part:03d}" + ("" if self.half is None else HALVES[self.half])
 
 
 @dataclass(frozen=True)
 class Partition:
-    """All the shares of an ensemble: its parts and, with `halves`, the two halves of each (what SubMix compares)."""
+    """Divides users into the parts of an ensemble and, with `halves`, each part into two halves (used by SubMix)."""
 
     salt: bytes
     parts: int
@@ -48,34 +48,34 @@ class Partition:
     def shares(self) -> tuple[Share, ...]:
         """The parts in order, then their halves."""
         whole = tuple(Share(part) for part in range(self.parts))
-        return whole + (tuple(Share(one.part, half) for one in whole for half in (0, 1)) if self.halves else ())
+        return whole + (tuple(Share(share.part, half) for share in whole for half in (0, 1)) if self.halves else ())
 
     def shares_of(self, user: str) -> tuple[Share, ...]:
-        """Those that a user's text belongs to."""
+        """Returns the shares that contain a user's text."""
         part = part_of(user, self.salt, self.parts)
         return (Share(part), Share(part, half_of(user, self.salt))) if self.halves else (Share(part),)
 
 
 def part_of(user: str, salt: bytes, parts: int) -> int:
-    """The index, in [0, parts), of the part a user belongs to.
+    """Returns the index, in [0, parts), of a user's part.
 
-    The remainder of a 256-bit number: no index is more likely than another by more than parts / 2**256.
+    It is the remainder of a 256-bit number, so the probabilities of two indices differ by at most parts / 2**256.
     """
     return _number(user, salt) % parts
 
 
 def half_of(user: str, salt: bytes) -> int:
-    """The half, 0 or 1, of whichever part a user belongs to.
+    """Returns the half, 0 or 1, of the user's part.
 
-    The first bit of the number whose remainder is the part. The 255 bits after it are uniform whatever it is, so it
-    says next to nothing about the part: no pair of part and half is more likely than another by more than
+    It is the first bit of the number whose remainder is the part. The other 255 bits are uniform and independent of it,
+    so the half reveals almost nothing about the part: the probabilities of two pairs of part and half differ by at most
     parts / 2**255.
     """
     return _number(user, salt) >> 255
 
 
 def read_salt(path: Path) -> bytes:
-    """The secret salt in `path`, 32 bytes; drawn and written (readable by its owner alone) when there is none.
+    """Reads the secret salt, 32 bytes. If there is none, draws one and writes it, readable by its owner only.
 
     Raises:
         InputError: the file does not hold 32 bytes.
@@ -86,13 +86,13 @@ def read_salt(path: Path) -> bytes:
     if len(salt) != SALT_BYTES:
         raise InputError(
             f"salt {path}: has {len(salt)} bytes, not {SALT_BYTES}; restore it, "
-            "or remove it to draw another (every user is then assigned anew and every part trained again)"
+            "or remove it to draw a new one (all users are then reassigned and all parts trained again)"
         )
     return salt
 
 
 def salt_id(salt: bytes) -> str:
-    """A short public name of a salt, by which a partition is recognised without knowing the salt."""
+    """Returns a short public id of a salt, which identifies a partition without revealing the salt."""
     return hashlib.sha256(b"privmix salt id\0" + salt).hexdigest()[:16]
 
 
@@ -108,7 +108,7 @@ def _create_salt(path: Path) -> None:
             file.write(secrets.token_bytes(SALT_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename, a link never replaces a salt that another process has written meanwhile.
+        # Unlike a rename, a link never replaces a salt that another process has just written.
         os.link(temporary, path)
     except FileExistsError:
         pass

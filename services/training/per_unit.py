@@ -1,8 +1,8 @@
-"""DP-SGD on an adapter, with a record or a whole user as the unit whose gradient is clipped.
+"""Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
 
-Opacus computes the gradient of each block of tokens by hooks on the adapter's linear layers, clips and adds up; between
-the two, the blocks of one unit are added up first, so that all of it is clipped as one. The batches and the noise are
-the operating system's randomness, because whoever can tell them is promised nothing.
+Opacus computes the gradient of each block of tokens with hooks on the adapter's linear layers. This module sums the
+blocks of one unit before Opacus clips and sums the units. Batches and noise come from the operating system's
+randomness, because the guarantee does not hold against an observer who can predict them.
 """
 
 import warnings
@@ -22,15 +22,15 @@ from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, with_lora
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, pack
 
-# The gradients of so many blocks are in memory at a time (and of all blocks of one unit).
+# The maximum number of blocks whose gradients are in memory at once. One unit may exceed it.
 _BLOCKS_AT_ONCE = 32
 
 
 class Noisy(DPOptimizer):  # type: ignore[misc]
-    """Opacus' optimiser with noise from the operating system, in place of a generator that a seed determines.
+    """Adds noise from the operating system's randomness, instead of Opacus' seeded generator.
 
-    Opacus' own secure noise needs torchcsprng, which has no build for this PyTorch. The noise is in floating point:
-    its finest digits could tell (Mironov 2012) whoever sees the noisy gradients, or every weight, of each step.
+    Opacus' secure noise needs torchcsprng, which has no build for this PyTorch. The noise is in floating point: its
+    lowest bits could leak (Mironov 2012) to an observer of the noisy gradients, or of all weights, of every step.
     """
 
     def add_noise(self) -> None:
@@ -54,23 +54,25 @@ def train_adapter(
     clip: float,
     expected_batch: int,
 ) -> Files:
-    """Fine-tune one adapter.
+    """Fine-tunes one adapter with DP-SGD.
 
     Args:
         base: the public model's directory.
-        base_name: what the adapter's configuration calls it.
-        units: for each record or user the tokens that it contributes.
-        seed: decides the initial weights alone.
+        base_name: the public model's name in the adapter's configuration.
+        units: the tokens of each record or user.
+        seed: determines the initial weights only.
         report: called with the fraction done, 0 to 1.
-        clip: the length of the gradient of a unit's mean loss at most.
-        expected_batch: what the sum of a batch's gradients is divided by, however large the batch is.
+        noise_multiplier: the standard deviation of the noise, divided by `clip`.
+        sampling_rate: the probability with which each unit is in a batch (Poisson sampling).
+        clip: the maximum L2 norm of the gradient of a unit's mean loss.
+        expected_batch: the divisor of a batch's gradient sum, independent of the batch's actual size.
 
     Returns:
         the files of a PEFT adapter directory.
 
     Raises:
-        InputError: the model has no modules of the names in `options.targets`.
-        WorkError: the weights are no longer finite.
+        InputError: the model lacks a module in `options.targets`.
+        WorkError: the weights are not finite.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
@@ -91,14 +93,14 @@ def train_adapter(
 
 
 def with_hooks(model: Any) -> Any:
-    """The model, whose weights remember the gradient of each block: [blocks, *weight] of the sum of losses."""
-    # The first layer's input is the embedding, which is not trained: no gradient goes there, and none is needed.
+    """Adds hooks that store the gradient of each block's loss sum in the weights: [blocks, *weight]."""
+    # The first layer's input, the embedding, is not trained and needs no gradient.
     warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
     return GradSampleModule(model, loss_reduction="sum", strict=False)
 
 
 def private_step(model: Any, optimizer: DPOptimizer, batch: Sequence[Tokens], block: int) -> None:
-    """One noisy step on the units of a batch, which may be none."""
+    """Makes one noisy step on the units of a batch, which may be empty."""
     groups = list(_groups(batch, block)) or [[]]
     for number, units in enumerate(groups, start=1):
         unit_gradients(model, units, block)
@@ -108,23 +110,23 @@ def private_step(model: Any, optimizer: DPOptimizer, batch: Sequence[Tokens], bl
 
 
 def unit_gradients(model: Any, units: Sequence[Tokens], block: int) -> None:
-    """Leaves in `grad_sample` of each weight the gradient of each unit's mean loss over its tokens: [units, *weight].
+    """Sets `grad_sample` of each weight to the gradients of the units' mean losses: [units, *weight].
 
     Args:
-        model: from `with_hooks`.
+        model: the result of `with_hooks`.
     """
     owners = _accumulate_gradients(model, units, block)
     for weight in (weight for weight in model.parameters() if weight.requires_grad):
         gradients = weight.new_zeros(len(units), *weight.shape)
-        found = weight.grad_sample
-        if found is not None:
-            of_blocks = torch.cat(found) if isinstance(found, list) else found
-            gradients.index_add_(0, owners.to(weight.device), of_blocks.to(weight.dtype))
+        samples = weight.grad_sample
+        if samples is not None:
+            block_gradients = torch.cat(samples) if isinstance(samples, list) else samples
+            gradients.index_add_(0, owners.to(weight.device), block_gradients.to(weight.dtype))
         weight.grad_sample = gradients
 
 
 def _accumulate_gradients(model: Any, units: Sequence[Tokens], block: int) -> Tensor:
-    """Gradients by block, of which each adds its share to its unit's mean; int64 [blocks], the unit of each."""
+    """Computes block gradients, weighted for the units' mean losses; returns each block's unit, int64 [blocks]."""
     packed = [pack(tokens, block) for tokens in units]
     owners = torch.tensor([unit for unit, (inputs, _) in enumerate(packed) for _ in inputs], dtype=torch.int64)
     if not packed:
@@ -135,8 +137,9 @@ def _accumulate_gradients(model: Any, units: Sequence[Tokens], block: int) -> Te
     counts = torch.zeros(len(units), dtype=torch.int64).index_add_(0, owners, (targets != IGNORED).sum(dim=1))
     shares = 1 / counts.clamp(min=1)[owners]
     at_once = max(1, TOKENS_AT_ONCE[device.type] // block)
-    for some, target, share in zip(*(torch.split(each, at_once) for each in (inputs, targets, shares)), strict=True):
-        logits = model(input_ids=some.to(device), use_cache=False).logits[:, :-1]
+    chunks = (torch.split(tensor, at_once) for tensor in (inputs, targets, shares))
+    for chunk, target, share in zip(*chunks, strict=True):
+        logits = model(input_ids=chunk.to(device), use_cache=False).logits[:, :-1]
         losses = cross_entropy(
             logits.float().flatten(0, 1), target.flatten().to(device), ignore_index=IGNORED, reduction="none"
         )
@@ -145,7 +148,7 @@ def _accumulate_gradients(model: Any, units: Sequence[Tokens], block: int) -> Te
 
 
 def _groups(batch: Sequence[Tokens], block: int) -> Iterator[list[Tokens]]:
-    """Whole units whose blocks fit into memory together, or one at a time."""
+    """Yields groups of units whose blocks fit into memory together. A large unit is a group by itself."""
     group: list[Tokens] = []
     blocks = 0
     for tokens in batch:

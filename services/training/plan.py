@@ -1,8 +1,8 @@
-"""Trainings that are planned, each for its directory, and their adapters trained in one queue.
+"""Plans trainings, one for each directory, and trains all their adapters in one queue.
 
     carry_out([train.plan(corpus, Path(str(parts)), parts=parts) for parts in (4, 8)], Resources(), Display())
 
-A plan holds its directory's lock from when it is entered.
+Entering a plan locks its directory.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training did: how many adapters it trained and kept, and how many lines of the corpus it left out."""
+    """Reports how many adapters a training trained and kept, and how many lines of the corpus it skipped."""
 
     manifest: Manifest
     trained: int
@@ -35,12 +35,12 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What makes an adapter's files.
+    """Says how to train an adapter.
 
     Attributes:
-        work: for a machine that has room.
-        beside: files that are kept with those that the work makes.
-        note: what people should know of it.
+        work: the function that returns the adapter's files. It runs as a Ray task.
+        beside: further files to store with the adapter.
+        note: information for the operator.
     """
 
     work: "Work"
@@ -50,12 +50,12 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One adapter to be.
+    """Describes an adapter that an ensemble needs.
 
     Attributes:
-        name: in its ensemble.
-        fingerprint: of everything that it is made from.
-        recipe: is asked where the adapter is not there yet.
+        name: the adapter's name in its ensemble.
+        fingerprint: a keyed hash of all inputs of its training.
+        recipe: returns its recipe. It is called only if the adapter does not exist yet.
     """
 
     name: str
@@ -67,25 +67,25 @@ class Planned:
         return adapter_path(self.name, self.fingerprint)
 
     def digest(self, output: Path) -> str:
-        """The adapter's hash.
+        """Returns the trained adapter's hash.
 
         Raises:
-            WorkError: it is not there.
+            WorkError: the adapter is missing or damaged.
         """
-        found = finished(output / self.path, self.fingerprint)
-        if found is None:
-            raise WorkError(f"{self.name}: its adapter is gone or damaged; run again to train it")
-        return found
+        digest = finished(output / self.path, self.fingerprint)
+        if digest is None:
+            raise WorkError(f"{self.name}: its adapter is missing or damaged; run again to train it")
+        return digest
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What is to be in an ensemble's directory.
+    """Describes the training of one ensemble.
 
     Attributes:
-        manifest: is asked when all adapters are there.
-        marks: of the corpus.
-        skipped: how many lines of the corpus were left out.
+        manifest: returns the manifest. It is called once all adapters exist.
+        marks: the marks of the corpus.
+        skipped: the number of skipped lines of the corpus.
     """
 
     output: Path
@@ -96,10 +96,12 @@ class Training:
     skipped: int
 
     def missing(self) -> list[Planned]:
-        return [each for each in self.adapters if finished(self.output / each.path, each.fingerprint) is None]
+        return [
+            adapter for adapter in self.adapters if finished(self.output / adapter.path, adapter.fingerprint) is None
+        ]
 
     def finish(self, trained: int) -> Trained:
-        """Let the manifest name the adapters, and remove what it names no more."""
+        """Writes the manifest and removes the adapters that it does not name."""
         manifest = self.manifest()
         self.marks.save(self.output)
         manifest.save(self.output)
@@ -111,12 +113,12 @@ Plan = AbstractContextManager[Training]
 
 
 def carry_out(plans: Iterable[Plan], resources: Resources, display: Display) -> list[Trained]:
-    """Train what is missing of all plans, in their order; adapters that are there are kept.
+    """Trains the missing adapters of all plans, in order, and keeps existing ones.
 
     Raises:
-        InputError: what a plan raises; the cluster can never hold one adapter; the options do not fit the model.
-        WorkError: another training is writing to one of the directories; an adapter failed, and those that were
-            finished are kept.
+        InputError: a plan is invalid, the cluster is too small for one adapter, or the options do not fit the model.
+        WorkError: another training is writing to one of the directories, or an adapter failed. Finished adapters are
+            kept.
     """
     with display, ExitStack() as stack:
         display.say("preparing the public model and reading the corpus")

@@ -1,4 +1,4 @@
-"""The public model: found, checked, and named by what it contains.
+"""Finds and checks the public model, and identifies it by hashes of its contents.
 
 path = resolve()                     # the embedded default
 path = resolve("org/model")          # a hub id
@@ -29,22 +29,22 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-# Written by whoever saved the model; they say nothing about what it computes.
+# These fields vary with the software that saved the model and do not affect its distributions.
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
 
 
 class PublicModelError(InputError):
-    """The public model cannot be used as it was named; the message says why and what to do."""
+    """The named public model cannot be used. The message says why and how to fix it."""
 
 
 def resolve(model: str | None = None) -> Path:
-    """The directory of a causal language model that transformers and vLLM can load.
+    """Returns the directory of a causal language model that transformers and vLLM can load.
 
     Args:
         model: a Hugging Face model directory, a hub id, or None for the embedded `smollm2-135m`.
 
     Raises:
-        PublicModelError: the model is missing, cannot be fetched, is not a causal language model, or its tokenizer
+        PublicModelError: the model is missing, cannot be downloaded or is not a causal language model; or its tokenizer
             is missing or does not fit its embeddings.
     """
     path = _locate(model or DEFAULT)
@@ -53,7 +53,7 @@ def resolve(model: str | None = None) -> Path:
 
 
 def revision(path: Path) -> str:
-    """SHA-256 (hexadecimal) of what decides the model's distributions: its weight files and its configuration."""
+    """Returns the SHA-256 (hexadecimal) of all that determines the distributions: weights and configuration."""
     config = _read_config(path)
     for key in _CONFIG_NOISE:
         config.pop(key, None)
@@ -62,7 +62,7 @@ def revision(path: Path) -> str:
 
 
 def tokenizer_hash(path: Path) -> str:
-    """SHA-256 (hexadecimal) of the files that decide how text becomes tokens."""
+    """Returns the SHA-256 (hexadecimal) of the tokenizer's files."""
     return digest_files(path, [name for name in _TOKENIZER_FILES if (path / name).is_file()])
 
 
@@ -86,12 +86,12 @@ def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        # Many repositories carry their weights in several formats; one is enough.
+        # Many repositories have their weights in several formats; one format is enough.
         for weights in _WEIGHTS:
             path = Path(snapshot_download(model, allow_patterns=[weights, *_DESCRIPTIONS]))
             if any(path.glob(weights)):
                 return path
-    # The hub client lets errors of several HTTP libraries through; all of them mean that the model did not arrive.
+    # The hub client raises errors of several HTTP libraries. All of them mean that the download failed.
     except Exception as error:
         raise PublicModelError(
             f"model {model}: not a directory here, and could not be fetched from the Hugging Face hub "
@@ -119,7 +119,7 @@ def _check_loadable(path: Path) -> None:
         raise PublicModelError(f"model {path}: {config.model_type} is not a causal language model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    # Broken tokenizer files surface as whatever the reader of that format raises.
+    # Each tokenizer format raises its own error types for broken files.
     except Exception as error:
         raise PublicModelError(
             f"model {path}: its tokenizer is missing or damaged ({type(error).__name__}); "

@@ -1,7 +1,7 @@
-"""Adapters as Ray tasks: each task trains some adapters one after another, each from its own tokens alone.
+"""Trains adapters in Ray tasks. A task trains several adapters one after another, each only from its own tokens.
 
 A worker process loads the public model once and keeps it for its next task. A task returns each adapter as soon as it
-is trained, so that a training that is stopped loses only the adapters that were under way.
+is trained, so that an interrupted training loses only the adapters in progress.
 """
 
 from collections import deque
@@ -22,19 +22,19 @@ from services.training.base import Base
 from services.training.options import Resources
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-# For each worker: enough that workers finish together, and that a lost one has little to do again.
+# The number of tasks for each worker: enough that workers finish together, and that a lost worker repeats little work.
 _TASKS = 4
 
 
 class Work(Protocol):
-    """Trains one adapter on the public model in `base`, which its configuration calls `base_name`."""
+    """Trains one adapter on the public model in `base`. `base_name` is the model's name in the configuration."""
 
     def __call__(self, base: Path, base_name: str, *, report: Callable[[float], None]) -> Files: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One adapter to train; the work holds its tokens."""
+    """Describes one adapter to train. `work` contains its tokens."""
 
     name: str
     base: Base
@@ -42,11 +42,11 @@ class Job:
 
 
 def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) -> Iterator[tuple[Job, Files]]:
-    """Train all of `jobs` on the connected cluster; yields each with its adapter as it finishes.
+    """Trains all `jobs` on the connected cluster and yields each job with its adapter's files when it finishes.
 
     Raises:
-        InputError: the cluster can never hold one adapter, or the options do not fit the model.
-        WorkError: an adapter failed; the others are cancelled.
+        InputError: the cluster is too small for one adapter, or the options do not fit the model.
+        WorkError: an adapter failed. The others are cancelled.
     """
     cpus, gpus = resources.cpus, _gpus(resources)
     _check_room(cpus, gpus)
@@ -74,7 +74,7 @@ def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) 
 
 
 class _Board:
-    """How far each adapter is. Fractions alone: a loss would tell about the text."""
+    """Collects the progress of each adapter: only fractions, because a loss would reveal private data."""
 
     def __init__(self) -> None:
         self._fractions: dict[str, float] = {}
@@ -87,14 +87,14 @@ class _Board:
 
 
 def _groups(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
-    """At most `count` groups of about as many jobs each."""
-    return [some for first in range(count) if (some := jobs[first::count])]
+    """Divides the jobs into at most `count` groups of about equal size."""
+    return [group for first in range(count) if (group := jobs[first::count])]
 
 
 def _workers(cpus: float, gpus: float) -> int:
-    """How many tasks the cluster can run at a time."""
-    present = ray.cluster_resources()
-    return max(1, int(min(present.get(name, 0) / wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted)))
+    """Returns how many tasks the cluster can run at once."""
+    total = ray.cluster_resources()
+    return max(1, int(min(total.get(name, 0) / needed for name, needed in (("CPU", cpus), ("GPU", gpus)) if needed)))
 
 
 def _train(jobs: Sequence[Job], threads: int, board: Any) -> Iterator[Files]:
@@ -104,7 +104,7 @@ def _train(jobs: Sequence[Job], threads: int, board: Any) -> Iterator[Files]:
     for job in jobs:
         path = public_model.resolve(job.base.name)
         if public_model.revision(path) != job.base.revision:
-            raise InputError(f"the public model {job.base.name} is another one on {ray.util.get_node_ip_address()}")
+            raise InputError(f"the public model {job.base.name} differs on {ray.util.get_node_ip_address()}")
         yield job.work(path, job.base.name, report=partial(_report, board, job.name))
 
 
@@ -121,7 +121,7 @@ def _result(reference: Any, job: Job) -> Files:
         kind = InputError if isinstance(error.cause, InputError) else WorkError
         raise kind(f"{job.name}: {error.cause}") from error
     except RayError as error:
-        raise WorkError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to go on") from error
+        raise WorkError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to continue") from error
     return files
 
 
@@ -132,9 +132,9 @@ def _gpus(resources: Resources) -> float:
 
 
 def _check_room(cpus: float, gpus: float) -> None:
-    for name, wanted in (("CPU", cpus), ("GPU", gpus)):
-        present = ray.cluster_resources().get(name, 0)
-        if wanted > present:
+    for name, needed in (("CPU", cpus), ("GPU", gpus)):
+        total = ray.cluster_resources().get(name, 0)
+        if needed > total:
             raise InputError(
-                f"{name.lower()}s: an adapter is to have {wanted:g}, the cluster has {present:g}; ask for less"
+                f"{name.lower()}s: an adapter needs {needed:g}, but the cluster has {total:g}; choose a smaller number"
             )

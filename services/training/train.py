@@ -1,8 +1,8 @@
-"""A private corpus and a public model to an ensemble of adapters.
+"""Trains an ensemble of adapters from a private corpus and a public model.
 
     train(Corpus(Path("train.jsonl")), Path("ensemble"), parts=8)
 
-One adapter is trained for each part and, with `halves`, for each half of a part (`directory` says where they go).
+It trains one adapter for each part and, with `halves`, one for each half of a part. See `directory` for the layout.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 
-# A change in what training does with the same input must not find the adapters of the old way.
+# Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 3
 
 
@@ -42,22 +42,22 @@ def train(
     salt_file: Path | None = None,
     display: Display | None = None,
 ) -> Trained:
-    """Train an ensemble into `output`, or finish one there; adapters whose text has not changed are kept.
+    """Trains an ensemble into `output`, or completes an existing one. Keeps adapters whose text has not changed.
 
     Args:
-        parts: how many; users are spread over them by a keyed hash of their ids.
-        halves: train two more adapters for each part, on the two halves that the same hash makes of its users; those
-            that are there from before are removed otherwise.
+        parts: the number of parts. A keyed hash of a user's id determines the user's part.
+        halves: also train an adapter for each of the two halves into which the hash divides a part's users. Without
+            it, existing adapters of halves are removed.
         model: see `public_model.resolve`.
-        resources: what one adapter holds of the Ray cluster (one is started for this call where none is connected).
-        salt_file: the partition's secret, made on first use; None is `output`/partition.salt.
+        resources: the Ray resources of one adapter. If no cluster is connected, one is started for this call.
+        salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
 
     Raises:
-        InputError: something given cannot be used (`CorpusError`, `PublicModelError` and `ManifestError` are such).
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
         WorkError: an adapter could not be trained, or another training is writing to `output`.
     """
-    one = plan(corpus, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file)
-    (trained,) = carry_out([one], resources or Resources(), display or Display())
+    training = plan(corpus, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file)
+    (trained,) = carry_out([training], resources or Resources(), display or Display())
     return trained
 
 
@@ -72,10 +72,10 @@ def plan(
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
 ) -> Iterator[Training]:
-    """What `train` would do, for `carry_out` to do together with other trainings; no other may write there meanwhile.
+    """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
-        InputError, WorkError: as `train`.
+        InputError, WorkError: see `train`.
     """
     options = options or TrainingOptions()
     if parts < 1:
@@ -84,14 +84,14 @@ def plan(
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
         marks = Marks(salt)
-        shares = _shares(marks.of(corpus), base, Partition(salt, parts, halves), options)
-        if not shares:
+        entries = _entries(marks.of(corpus), base, Partition(salt, parts, halves), options)
+        if not entries:
             raise InputError(f"corpus {corpus.path}: has no documents")
         yield Training(
             output,
             base,
-            [each.planned for each in shares],
-            manifest=lambda: _manifest(shares, output, base, salt, options),
+            [entry.planned for entry in entries],
+            manifest=lambda: _manifest(entries, output, base, salt, options),
             marks=marks,
             skipped=corpus.skipped,
         )
@@ -99,14 +99,14 @@ def plan(
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """An adapter to be, as the manifest will name it."""
+    """Holds a planned adapter with the fields that the manifest records."""
 
     share: Share
     planned: Planned
     size_bucket: int
 
 
-def _shares(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Entry]:
+def _entries(documents: Iterable[Document], base: Base, partition: Partition, options: TrainingOptions) -> list[_Entry]:
     from transformers import AutoTokenizer
 
     streams = tokenize(documents, AutoTokenizer.from_pretrained(base.path), partition)
@@ -133,12 +133,12 @@ def _recipe(share: Share, tokens: Tokens, options: TrainingOptions) -> Recipe:
 
 
 def _seed(share: Share) -> int:
-    # The halves of a part start from the same weights, so that where they differ is due to their texts.
+    # The halves of a part start from the same weights, so that only their texts make them differ.
     return int.from_bytes(hashlib.sha256(f"privmix part {share.part}".encode()).digest()[:7], "big")
 
 
 def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptions) -> str:
-    # Keyed, because the name of a directory must not let anyone test a guess at the part's text.
+    # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix part fingerprint\0" + salt).digest()
     recipe = [_TRAINING, base.revision, base.tokenizer, options.model_dump(mode="json")]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
@@ -146,8 +146,8 @@ def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptio
     return digest.hexdigest()
 
 
-def _manifest(shares: list[_Entry], output: Path, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
-    adapters = {each.share: _adapter(each, output) for each in shares}
+def _manifest(entries: list[_Entry], output: Path, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
+    adapters = {entry.share: _adapter(entry, output) for entry in entries}
     return Manifest(
         ensemble=ensemble_id(output),
         base_model=base.name,
@@ -160,9 +160,9 @@ def _manifest(shares: list[_Entry], output: Path, base: Base, salt: bytes, optio
     )
 
 
-def _adapter(one: _Entry, output: Path) -> Adapter:
-    planned = one.planned
-    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=one.size_bucket)
+def _adapter(entry: _Entry, output: Path) -> Adapter:
+    planned = entry.planned
+    return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=entry.size_bucket)
 
 
 def _part(index: int, adapters: Mapping[Share, Adapter]) -> Part:

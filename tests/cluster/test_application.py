@@ -39,6 +39,6 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     check_ensemble(configuration, may_begin=True)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
-    with pytest.raises(ConfigurationError, match="another promise"):
+    with pytest.raises(ConfigurationError, match="another budget"):
         build(Arguments(config=config))
     assert ray.util.list_named_actors(all_namespaces=True) == [{"name": budget.NAME, "namespace": namespace}]

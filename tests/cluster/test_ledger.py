@@ -77,9 +77,9 @@ def test_an_export_is_for_its_owner_and_whole(file: Path) -> None:
         (r'\\"count\\":10', r'\\"count\\":11', "row 3 was changed"),
         (r'"seq": 4', '"seq": 9', "row 4 is missing"),
         (r'(?m)^.*"seq": 2.*\n', "", "row 2 is missing"),
-        (r'(?m)^.*"seq": 5.*\n', "a letter\n", "line 5 is no row"),
-        (r'"at": "', '"on": "', "line 1 is no row"),
-        (r"(?s)^.{50}", "", "line 1 is no row"),
+        (r'(?m)^.*"seq": 5.*\n', "a letter\n", "line 5 is not a row"),
+        (r'"at": "', '"on": "', "line 1 is not a row"),
+        (r"(?s)^.{50}", "", "line 1 is not a row"),
     ],
 )
 def test_the_first_bad_row_is_named(file: Path, pattern: str, replacement: str, told: str) -> None:
@@ -103,8 +103,8 @@ def test_rows_taken_off_the_end_are_missed_by_who_noted_the_end(ledger: Ledger, 
     for options, told in (
         (["--head", noted.head], "no row has the hash"),
         (["--head", noted.head[:16].upper()], "no row has the hash"),
-        (["--rows", "5"], "there were 5 rows, and there are 4"),
-        (["--head", noted.head, "--rows", "4"], "row 4 is another one"),
+        (["--rows", "5"], "it had 5 rows and has 4 now"),
+        (["--head", noted.head, "--rows", "4"], "row 4 does not have the hash"),
     ):
         refused = run("verify", str(short), *options)
         assert refused.exit_code == 1

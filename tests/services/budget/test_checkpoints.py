@@ -90,7 +90,7 @@ def test_a_checkpoint_that_was_forged_is_found(place: str, ledger: Ledger) -> No
     row = link(honest, epoch=1, kind="checkpoint", body=forged.model_dump_json(), at=honest.at)
     with Database(place, "write").transaction() as connection:
         connection.execute(insert(ledger_table), [row.fields()])
-    with pytest.raises(LedgerCorrupt, match="is not what the rows before it add up to"):
+    with pytest.raises(LedgerCorrupt, match="does not match the rows before it"):
         verify(place)
 
 

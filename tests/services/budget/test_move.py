@@ -87,7 +87,7 @@ def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str],
     ):
         with pytest.raises(LedgerMoved) as caught:
             write()
-        assert f"it was moved to {where} and goes on there" in str(caught.value)
+        assert f"it was moved to {where} and continues there" in str(caught.value)
         assert "hunter2" not in str(caught.value)
     after = read(source)
     assert spent(after) == spent(before)
@@ -140,7 +140,7 @@ def test_it_goes_to_one_place_only(places: tuple[str, str], new_place: Callable[
     source, target = places
     move(source, target)
     elsewhere = new_place("sqlite")
-    with pytest.raises(LedgerMoved, match="before: finish that, or move it on from there"):
+    with pytest.raises(LedgerMoved, match="before: finish that move, or move it from there"):
         move(source, elsewhere)
     assert not Path(elsewhere).exists()
 

@@ -109,7 +109,7 @@ def test_a_directory_that_nobody_can_write_goes_by_the_configured_id(
     with pytest.raises(LedgerMismatch):
         known(place, terms, ensemble, "another")
     begin(place, terms, ensemble)
-    with pytest.raises(LedgerMismatch, match=r"budget\.ledger_id is another, and .* names"):
+    with pytest.raises(LedgerMismatch, match=r"budget\.ledger_id is another, but .* names"):
         known(place, terms, ensemble, "another")
 
 

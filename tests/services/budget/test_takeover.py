@@ -44,7 +44,7 @@ def test_it_takes_the_ledger_over_with_its_first_charge_and_knows_every_token(
     kept = old.lease(COARSE, 10).lease
     assert new.lease(COARSE, 5).count == 5
     for write in (lambda: old.lease(COARSE, 1), old.check):
-        with pytest.raises(Fenced, match="goes on once the other deployment has ended"):
+        with pytest.raises(Fenced, match="continues once the other deployment has ended"):
             write()
     new.settle(kept, 4)
     assert read(place).charged == {COARSE: 10 + 4 + 5} == new.balance().charged
@@ -91,7 +91,7 @@ def test_a_restarted_process_goes_on_for_its_deployment_and_its_predecessor_neve
     assert read(place).epoch == 2
     assert restarted.lease(COARSE, 1).count == 1
     silence(monkeypatch)
-    with pytest.raises(Fenced, match="writes no more"):
+    with pytest.raises(Fenced, match="must not write again"):
         old.lease(COARSE, 1)
 
 

@@ -68,7 +68,7 @@ def test_each_becomes_what_it_would_be_alone(several: Several) -> None:
 
 def test_one_that_fails_is_named_and_the_others_go_on_later(several: Several) -> None:
     diverging = OPTIONS.model_copy(update={"learning_rate": 1e20})
-    with pytest.raises(WorkError, match="bad/part-000: the weights are no longer finite"):
+    with pytest.raises(WorkError, match="bad/part-000: the weights are not finite"):
         carry_out([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
     assert not any((several.room / name / FILE).exists() for name in ("good", "bad"))
     (good,) = carry_out([several.parts("good", 2)], Resources(), Display())

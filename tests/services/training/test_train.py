@@ -204,13 +204,13 @@ def test_options_that_do_not_fit_the_model(
 @pytest.mark.slow
 @pytest.mark.long
 def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match=r"part-00.: the weights are no longer finite; lower the learning rate"):
+    with pytest.raises(WorkError, match=r"part-00.: the weights are not finite; lower the learning rate"):
         ensemble.train(tmp_path / "none", options=SMALL.model_copy(update={"learning_rate": 1e20}))
     assert not (tmp_path / "none" / FILE).exists()
 
 
 def test_more_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cpus: an adapter is to have 100, the cluster has 2"):
+    with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 2"):
         train(Corpus(ensemble.corpus), tmp_path / "none", parts=1, resources=Resources(cpus=100))
 
 
