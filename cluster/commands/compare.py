@@ -30,7 +30,12 @@ def compare(
     model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
-    tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
+    tokens: Annotated[
+        list[int], typer.Option(help="Tokens that a budget must last for; again for another table.")
+    ] = list(_DEFAULTS.tokens),  # noqa: B006
+    run_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a run. Default: those of the shortest budget.")
+    ] = _DEFAULTS.run_tokens,
     runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
     sweep: Annotated[
         list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
@@ -54,7 +59,8 @@ def compare(
         options=EvaluationOptions.checked(
             epsilons=tuple(epsilon),
             delta=delta,
-            tokens=tokens,
+            tokens=tuple(tokens),
+            run_tokens=run_tokens,
             runs=runs,
             sweeps=tuple(name for name in sweep if name != "none"),
         ),

@@ -35,7 +35,12 @@ def evaluate(
     ] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
-    tokens: Annotated[int, typer.Option(help="Tokens a budget must last for, and a run's.")] = _DEFAULTS.tokens,
+    tokens: Annotated[
+        list[int], typer.Option(help="Tokens that a budget must last for; again for another table.")
+    ] = list(_DEFAULTS.tokens),  # noqa: B006
+    run_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a run. Default: those of the shortest budget.")
+    ] = _DEFAULTS.run_tokens,
     runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
     context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
     sweep: Annotated[
@@ -60,7 +65,8 @@ def evaluate(
         EvaluationOptions.checked(
             epsilons=tuple(epsilon),
             delta=delta,
-            tokens=tokens,
+            tokens=tuple(tokens),
+            run_tokens=run_tokens,
             runs=runs,
             context=context,
             sweeps=tuple(name for name in sweep if name != "none"),

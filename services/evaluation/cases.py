@@ -13,7 +13,7 @@ from services.files import write_atomically
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)

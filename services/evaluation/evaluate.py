@@ -10,7 +10,7 @@ private, and so are the results.
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,8 +37,9 @@ class EvaluationOptions(BaseModel):
     """What is evaluated, and how much of it.
 
     Attributes:
-        epsilons: a table for each; sweeps are at the largest.
-        tokens: what the budget must last for, and the tokens of a run.
+        epsilons, tokens: of the budgets, with a table for each pair. Sweeps are at the largest epsilon and the fewest
+            tokens.
+        run_tokens: positions of a run; None: the fewest tokens of a budget.
         sweeps: the ablation figures that are wanted.
         sweep_runs: how many of the runs these take, where a table takes all: points of a line are of the same text.
     """
@@ -47,7 +48,8 @@ class EvaluationOptions(BaseModel):
 
     epsilons: tuple[float, ...] = Field((2.0, 8.0), min_length=1)
     delta: float = Field(1e-5, gt=0, lt=1)
-    tokens: int = Field(1024, ge=1)
+    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((1024,), min_length=1)
+    run_tokens: int | None = Field(None, ge=1)
     runs: int = Field(5, ge=1)
     context: int = Field(256, ge=2)
     sweeps: tuple[Quantity, ...] = QUANTITIES
@@ -68,7 +70,15 @@ class EvaluationOptions(BaseModel):
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        return tuple(Budget(epsilon=each, delta=self.delta, tokens=self.tokens) for each in sorted(self.epsilons))
+        return tuple(
+            Budget(epsilon=epsilon, delta=self.delta, tokens=tokens)
+            for tokens in sorted(self.tokens)
+            for epsilon in sorted(self.epsilons)
+        )
+
+    @property
+    def sweep_budget(self) -> Budget:
+        return Budget(epsilon=max(self.epsilons), delta=self.delta, tokens=min(self.tokens))
 
 
 def evaluate(
@@ -169,7 +179,7 @@ class _Comparison:
         yield self._case(main, EnsembleSettings())
 
     def _swept(self) -> Iterator[tuple[Quantity, list[tuple[float, str, Case]]]]:
-        main, budget = self._ensembles.main, self._options.budgets[-1]
+        main, budget = self._ensembles.main, self._options.sweep_budget
         for sweep in methods.sweeps(budget, main.parts, self._halves):
             if sweep.quantity not in self._options.sweeps:
                 continue
@@ -191,7 +201,7 @@ class _Comparison:
         references = tuple(self._result(label, case, runs) for label, case in self._references())
         for quantity, points in self._swept():
             found = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
-            yield SweepResult(quantity, self._options.budgets[-1], found, references)
+            yield SweepResult(quantity, self._options.sweep_budget, found, references)
 
     def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
@@ -226,7 +236,7 @@ def _text(documents: Iterable[Document], ensembles: Ensembles, options: Evaluati
         documents,
         tokenizer,
         context=options.context,
-        tokens=options.tokens,
+        tokens=options.run_tokens or min(options.tokens),
         runs=options.runs,
         seed=options.seed,
     )

@@ -72,7 +72,7 @@ def result(
     possible = sum(each.possible for each in outcomes) / sum(each.positions for each in outcomes)
     losses = [each.loss for each in outcomes]
     everywhere = possible == 1
-    spent = max(each.answered for each in outcomes)
+    spent = max(each.charged for each in outcomes)
     cost = reached(settings, protocol, spent, outcomes)
     return Result(
         label=label,

@@ -1,12 +1,8 @@
-"""Distributions that were computed once, on disk: a memory-mapped file for each (text, model).
+"""Hidden states of models at the positions of a text, on disk: a memory-mapped file for each (text, model).
 
-The public model's rows are float32 log-probabilities. A part's are float16 differences from the public row: a float16
-log-probability of -12 is off by up to 0.004, a difference of 0.5 by 0.0002, and it is differences that protocols work
-on. So a file is half as large, and a part's probability is off by 2**-11 of its log-ratio to the public model's: where
-that is within a radius, by less than a thousandth of the radius.
-
-A file's name is a hash of everything its rows follow from, and it appears whole. So rows of another model, adapter or
-text are never found, and an evaluation that was stopped goes on with the next file.
+`Reader` makes distributions of them. A file's name is a hash of everything that its content depends on, and a file
+appears whole: hidden states of another model, adapter or text are never taken for these, and an evaluation that was
+stopped goes on with the next file.
 """
 
 import hashlib
@@ -15,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,17 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.evaluation.scoring import Precision
+from services.evaluation.scoring import Head, Precision
 from services.training.options import Attention
 
-# A change in how rows are computed or kept must not find those of the old way.
-_FORMAT = 2
-PUBLIC_TYPE, PART_TYPE = np.float32, np.float16
+# Of a change in how hidden states are computed or kept: files of the earlier way are not found.
+_FORMAT = 3
+HIDDEN_TYPE = np.float32
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file of rows follows from.
+    """Everything that the content of a file depends on.
 
     Attributes:
         base: revision of the base model.
@@ -57,17 +54,17 @@ class Origin:
 
 
 @contextmanager
-def writing(path: Path, shape: tuple[int, int], dtype: type) -> Iterator[Callable[[int, Tensor], None]]:
-    """A new file of `shape` [positions, V], which appears when the block ends.
+def writing(path: Path, shape: tuple[int, int]) -> Iterator[Callable[[int, Tensor], None]]:
+    """Makes a file of `shape` [positions, D], which appears when the block ends.
 
-    The function that the block gets takes the position of the first of some rows [n, V], and those.
+    The block gets a function that writes hidden states [n, D] from a position on.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        file: np.memmap[Any, Any] = open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)  # type: ignore[no-untyped-call]
+        file: np.memmap[Any, Any] = open_memmap(temporary, mode="w+", dtype=HIDDEN_TYPE, shape=shape)  # type: ignore[no-untyped-call]
 
-        def put(first: int, rows: Tensor) -> None:
-            file[first : first + len(rows)] = rows.cpu().numpy()
+        def put(first: int, hidden: Tensor) -> None:
+            file[first : first + len(hidden)] = hidden.float().cpu().numpy()
 
         yield put
         file.flush()
@@ -77,24 +74,26 @@ def writing(path: Path, shape: tuple[int, int], dtype: type) -> Iterator[Callabl
 
 
 def read(path: Path) -> NDArray[np.floating]:
-    """A file's rows [positions, V], from disk as they are used."""
-    rows: NDArray[np.floating] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return rows
+    """Returns a file's hidden states [positions, D], which are read from the disk as they are used."""
+    hidden: NDArray[np.floating] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return hidden
 
 
-def whole(path: Path, positions: int) -> bool:
-    """Whether there are rows for so many positions; what is left of a damaged file does not count."""
+def is_whole(path: Path, positions: int) -> bool:
+    """Whether a file has the hidden states of `positions` positions; a damaged file has not."""
     try:
-        rows = read(path)
+        hidden = read(path)
     except (OSError, ValueError, EOFError):
         return False
-    return rows.ndim == 2 and len(rows) == positions and rows.dtype in (PUBLIC_TYPE, PART_TYPE)
+    return hidden.ndim == 2 and len(hidden) == positions and hidden.dtype == HIDDEN_TYPE
 
 
 @dataclass(frozen=True)
 class EnsembleRows:
-    """The files of one ensemble: the public model's, and those of its models in the order of their numbers."""
+    """The files of one ensemble: the output layer of the public model (`scoring.Head`), the public model's hidden
+    states, and those of its models in the order of their numbers."""
 
+    head: Path
     public: Path
     models: tuple[Path, ...]
 
@@ -103,14 +102,19 @@ class Reader:
     """Log-probabilities of an ensemble at some positions."""
 
     def __init__(self, files: EnsembleRows) -> None:
+        self._head = _head(files.head)
         self._public = read(files.public)
         self._models = [read(path) for path in files.models]
         self.models = len(self._models)
-        self.vocabulary: int = self._public.shape[1]
+        self.vocabulary = self._head.vocabulary
 
     def __call__(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """float32 [S, V] of the public model, and [S * models, V] of all models, the rows of a position together."""
         public = torch.from_numpy(np.array(self._public[positions]))
-        differences = np.stack([rows[positions] for rows in self._models], axis=1)
-        parts = torch.from_numpy(differences).float().add_(public[:, None])
-        return public, parts.flatten(0, 1)
+        models = torch.from_numpy(np.stack([hidden[positions] for hidden in self._models], axis=1))
+        return self._head.log_probabilities(public), self._head.log_probabilities(models.flatten(0, 1))
+
+
+@lru_cache(maxsize=1)
+def _head(path: Path) -> Head:
+    return Head.load(path)

@@ -1,107 +1,163 @@
 """Next-token distributions at every position of a block, in one forward pass.
 
-`Engine.next_token` answers what a service asks: the distribution after a context, one token further each time. Held-out
-text is known beforehand, and a forward pass over a block has the distribution at each of its positions already; asking
-for them one by one would take as many passes as there are tokens.
+`Engine.next_token` returns the distribution after one context. Held-out text is known beforehand, and one forward pass
+over a block has the distributions at all of its positions.
+
+A model's last hidden state is smaller than its distribution by the ratio of the vocabulary to the hidden size, 85 in
+SmolLM2-135M. Adapters leave the output layer (`Head`) as it is, so hidden states can be kept, and distributions made
+of them when they are needed.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
+from services.errors import InputError
 from services.evaluation.text import Block
 from services.training.adapter import gains_from_bfloat16
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
-# Of a batch, whose logits (float32) are most of the memory; more is no faster on a CPU.
+# Of a batch; more is no faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 # Of a block. On a CPU a few, whose memory is used again and again: new pages cost more than the arithmetic on them.
 _ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
 
 
+class Head:
+    """A model's output layer: log-probabilities of hidden states.
+
+    Args:
+        weight: [V, D].
+        bias: [V], or None.
+        narrow: whether weight and hidden states are bfloat16 numbers. Their products, summed up in float32, lose
+            nothing; logits in bfloat16 would: one of 16 is known to 0.06, and so is its log-probability.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, narrow: bool) -> None:
+        self._weight = weight.detach().float()
+        self._bias = None if bias is None else bias.detach().float()
+        self._narrow = narrow
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self._weight)
+
+    @property
+    def size(self) -> int:
+        """D, the size of a hidden state."""
+        return self._weight.shape[1]
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """Returns float32 [n, V] of hidden states [n, D]."""
+        with _products_of_bfloat16(self._narrow):
+            return nn.functional.linear(hidden.float(), self._weight, self._bias).log_softmax(-1)
+
+    def save(self, path: Path) -> None:
+        tensors = {"weight": self._weight} | ({} if self._bias is None else {"bias": self._bias})
+        save_file({**tensors, "narrow": torch.tensor(self._narrow)}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        tensors = load_file(path)
+        return cls(tensors["weight"], tensors.get("bias"), bool(tensors["narrow"]))
+
+
 class Scorer:
-    """A base model that is scored with some adapters after others, or with none."""
+    """A base model that is scored with some adapters after others, or with none.
+
+    Raises:
+        InputError: the model changes its logits after the output layer.
+    """
 
     def __init__(self, model: Path, precision: Precision = "auto") -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         narrow = precision == "bfloat16" or (precision == "auto" and gains_from_bfloat16(device))
         self._model = AdaptedModel(model, torch.bfloat16 if narrow else torch.float32)
         base = self._model.base
-        self.vocabulary: int = base.config.get_text_config().vocab_size
-        if narrow:
-            base.set_output_embeddings(_WideHead(base.get_output_embeddings()))
+        output = base.get_output_embeddings()
+        self.head = Head(output.weight, output.bias, narrow)
+        base.set_output_embeddings(_Constant())
+        with torch.no_grad():
+            logits = base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device)).logits
+        if not torch.equal(logits, torch.full_like(logits, _Constant.VALUE)):
+            raise InputError(
+                f"model {model}: changes its logits after the output layer (by a soft cap or a scale), which the "
+                "evaluation does not reproduce; evaluate another model"
+            )
+        base.set_output_embeddings(nn.Identity())  # what it calls logits are then hidden states
+
+    def hidden_states(
+        self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """The last hidden states before the targets of all blocks, under each adapter or, without any, the base model.
+
+        The public model goes over each block once for all readers together.
+
+        Yields:
+            in any order: the index of an adapter (0 for the base model) and of a block, with [targets, D].
+        """
+        model = self._model
+        names = [str(index) for index in range(len(adapters))]
+        try:
+            for name, adapter in zip(names, adapters, strict=True):
+                model.load(name, adapter)
+            for batch in _batches(blocks, _TOKENS_AT_ONCE[model.device.type]):
+                # Causal attention: padding at the end needs no mask.
+                inputs = nn.utils.rnn.pad_sequence(
+                    [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
+                ).to(model.device)
+                cache = model.record(inputs)
+                for which, name in enumerate(names or [PUBLIC]):
+                    hidden = model.logits(name, inputs, inputs.shape[1], cache)
+                    for index, states in zip(batch, hidden, strict=True):
+                        yield which, index, states[torch.tensor(blocks[index].targets, device=states.device) - 1]
+        finally:
+            model.unload()
 
     def log_probabilities(
         self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
     ) -> Iterator[tuple[int, int, int, Tensor]]:
         """Log-probabilities at the targets of all blocks, under each adapter or, without any, the base model.
 
-        The public model goes over each block once for all readers together.
-
         Yields:
             in any order: the index of an adapter (0 for the base model), of a block, and of a target in it, with
             float32 [n, V] at this target and those after it.
         """
-        model, device = self._model, self._model.device.type
-        names = [str(index) for index in range(len(adapters))]
-        try:
-            for name, adapter in zip(names, adapters, strict=True):
-                model.load(name, adapter)
-            for batch in _batches(blocks, _TOKENS_AT_ONCE[device]):
-                # Nothing looks ahead, so what fills up the shorter ones needs no mask.
-                inputs = nn.utils.rnn.pad_sequence(
-                    [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
-                ).to(device)
-                cache = model.record(inputs)
-                for which, name in enumerate(names or [PUBLIC]):
-                    logits = model.logits(name, inputs, inputs.shape[1], cache)
-                    for index, rows in zip(batch, logits, strict=True):
-                        before, first = torch.tensor(blocks[index].targets, device=rows.device) - 1, 0
-                        for some in torch.split(before, _ROWS_AT_ONCE[device]):
-                            yield which, index, first, _log_softmax(rows[some])
-                            first += len(some)
-                    del logits
-        finally:
-            model.unload()
+        for which, index, hidden in self.hidden_states(blocks, adapters):
+            first = 0
+            for states in torch.split(hidden, _ROWS_AT_ONCE[self._model.device.type]):
+                yield which, index, first, self.head.log_probabilities(states)
+                first += len(states)
 
 
-@torch.inference_mode()
-def _log_softmax(rows: Tensor) -> Tensor:
-    return rows.log_softmax(-1, dtype=torch.float32)
+class _Constant(nn.Module):
+    """An output layer whose logits are all the same: whatever the model does to them afterwards shows."""
 
-
-class _WideHead(nn.Module):
-    """The last layer of a bfloat16 model, with float32 logits: in bfloat16 one of 16 is known to 0.06, and so is its
-    log-probability.
-
-    Its factors are bfloat16 numbers, so that products of bfloat16 numbers, summed up in float32, lose nothing.
-    """
-
-    def __init__(self, head: nn.Linear) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(head.weight.detach().float(), requires_grad=False)
-        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach().float(), requires_grad=False)
+    VALUE = 64.0
 
     def forward(self, hidden: Tensor) -> Tensor:
-        with _products_of_bfloat16():
-            return nn.functional.linear(hidden.float(), self.weight, self.bias)
+        return torch.full_like(hidden, self.VALUE)
 
 
 @contextmanager
-def _products_of_bfloat16() -> Iterator[None]:
-    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+def _products_of_bfloat16(narrow: bool) -> Iterator[None]:
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    if narrow:
+        matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]
+        matmul.fp32_precision = before
 
 
 def _batches(blocks: Sequence[Block], tokens: int) -> Iterator[list[int]]:

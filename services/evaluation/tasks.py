@@ -9,11 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Reader, read, writing
+from services.evaluation.rows import EnsembleRows, Reader, writing
 from services.evaluation.scoring import Precision, Scorer
 from services.evaluation.text import Text
 from services.evaluation.trial import Outcome, run_trials
@@ -21,25 +20,24 @@ from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 
 
-def score_public(base: Path, text: Text, precision: Precision, target: Path) -> None:
-    """Write the rows of the public model."""
+def score_public(base: Path, text: Text, precision: Precision, head: Path, public: Path) -> None:
+    """Write the public model's output layer, and its hidden states."""
     scorer = _scorer(base, precision)
-    with writing(target, (text.positions, scorer.vocabulary), PUBLIC_TYPE) as put:
-        for _, index, first, rows in scorer.log_probabilities(text.blocks):
-            put(text.offsets[index] + first, rows)
+    scorer.head.save(head)
+    _score(scorer, [], text, [public])
 
 
-def score(
-    base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: Text, precision: Precision, public: Path
-) -> None:
-    """Write the rows of some adapters, each to its file, as differences from the rows in `public`."""
-    scorer, base_rows = _scorer(base, precision), read(public)
-    shape = (text.positions, scorer.vocabulary)
+def score(base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: Text, precision: Precision) -> None:
+    """Write the hidden states of some adapters, each to its file."""
+    _score(_scorer(base, precision), [files for files, _ in adapters], text, [path for _, path in adapters])
+
+
+def _score(scorer: Scorer, adapters: Sequence[AdapterFiles], text: Text, targets: Sequence[Path]) -> None:
+    shape = (text.positions, scorer.head.size)
     with ExitStack() as files:
-        put = [files.enter_context(writing(target, shape, PART_TYPE)) for _, target in adapters]
-        for which, index, first, rows in scorer.log_probabilities(text.blocks, [one for one, _ in adapters]):
-            place = text.offsets[index] + first
-            put[which](place, rows.cpu() - torch.from_numpy(np.array(base_rows[place : place + len(rows)])))
+        put = [files.enter_context(writing(target, shape)) for target in targets]
+        for which, index, hidden in scorer.hidden_states(text.blocks, adapters):
+            put[which](text.offsets[index], hidden)
 
 
 def trials(

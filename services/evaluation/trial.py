@@ -1,4 +1,8 @@
-"""One protocol over the positions of one run: it draws, answers and pays as a service does."""
+"""One protocol over the positions of one run: it draws, answers and pays as a service does.
+
+Where a budget lasts for more tokens than a run has positions, the run stands for a text that repeats it: each position
+is paid for several times.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,6 +35,7 @@ class Outcome:
     Attributes:
         positions: tokens evaluated.
         answered: those that the protocol answered; the public model answered the others, after the budget's end.
+        charged: tokens that the budget paid for.
         possible: those that could have been released at all.
         loss: mean of -log p, in nats, over the possible ones.
         hits: mean chance that the token released is the true one.
@@ -40,6 +45,7 @@ class Outcome:
 
     positions: int
     answered: int
+    charged: int
     possible: int
     loss: float
     hits: float
@@ -48,26 +54,35 @@ class Outcome:
 
 
 class Trial:
-    """See `Outcome`; positions come in batches, in the order in which a service would release them."""
+    """See `Outcome`; positions come in batches, in the order in which a service would release them.
 
-    def __init__(self, settings: Settings, protocol: Protocol) -> None:
+    Args:
+        positions: how many there are in all.
+    """
+
+    def __init__(self, settings: Settings, protocol: Protocol, positions: int) -> None:
         self._protocol = protocol
         self._public = Public(protocol.parts)
         self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol), protocol.event)
+        self._repeats = max(1, settings.tokens // positions)
+        self._answered = 0
         self._logs: list[Reals] = []
         self._hits: list[Reals] = []
         self._asked = 0
 
     def add(self, answers: Answers, tokens: Tensor) -> None:
         """Takes the answers of all models [S positions] and the true tokens int64 [S]."""
-        asked = self._budget.reserve(len(tokens))
+        asked = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
         draws = [self._protocol.draw() for _ in range(asked)]
         drawn = _select(answers, draws)
         weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
         losses = None
         if draws:
             weights, losses = self._released(answers, drawn)
-        answered = asked if losses is None else self._budget.charge(losses.tolist())
+        answered = asked
+        if losses is not None:
+            answered = self._budget.charge(losses.repeat(self._repeats, axis=0).tolist()) // self._repeats
+        self._answered += answered
         self._asked += sum(map(len, draws))
         private = _chances(weights[:answered], tokens[:answered])
         public = self._public_chances(answers, tokens, answered)
@@ -81,7 +96,8 @@ class Trial:
         possible, epsilon = np.isfinite(logs), self._budget.epsilon
         return Outcome(
             positions=len(logs),
-            answered=self._budget.charged,
+            answered=self._answered,
+            charged=self._budget.charged,
             possible=int(possible.sum()),
             loss=float(-logs[possible].mean()) if possible.any() else math.inf,
             hits=float(hits.mean()),
@@ -127,7 +143,7 @@ def run_trials(
         positions: those of the run, in order.
         tokens: int64, the true token at each of them.
     """
-    trials = [Trial(settings, protocol) for settings, protocol in planned]
+    trials = [Trial(settings, protocol, len(positions)) for settings, protocol in planned]
     for batch in _batches(positions, reader.models, reader.vocabulary):
         public, rows = reader(positions[batch])
         models = tuple(range(reader.models))

@@ -12,7 +12,7 @@ from services.errors import InputError
 from services.evaluation import tasks
 from services.evaluation.cases import Outcomes, Planned, grouped
 from services.evaluation.ensembles import Ensemble
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, Origin, whole
+from services.evaluation.rows import HIDDEN_TYPE, EnsembleRows, Origin, is_whole
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text
 from services.fan_out import spread
@@ -21,8 +21,8 @@ from services.ray_session import connected
 from services.training.manifest import Adapter
 
 ROWS, OUTCOMES = "rows", "outcomes"
-# Protocols of a task: enough to share the reading of rows, few enough that tasks can be spread and resumed.
-_PROTOCOLS_AT_ONCE = 6
+# Protocols of a task: enough to share the distributions, few enough that tasks can be spread and resumed.
+_PROTOCOLS_AT_ONCE = 16
 # Models of a task: enough to share the public model's passes, few enough that tasks can be spread and resumed.
 _MODELS_AT_ONCE = 8
 # What must stay free on the disk beside the rows.
@@ -46,10 +46,10 @@ class Workbench:
 
     def files(self, ensemble: Ensemble, adapters: Iterable[Adapter]) -> EnsembleRows:
         """Where the rows of these models of an ensemble are kept, and those of the public one."""
-        return EnsembleRows(self._path(), tuple(self._path(ensemble, adapter) for adapter in adapters))
+        return EnsembleRows(self._head, self._path(), tuple(self._path(ensemble, adapter) for adapter in adapters))
 
     def compute_rows(self, models: Iterable[tuple[Ensemble, Adapter]], cluster: ExitStack) -> None:
-        """Those of the public model first: the others are kept as differences from it. All others are removed.
+        """Computes the hidden states of the public model and of `models` that are missing, and removes all others.
 
         Raises:
             InputError: the disk has no room for them.
@@ -61,24 +61,25 @@ class Workbench:
             self._path(ensemble, adapter): (f"{ensemble.directory.name}/{adapter.name}", ensemble.files(adapter))
             for ensemble, adapter in models
         }
-        for path in set(self._rows.iterdir()) - {public, *wanted}:
+        for path in set(self._rows.iterdir()) - {self._head, public, *wanted}:
             path.unlink()  # of another text or ensemble: private, and to no purpose
-        missing = [path for path in (public, *wanted) if not whole(path, self.text.positions)]
+        missing = [path for path in (public, *wanted) if not is_whole(path, self.text.positions)]
         if not missing:
             return
         self._check_room(len(missing))
         cluster.enter_context(connected())
-        self._display.say(f"computing the distributions of {len(missing)} models")
+        self._display.say(f"evaluating {len(missing)} models on the held-out text")
         text = ray.put(self.text)
         if public in missing:
             missing.remove(public)
-            self._score(tasks.score_public, {"public model": (self._base, text, self._precision, public)})
+            arguments = self._base, text, self._precision, self._head, public
+            self._score(tasks.score_public, {"public model": arguments})
         each = min(_MODELS_AT_ONCE, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
         jobs = {}
         for some in (missing[first : first + each] for first in range(0, len(missing), max(1, each))):
             adapters = [(wanted[path][1], path) for path in some]
             name = " to ".join(dict.fromkeys((wanted[some[0]][0], wanted[some[-1]][0])))
-            jobs[name] = self._base, adapters, text, self._precision, public
+            jobs[name] = self._base, adapters, text, self._precision
         self._score(tasks.score, jobs)
 
     def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
@@ -122,18 +123,21 @@ class Workbench:
         )
         return self._rows / origin.file
 
+    @property
+    def _head(self) -> Path:
+        return self._path().with_suffix(".safetensors")
+
     def _check_room(self, models: int) -> None:
-        values = self.text.positions * _vocabulary(self._base)
-        wanted = values * (PUBLIC_TYPE().itemsize + models * PART_TYPE().itemsize)
+        wanted = models * self.text.positions * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
         free = shutil.disk_usage(self._rows).free
         if wanted + _SPARE > free:
             raise InputError(
-                f"output {self._rows.parent}: the distributions of {models} models take {wanted / 2**30:.1f} GiB and "
+                f"output {self._rows.parent}: the hidden states of {models} models take {wanted / 2**30:.1f} GiB and "
                 f"{free / 2**30:.1f} are free; make room, or ask for fewer runs or tokens"
             )
 
 
-def _vocabulary(base: Path) -> int:
+def _hidden_size(base: Path) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(base).get_text_config().vocab_size)
+    return int(AutoConfig.from_pretrained(base).get_text_config().hidden_size)

@@ -100,10 +100,14 @@ class Bench:
         return cls(output, model, text, tuple(shares[Share(part)][:tokens] for part in range(parts)))
 
     @property
+    def head(self) -> Path:
+        return self.output / "head.safetensors"
+
+    @property
     def public(self) -> Path:
         path = self.output / "public.npy"
         if not path.exists():
-            score_public(self.model, self.text, "auto", path)
+            score_public(self.model, self.text, "auto", self.head, path)
         return path
 
     def measure(self, name: str, options: TrainingOptions) -> dict[str, float]:
@@ -130,9 +134,9 @@ class Bench:
         return float((directory / "seconds").read_text())
 
     def _score(self, folder: Path, options: TrainingOptions) -> dict[str, float]:
-        rows = EnsembleRows(self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
+        rows = EnsembleRows(self.head, self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
         adapters = [AdapterFiles(folder / str(part), options.attention) for part in range(len(self.parts))]
-        score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto", rows.public)
+        score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto")
         reader, truth = Reader(rows), torch.from_numpy(self.text.true_tokens)
         gains = []
         for positions in np.array_split(self.text.runs[0], 64):

@@ -1,16 +1,16 @@
 """How fast an evaluation is: `python -m tests.benchmarks.evaluate --json`.
 
 Held-out tokens under every part of an ensemble, evaluated with PMixed's three mollifiers, every part drawn. Ours: a
-forward pass of each block and adapter, rows stored, then one pass over them for all methods. Beside it, in the same run
-and on some of the rows, what it replaces: a forward pass of the same block and adapter by transformers, in float32, and
-for each method a SciPy bisection per row. Both count seconds of one thread's processor time, which other work on the
-machine cannot stretch much.
+forward pass of each block and adapter, hidden states stored, then one pass over them for all methods. Beside it, in the
+same run and on some of the rows, what it replaces: a forward pass of the same block and adapter by transformers, in
+float32, and for each method a SciPy bisection per row. Both count seconds of one thread's processor time, which other
+work on the machine cannot stretch much.
 
 - `token_parts_per_s`: tokens times parts that ours evaluates a second with all three, forward passes included.
 - `ratio`: to the same of what it replaces, where each method is evaluated by itself: a forward pass per adapter, and a
   bisection per row. `ratio_shared` is what would be left of it if those forward passes were shared, too.
-- `token_parts_per_s_stored`, `ratio_stored`: one more method, from rows that are stored, which is what a sweep
-  consists of.
+- `token_parts_per_s_stored`, `ratio_stored`: one more method, from hidden states that are stored, which is what a
+  sweep consists of.
 - `ms_per_row`: where the time goes, of both.
 """
 
@@ -75,11 +75,12 @@ def seconds(work: Callable[[], Any], repeats: int = 1) -> float:
 
 def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) -> tuple[dict[str, float], Reader]:
     """Milliseconds a row, by what they are for."""
-    files = EnsembleRows(folder / "public.npy", tuple(folder / f"{name}.npy" for name in adapters))
+    models = tuple(folder / f"{name}.npy" for name in adapters)
+    files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models)
     Scorer(model)  # loading is no part of it: once a worker, however much text there is
-    score_public(model, text, "auto", files.public)
+    score_public(model, text, "auto", files.head, files.public)
     asked = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
-    forward = seconds(lambda: score(model, asked, text, "auto", files.public))
+    forward = seconds(lambda: score(model, asked, text, "auto"))
     reader, planned = Reader(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 

@@ -109,17 +109,21 @@ class Bench:
         return AdapterFiles(directory, OPTIONS.attention)
 
     @property
+    def _head(self) -> Path:
+        return self.output / "head.safetensors"
+
+    @property
     def _public(self) -> Path:
         path = self.output / "public.npy"
         if not path.exists():
-            score_public(self.model, self.text, "auto", path)
+            score_public(self.model, self.text, "auto", self._head, path)
         return path
 
     def _rows(self, adapters: Mapping[str, AdapterFiles]) -> Reader:
-        rows = EnsembleRows(self._public, tuple(self.output / f"{name}.npy" for name in adapters))
+        rows = EnsembleRows(self._head, self._public, tuple(self.output / f"{name}.npy" for name in adapters))
         missing = [pair for pair in zip(adapters.values(), rows.models, strict=True) if not pair[1].exists()]
         if missing:
-            score(self.model, missing, self.text, "auto", rows.public)
+            score(self.model, missing, self.text, "auto")
         return Reader(rows)
 
     def _losses(self, reader: Reader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:

@@ -27,7 +27,7 @@ LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
 def outcomes(settings: Settings) -> list[Outcome]:
     """Two runs; those that choose among candidates cannot say a tenth of the tokens."""
     loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
-    return [Outcome(100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
+    return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
 
 
 def found(settings: Settings) -> Result:

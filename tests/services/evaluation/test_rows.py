@@ -1,4 +1,4 @@
-"""Claims: rows are the models' own, kept closely enough, found again, and never taken for others'."""
+"""Rows are the models' own, are found again, and are never taken for another model's."""
 
 import math
 from dataclasses import replace
@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from services.engine.engine import AdapterFiles
 from services.engine.reader_attention import record
 from services.engine.switching import using
-from services.evaluation.rows import Origin, Reader, read, whole
+from services.errors import InputError
+from services.evaluation.rows import EnsembleRows, Origin, Reader, is_whole, read
 from services.evaluation.scoring import Scorer
-from services.evaluation.text import Block
+from services.evaluation.tasks import score, score_public
+from services.evaluation.text import Block, Text
 from tests.services.evaluation.written import write_rows
 
 ORIGIN = Origin(base="b" * 64, adapter="a" * 64, attention="public", text="t" * 64, precision="float32")
@@ -30,7 +32,10 @@ def blocks(tokens: tuple[int, ...]) -> list[Block]:
 def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list[dict[int, torch.Tensor]]:
     """Float32 [targets, V] of each adapter (or the base model) and block, put together from the pieces."""
     found = [
-        {index: torch.full((len(block.targets), scorer.vocabulary), torch.nan) for index, block in enumerate(blocks)}
+        {
+            index: torch.full((len(block.targets), scorer.head.vocabulary), torch.nan)
+            for index, block in enumerate(blocks)
+        }
         for _ in adapters or [None]
     ]
     for which, index, first, rows in scorer.log_probabilities(blocks, adapters):
@@ -99,15 +104,44 @@ def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: li
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "other products stay as precise as they were"  # type: ignore[attr-defined]
 
 
-def test_parts_are_kept_to_two_thousandths_of_their_log_ratio(tmp_path: Path) -> None:
+def test_distributions_are_made_of_hidden_states(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=3)
     positions = np.array([7, 3, 49])
     public, parts = Reader(written.files)(positions)
-    assert torch.equal(public, written.public[positions])
-    truth = written.models[positions].flatten(0, 1)
-    ratio = (truth - public.repeat_interleave(3, 0)).abs()
-    assert bool(((parts - truth).abs() <= ratio * 2.0**-11 + 1e-6).all())
-    assert ratio.max() > 2
+    assert torch.allclose(public, written.public[positions], atol=1e-5)
+    assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
+
+
+def test_stored_hidden_states_give_the_scorers_distributions(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+) -> None:
+    files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
+    text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
+    reader = AdapterFiles(adapters["first"], "public")
+    score_public(public_model, text, "auto", files.head, files.public)
+    score(public_model, [(reader, files.models[0])], text, "auto")
+    public, first = Reader(files)(text.runs[0])
+    scorer = Scorer(public_model)
+    for rows, found in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
+        assert torch.equal(rows, torch.cat([found[index] for index in range(len(blocks))]))
+    size = files.models[0].stat().st_size
+    assert size < 4 * text.positions * scorer.head.size + 200, "no more is kept than the hidden states"
+
+
+def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -> None:
+    config = Gemma2Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    assert config.final_logit_softcapping
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="changes its logits after the output layer"):
+        Scorer(tmp_path, "float32")
 
 
 @pytest.mark.parametrize("field", ["base", "adapter", "attention", "text", "precision"])
@@ -119,12 +153,12 @@ def test_rows_of_something_else_have_another_name(field: str) -> None:
 
 def test_what_is_left_of_a_file_does_not_count(tmp_path: Path) -> None:
     path = write_rows(tmp_path, positions=20, models=1).files.models[0]
-    assert whole(path, 20)
-    assert not whole(path, 21)
-    assert not whole(tmp_path / "none.npy", 20)
+    assert is_whole(path, 20)
+    assert not is_whole(path, 21)
+    assert not is_whole(tmp_path / "none.npy", 20)
     content = path.read_bytes()
     for damaged in (content[:1000], content[:-2], b"", b"PK" + content[2:]):
         path.write_bytes(damaged)
-        assert not whole(path, 20)
+        assert not is_whole(path, 20)
     path.write_bytes(content)
     assert read(path).shape == (20, 96)

@@ -74,6 +74,23 @@ def test_a_budget_for_fewer_tokens_ends_after_these(written: Written) -> None:
     assert half.loss < public.loss
 
 
+def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: Written) -> None:
+    once, often = outcomes(
+        written, PMixedSettings(epsilon=8, tokens=POSITIONS), PMixedSettings(epsilon=8, tokens=16 * POSITIONS)
+    )
+    assert (once.answered, once.charged) == (POSITIONS, POSITIONS)
+    assert (often.answered, often.charged) == (POSITIONS, 16 * POSITIONS)
+    assert once.loss < often.loss, "the radius is smaller where the budget lasts longer"
+
+
+def test_measured_losses_are_paid_several_times_too(written: Written) -> None:
+    def settings(tokens: int) -> AdaPMixedSettings:
+        return AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=tokens)
+
+    once, twice = outcomes(written, settings(POSITIONS), settings(2 * POSITIONS))
+    assert twice.answered == pytest.approx(once.answered / 2, abs=2)
+
+
 def test_submix_stops_when_its_budget_is_gone(halves: Written) -> None:
     # At order 4 and this delta an epsilon of 3.4 leaves a loss of 0.3 to every part.
     public, short, long = outcomes(

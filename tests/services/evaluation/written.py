@@ -1,4 +1,4 @@
-"""Rows made by hand, on disk as an evaluation keeps them: models nearer to each other than to the public one."""
+"""Hidden states made by hand, as an evaluation keeps them: models nearer to each other than to the public one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.evaluation.rows import PART_TYPE, PUBLIC_TYPE, EnsembleRows, writing
+from services.evaluation.rows import EnsembleRows, writing
+from services.evaluation.scoring import Head
 
 VOCABULARY = 96
 
@@ -31,11 +32,13 @@ def write_rows(folder: Path, positions: int, models: int, apart: float = 0.3) ->
     common = public + torch.randn(positions, VOCABULARY, generator=generator)
     each = common[:, None] + apart * torch.randn(positions, models, VOCABULARY, generator=generator)
     each = each.log_softmax(2)
-    files = EnsembleRows(folder / "public.npy", tuple(folder / f"model-{index}.npy" for index in range(models)))
-    with writing(files.public, (positions, VOCABULARY), PUBLIC_TYPE) as put:
+    models_files = tuple(folder / f"model-{index}.npy" for index in range(models))
+    files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models_files)
+    Head(torch.eye(VOCABULARY), None, narrow=False).save(files.head)  # hidden states are the log-probabilities
+    with writing(files.public, (positions, VOCABULARY)) as put:
         put(0, public)
     for index, path in enumerate(files.models):
-        with writing(path, (positions, VOCABULARY), PART_TYPE) as put:
-            put(0, each[:, index] - public)
+        with writing(path, (positions, VOCABULARY)) as put:
+            put(0, each[:, index])
     tokens = torch.multinomial(each.exp().mean(dim=1), 1, generator=generator)[:, 0].numpy()
     return Written(files, public, each, tokens)
