@@ -1,0 +1,99 @@
+"""The wheel's own metadata names everything that privmix imports: it runs without this repository and its locks."""
+
+import importlib.metadata as metadata
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).parents[2]
+IMPORT_EVERYTHING = """
+import importlib, pkgutil
+import cluster, services
+for package in (cluster, services):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if ".migrations." not in module.name and module.name != "cluster.__main__":  # run by Alembic; runs the command
+            importlib.import_module(module.name)
+print("imported from", cluster.__file__)
+"""
+
+
+def required(requirements: list[Requirement], extras: frozenset[str]) -> Iterator[Requirement]:
+    """Yields what applies on this platform with these extras."""
+    for requirement in requirements:
+        environments = [{"extra": extra} for extra in extras or {""}]
+        if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
+            yield requirement
+
+
+def closure(requirements: list[Requirement], extras: frozenset[str]) -> dict[str, metadata.Distribution]:
+    """Returns the distributions that pip would install for them, of the versions that are installed here.
+
+    A requirement that is not installed is one that the locks leave out on purpose: imports must do without it.
+    """
+    found: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
+    waiting = list(required(requirements, extras))
+    while waiting:
+        requirement = waiting.pop()
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in found:
+            continue
+        try:
+            distribution = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError:
+            continue
+        found[key] = distribution
+        waiting += required([Requirement(text) for text in distribution.requires or ()], key[1])
+    return {name: distribution for (name, _), distribution in found.items()}
+
+
+def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
+    """Links the files of `distributions`, and of no other, into the folder `target`."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for distribution in metadata.distributions():
+        for file in distribution.files or ():
+            owners[file.parts[0]].add(canonicalize_name(distribution.name))
+    for name, distribution in distributions.items():
+        for file in distribution.files or ():
+            whole = owners[file.parts[0]] == {name}
+            place = PurePosixPath(file.parts[0]) if whole else PurePosixPath(file)
+            path = target / place
+            if file.parts[0] != ".." and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to(Path(str(distribution.locate_file(place))))
+
+
+@pytest.mark.slow
+def test_the_wheel_imports_and_runs_from_its_metadata_alone(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # setuptools would put files of earlier builds in the repository into the wheel
+    for name in ("cluster", "services"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    subprocess.run([*build, str(source)], check=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("privmix-*.whl")
+    venv.create(tmp_path / "fresh", symlinks=True)
+    python = tmp_path / "fresh" / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "fresh")}))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    (own,) = metadata.distributions(name="privmix", path=[str(packages)])
+    link(closure([Requirement(text) for text in own.requires or ()], frozenset({"cpu"})), packages)
+
+    def run(*arguments: str) -> str:
+        ran = subprocess.run([python, "-I", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        return ran.stdout
+
+    assert str(packages) in run("-c", IMPORT_EVERYTHING)
+    assert '"pmixed"' in run("-m", "cluster", "protocols", "--json")
