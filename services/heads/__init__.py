@@ -1,4 +1,4 @@
-"""Heads: one small private model, released once, that answers any number of queries at no further cost.
+"""Trains heads: small private models that are released once and answer any number of queries at no further cost.
 
-ExpM+NF (Bridges, Tombs, Stanley 2024) as published, what it is compared with, attacks on it, and a certified variant.
+The package contains ExpM+NF (Bridges, Tombs, Stanley 2024) as published, baselines, attacks and a certified variant.
 """

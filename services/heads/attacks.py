@@ -1,9 +1,9 @@
-"""Attacks on heads: what a release tells of one row, against the epsilon that its training was given.
+"""Attacks heads: measures what a release reveals about one row and compares it with the training's epsilon.
 
-- `neighbours`: train many times on each of two tables that differ in one row, release one parameter vector each time,
-  and bound epsilon from below by the best test on the releases (Clopper & Pearson).
-- `one_run`: many planted rows, each included by a fair coin, and one training (Steinke, Nasr, Jagielski 2023).
-- `membership`: LiRA (Carlini et al. 2022) with models of random halves of the rows.
+- `neighbours` trains many times on each of two tables that differ in one row, releases one parameter vector each time,
+  and bounds epsilon from below by the best test on the releases (Clopper & Pearson).
+- `one_run` plants many rows, includes each by a fair coin, and trains once (Steinke, Nasr, Jagielski 2023).
+- `membership` runs LiRA (Carlini et al. 2022) with models of random halves of the rows.
 """
 
 import secrets
@@ -34,7 +34,7 @@ from services.privacy.sampling.selection import SelectionEvent, select
 
 Reals = NDArray[np.float64]
 
-# From a table and a count to so many independent releases, float64 [count, D].
+# Returns `count` independent releases of a table, float64 [count, D].
 Releases = Callable[[Table, int], Reals]
 
 UNPROVEN = "the epsilon of the density, unproven"
@@ -43,10 +43,10 @@ _CHOSEN_AT = 0.95
 
 
 def lever(rows: int = 40, features: int = 2, height: float = 1000.0) -> tuple[Table, Table]:
-    """Two tables that differ in one row's target: that row alone has a value in the last feature.
+    """Returns two tables that differ in the target of one row, the only row with a value in the last feature.
 
-    What a model learns of that feature comes from this row. An optimiser that rescales gradients, as RMSProp does,
-    follows even a small one, however small epsilon makes it.
+    A model learns that feature from this row alone. An optimiser that rescales gradients, such as RMSProp, follows the
+    row's gradient even if a small epsilon makes it tiny.
     """
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(rows, features)).astype(np.float32)
@@ -62,7 +62,7 @@ def lever(rows: int = 40, features: int = 2, height: float = 1000.0) -> tuple[Ta
 
 
 def farthest(table: Table) -> tuple[Table, Table]:
-    """Two tables that differ in the target of the row that is farthest from the others."""
+    """Returns two tables that differ in the target of the row with the largest norm."""
     row = int(np.square(table.x.reshape(len(table.x), -1)).sum(axis=1).argmax())
     changed = table.y.copy()
     changed[row] = 1 - changed[row]
@@ -70,7 +70,7 @@ def farthest(table: Table) -> tuple[Table, Table]:
 
 
 def published_releases(epsilon: float, settings: ExpMNFSettings) -> Releases:
-    """A flow is fitted anew for each release; many are fitted side by side, each with parameters of its own."""
+    """Returns a function that fits a new flow for each release. It fits many independent flows in one batch."""
 
     def releases(table: Table, count: int) -> Reals:
         return np.concatenate(
@@ -84,7 +84,7 @@ def published_releases(epsilon: float, settings: ExpMNFSettings) -> Releases:
 
 
 def certified_releases(epsilon: float, settings: CertifiedSettings) -> Releases:
-    """The first round of the certified variant, with all of epsilon, on the same public candidates every time."""
+    """Returns a function that runs one round of the certified variant, with all of epsilon and fixed candidates."""
     event = SelectionEvent(epsilon)
 
     def releases(table: Table, count: int) -> Reals:
@@ -106,14 +106,14 @@ def neighbours(
     trials: int = 500,
     confidence: float = 0.95,
 ) -> Finding:
-    """Bound epsilon from below by telling the releases of two neighbouring tables apart.
+    """Bounds epsilon from below by distinguishing the releases of two neighbouring tables.
 
-    The score of a release is one of its coordinates; half of the releases choose it and the threshold, the other half
-    bounds epsilon.
+    The score of a release is one of its coordinates. Half of the releases determine the coordinate and the threshold;
+    the other half bounds epsilon.
     """
     first, second = (releases(table, trials) for table in pair)
-    best = _most_telling(first[: trials // 2], second[: trials // 2])
-    # `held_out_epsilons` takes the same first halves for its choice of the test.
+    best = _best_coordinate(first[: trials // 2], second[: trials // 2])
+    # `held_out_epsilons` chooses its test from the same first halves.
     lower, certain = held_out_epsilons(first[:, best], second[:, best], 0.0, (confidence, CERTAIN))
     return Finding(
         attack="test on releases of neighbouring tables",
@@ -128,8 +128,8 @@ def neighbours(
     )
 
 
-def _most_telling(first: Reals, second: Reals) -> int:
-    """The coordinate whose best threshold bounds epsilon highest on these releases."""
+def _best_coordinate(first: Reals, second: Reals) -> int:
+    """Returns the coordinate whose best threshold gives the highest bound of epsilon on these releases."""
     bounds = [
         epsilon_of(best_test(a, b, 0.0, _CHOSEN_AT), a, b, 0.0, _CHOSEN_AT)
         for a, b in zip(first.T, second.T, strict=True)
@@ -140,7 +140,7 @@ def _most_telling(first: Reals, second: Reals) -> int:
 def one_run(
     name: MethodName, table: Table, epsilon: float, *, planted: int = 200, guesses: int = 50, confidence: float = 0.95
 ) -> Finding:
-    """Plant rows with random targets, include each by a fair coin, train once, and guess the coins by the losses."""
+    """Plants rows with random targets, includes each by a fair coin, trains once, and guesses the coins from losses."""
     planted = min(planted, len(table.x) // 2)
     rng = np.random.default_rng()
     chosen = rng.choice(len(table.x), size=planted, replace=False)
@@ -153,7 +153,7 @@ def one_run(
     scores = _scores(_train(name, whole.rows(kept), epsilon), whole.rows(chosen))
     correct = correct_guesses(coins, scores, guesses)
     delta = methods.DELTA if name == "dp-sgd" else 0.0
-    lower, certain = (one_run_epsilon(planted, guesses, correct, delta, each) for each in (confidence, CERTAIN))
+    lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (confidence, CERTAIN))
     status = METHODS[name].status
     claims = {("epsilon" if status == "certified" else UNPROVEN): epsilon} if METHODS[name].private else {}
     return Finding(
@@ -170,7 +170,7 @@ def one_run(
 
 
 def membership(name: MethodName, table: Table, epsilon: float, *, targets: int = 50, shadows: int = 32) -> Roc:
-    """LiRA on rows of random halves: each model in turn is attacked with what the others teach of a row's score."""
+    """Runs LiRA: trains models on random halves of the rows and attacks each model with the scores of the others."""
     rng = np.random.default_rng(0)
     chosen = rng.choice(len(table.x), size=targets, replace=False)
     included = np.empty((shadows, targets), dtype=np.bool_)
@@ -184,12 +184,12 @@ def membership(name: MethodName, table: Table, epsilon: float, *, targets: int =
 
 
 def summary(roc: Roc) -> Mapping[str, Any]:
-    """The area and the true-positive rate at 1 % false positives."""
+    """Returns the area under the curve and the true-positive rate at 1 % false positives."""
     return {"area": roc.area, "true_positives_at_1_percent": roc.true_positives_at(0.01), "roc": roc.record()}
 
 
 def _train(name: MethodName, table: Table, epsilon: float, seed: int | None = None) -> Tensor:
-    """One released parameter vector [D], with the setting chosen in advance."""
+    """Returns one released parameter vector [D], trained with the setting chosen in advance."""
     method = METHODS[name]
     chosen = secrets.randbelow(2**31) if seed is None else seed
     return method.train(methods.build(table), table, epsilon, method.advance, chosen)[0]
@@ -197,16 +197,16 @@ def _train(name: MethodName, table: Table, epsilon: float, seed: int | None = No
 
 @torch.no_grad()
 def _scores(theta: Tensor, table: Table) -> Reals:
-    """float64 [n]: logit of the confidence in the row's own target (Carlini et al. 2022, equation 6)."""
+    """Returns the logit of the confidence in each row's own target, float64 [n] (Carlini et al. 2022, equation 6)."""
     outputs = methods.parametrised(table).outputs(theta[None].float(), torch.from_numpy(table.x))[0].double().numpy()
     confidence = np.clip(np.where(table.y == 1, outputs, 1 - outputs), 1e-9, 1 - 1e-9)
     return np.asarray(np.log(confidence) - np.log1p(-confidence))
 
 
 def _fit_side_by_side(table: Table, epsilon: float, settings: ExpMNFSettings, count: int) -> Reals:
-    """float64 [count, D]: one release of each of `count` flows, fitted as `expm_nf.fit` does without early stopping.
+    """Fits `count` flows like `expm_nf.fit`, without early stopping; returns a release of each, float64 [count, D].
 
-    The loss is the sum of the flows' losses, so that each flow's gradient, and RMSProp's step, is that of a fit alone.
+    The loss is the sum of the flows' losses, so each flow gets the gradient and the RMSProp step of a separate fit.
     """
     x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
     model = Parametrised(methods.build(table)())

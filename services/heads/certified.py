@@ -1,8 +1,7 @@
-"""The certified variant: the same density on candidates that were drawn without looking at the private rows.
+"""Implements the certified variant: the exponential mechanism on candidates that do not depend on the private rows.
 
 On a finite set the exponential mechanism is sampled exactly, so its guarantee holds: epsilon-differential privacy with
-delta 0 (`services.privacy.sampling.selection`). Candidates come from a prior, or from a flow that was fitted to
-public rows.
+delta 0 (`services.privacy.sampling.selection`). Candidates come from a prior, or from a flow fitted to public rows.
 """
 
 from uuid import uuid4
@@ -24,15 +23,15 @@ _CANDIDATES_AT_ONCE = 128
 
 
 class CertifiedSettings(BaseModel):
-    """How candidates are drawn.
+    """Configures how candidates are drawn.
 
     Attributes:
-        candidates: how many in each round, K.
-        rounds: how many candidates are chosen, one after another; each costs an equal share of epsilon.
-        sigma: of the prior N(0, sigma^2 I) of the first round, where there are no public rows.
-        shrink: factor of the spread from one round to the next.
-        public_epsilon: of the density that the flow of the first round is fitted to, where there are public rows.
-        flow: how that flow is fitted.
+        candidates: the number of candidates in each round, K.
+        rounds: the number of rounds. Each selects one candidate and costs an equal share of epsilon.
+        sigma: the standard deviation of the first round's prior N(0, sigma^2 I), used without public rows.
+        shrink: the factor by which the spread of the candidates shrinks in each round.
+        public_epsilon: the epsilon of the density to which the first round's flow is fitted, with public rows.
+        flow: the settings of that flow.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,10 +46,10 @@ class CertifiedSettings(BaseModel):
 
 @torch.no_grad()
 def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[np.int64]:
-    """int64 [K]: the sum over users of each user's loss, clipped to [0, 1], in `selection.LOSS_UNITS`.
+    """Returns for each candidate the sum of the users' losses, each clipped to [0, 1], int64 [K].
 
-    A user's loss is the sum of the l2 losses of the user's rows. Computed in float64, in blocks of
-    candidates of the same shape whatever the rows are.
+    The unit is `selection.LOSS_UNITS`. A user's loss is the sum of the l2 losses of the user's rows. The computation is
+    in float64, in blocks of candidates whose shapes do not depend on the rows.
     """
     order = np.argsort(table.users, kind="stable")
     owners = table.users[order]
@@ -67,10 +66,11 @@ def total_losses(model: Parametrised, thetas: Tensor, table: Table) -> NDArray[n
 def event(
     table: Table, epsilon: float, settings: CertifiedSettings, neighbours: Neighbours = "replace"
 ) -> SelectionEvent:
-    """What a release costs.
+    """Returns the privacy event of a release.
 
     Raises:
-        InputError: the features were scaled by the private rows, or there are too many candidates for epsilon.
+        InputError: the features were scaled with statistics of the private rows, or epsilon is too small for the number
+            of candidates.
     """
     if table.scaling != "public":
         raise InputError(
@@ -78,11 +78,11 @@ def event(
             "covers; give the bounds of every feature (--bounds FILE)"
         )
     try:
-        found = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
-        rate(found, settings.candidates)
+        selection = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
+        rate(selection, settings.candidates)
     except ValueError as error:
         raise InputError(str(error)) from error
-    return found
+    return selection
 
 
 def release(
@@ -94,13 +94,13 @@ def release(
     public: Table | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Parameters [D], chosen from candidates by the private rows at the cost of the event.
+    """Selects parameters [D] from candidates with the private rows, at the cost of the event.
 
-    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw theirs around
-    what the round before chose, which is already paid for: by adaptive composition the costs add up.
+    The first round's candidates come from the prior, or from a flow fitted to `public`. Later rounds draw candidates
+    around the previous selection, which is already charged: by adaptive composition the costs add up.
 
     Args:
-        seed: of the candidates, which need not be secret; which one is chosen is drawn from the system's generator.
+        seed: the seed of the candidates, which need not be secret. The selection uses secret randomness.
     """
     generator = torch.Generator().manual_seed(seed)
     thetas = _first_candidates(model, settings, generator, public)
@@ -110,7 +110,7 @@ def release(
         spread = settings.shrink * spread
         if done < event.rounds - 1:
             steps = spread * torch.randn(settings.candidates, model.dimension, generator=generator)
-            steps[0] = 0.0  # what was chosen stays a candidate
+            steps[0] = 0.0  # the previous selection stays a candidate
             thetas = chosen + steps
     return chosen
 
@@ -118,7 +118,7 @@ def release(
 def _first_candidates(
     model: Parametrised, settings: CertifiedSettings, generator: torch.Generator, public: Table | None
 ) -> Tensor:
-    """[K, D]"""
+    """Returns the candidates of the first round, [K, D]."""
     if public is None:
         return settings.sigma * torch.randn(settings.candidates, model.dimension, generator=generator)
     x, y = torch.from_numpy(public.x), torch.from_numpy(public.y)

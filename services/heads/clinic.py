@@ -1,7 +1,7 @@
-"""A clinic's time series, generated: who gets worse within 24 hours, from measurements of which 89 % are missing.
+"""Generates time series of a fictional clinic: they predict who gets worse, and 89 % of the measurements are missing.
 
-Every stay has a hidden severity that drifts. Vital signs follow it; how often something is measured rises with
-its severity, so missingness tells something, as in intensive care (Che et al. 2018, Figure 1).
+Every stay has a hidden severity that drifts. Vital signs follow it. Severe cases are measured more often, so missing
+values are informative, as in intensive care (Che et al. 2018, Figure 1).
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ MISSING = 0.89
 
 
 def clinic(stays: int = STAYS, seed: int = 0) -> Table:
-    """The table of generated stays, [stays, 24, 3 * 12]; nobody's data, so every scaling of it is public."""
+    """Returns a table of generated stays, [stays, 24, 3 * 12]. It contains no real data, so its scaling is public."""
     rng = np.random.default_rng(seed)
     severity = np.cumsum(rng.normal(scale=0.25, size=(stays, HOURS)), axis=1) + rng.normal(size=(stays, 1))
     loading = rng.normal(size=VARIABLES)
@@ -29,10 +29,10 @@ def clinic(stays: int = STAYS, seed: int = 0) -> Table:
 
 
 def series(values: NDArray[np.float64], measured: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """[n, T, 3 F]: standardised values carried forward, masks, and days since the last measurement.
+    """Returns standardised values carried forward, masks, and days since the last measurement, float32 [n, T, 3 F].
 
     Args:
-        values: float64 [n, T, F], standardised; read where measured alone.
+        values: float64 [n, T, F], standardised. Only measured values are read.
         measured: bool [n, T, F].
     """
     n, hours, variables = values.shape

@@ -1,6 +1,6 @@
-"""All methods on the same splits: a first and a refined search, and a final round with several seeds.
+"""Compares all methods on the same splits: a first and a refined search, then a final round with several seeds.
 
-Every training is a Ray task whose result is kept in a file, so a comparison that was stopped goes on where it was.
+Every training is a Ray task whose result is stored in a file, so an interrupted comparison can continue.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained.
+    """Lists what to train.
 
     Attributes:
-        epsilons: of the private methods.
+        epsilons: the epsilons of the private methods.
         names: the methods.
-        seeds: of the final round.
-        search: whether settings are searched; else only those chosen in advance are trained.
+        seeds: the number of seeds in the final round.
+        search: whether to search settings too; otherwise only the settings chosen in advance are trained.
     """
 
     epsilons: Sequence[float] = EPSILONS
@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training: a method, an epsilon, settings and a seed."""
+    """Describes one training: a method, an epsilon, settings and a seed."""
 
     name: MethodName
     epsilon: float
@@ -59,25 +59,25 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """The name of its file."""
+        """The name of the result's file."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one epsilon.
+    """Holds the results of one method at one epsilon.
 
     Attributes:
-        name: of the method.
-        epsilon: of it; 0 where it takes none.
-        chosen: how the setting came about: ``advance`` or ``search``.
+        name: the method.
+        epsilon: the method's epsilon; 0 if it has none.
+        chosen: how the setting was chosen: ``advance`` or ``search``.
         settings: the setting.
-        auc: the median over seeds of the median over samples, on the test rows.
-        quantiles: of the areas of all samples of all seeds, at 5, 25, 50, 75 and 95 %.
-        seconds: the median time of a training.
-        trials: how many trainings the search took, this one included.
-        search_cost: what the search costs in privacy, in words.
-        curve: of the sample with the median area: false- and true-positive rates, with a band over samples.
+        auc: the median over seeds of the median area over samples, on the test rows.
+        quantiles: the 5, 25, 50, 75 and 95 % quantiles of the areas of all samples and seeds.
+        seconds: the median duration of a training.
+        trials: the number of trainings in the search, this one included.
+        search_cost: the privacy cost of the search, in words.
+        curve: false- and true-positive rates of the training with the median area, with a band over samples.
     """
 
     name: MethodName
@@ -94,7 +94,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results on one data set."""
+    """Holds all results on one data set."""
 
     dataset: str
     rows: int
@@ -102,12 +102,12 @@ class Comparison:
     cells: Sequence[Cell]
 
     def find(self, name: MethodName, epsilon: float = 0.0, chosen: str = "advance") -> Cell | None:
-        """The cell of a method at an epsilon."""
+        """Returns the cell of a method at an epsilon; None if there is none."""
         wanted = (name, epsilon, chosen)
         return next((cell for cell in self.cells if (cell.name, cell.epsilon, cell.chosen) == wanted), None)
 
     def record(self) -> dict[str, Any]:
-        """For programs: areas by method and epsilon, those of a search where there was one, and guarantees."""
+        """Returns the JSON output: areas by method and epsilon (of the search, if there was one) and guarantees."""
         best = "search" if any(cell.chosen == "search" for cell in self.cells) else "advance"
         areas: dict[MethodName, Any] = {}
         for cell in self.cells:
@@ -130,7 +130,7 @@ class Comparison:
 
 
 def kept(comparison: Comparison, chosen: str) -> dict[str, dict[str, float]]:
-    """The share of the non-private area that each private method keeps, by epsilon."""
+    """Returns the share of the non-private area that each private method keeps, by epsilon."""
     reference = comparison.find("non-private", chosen=chosen)
     if reference is None:
         return {}
@@ -146,10 +146,10 @@ Run = Callable[[Mapping[str, tuple[Any, ...]]], Iterator[tuple[str, dict[str, An
 
 
 def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) -> Comparison:
-    """Train everything of a plan, with results below `output`.
+    """Runs all trainings of a plan and stores their results below `output`.
 
     Raises:
-        InputError: the directory holds results of other rows.
+        InputError: the directory holds results of another table.
     """
     parts = split(table)
     cache = _Cache(output, table)
@@ -158,40 +158,40 @@ def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) 
     for stage in ("advance", "search") if plan.search else ("advance",):
         settings = _chosen(plan, stage, parts, cache, run, display)
         finals = {
-            place: [Trial(place[0], place[1], found.model_dump(), seed, True) for seed in range(plan.seeds)]
-            for place, (found, _) in settings.items()
+            place: [Trial(place[0], place[1], setting.model_dump(), seed, True) for seed in range(plan.seeds)]
+            for place, (setting, _) in settings.items()
         }
         display.say(f"Final round, settings of the {stage}: {sum(map(len, finals.values()))} trainings")
         results = cache.results([trial for trials in finals.values() for trial in trials], parts, run)
-        for place, (found, trials) in settings.items():
-            cells.append(_cell(place, stage, found, [results[trial.key] for trial in finals[place]], trials))
+        for place, (setting, trials) in settings.items():
+            cells.append(_cell(place, stage, setting, [results[trial.key] for trial in finals[place]], trials))
     return Comparison(table.name, rows, table.unit, cells)
 
 
 def run_trial(trial: Trial, parts: Split) -> dict[str, Any]:
-    """The areas of one training: on the validation rows, or in the final round on the test rows with a curve."""
+    """Runs one training; returns areas on the validation rows, or in the final round on the test rows with a curve."""
     method = METHODS[trial.name]
     make = methods.build(parts.train)
     settings = type(method.advance).model_validate(trial.settings)
     started = time.perf_counter()
     try:
         thetas = method.train(make, parts.train, trial.epsilon, settings, trial.seed)
-    except ValueError as error:  # the fit diverged, or no noise is enough: the setting is of no use at this epsilon
+    except ValueError as error:  # the fit diverged, or no noise suffices: the setting is useless at this epsilon
         return {"auc": [0.5], "seconds": time.perf_counter() - started, "problem": str(error)}
     seconds = time.perf_counter() - started
     table = parts.test if trial.final else parts.validation
     model = methods.parametrised(parts.train)
     areas = auc_of(model, thetas, table)
-    found = {"auc": areas.tolist() if trial.final else [float(np.median(areas))], "seconds": seconds}
+    result = {"auc": areas.tolist() if trial.final else [float(np.median(areas))], "seconds": seconds}
     if trial.final:
-        found["curve"] = _curve(outputs(model, thetas[: min(len(thetas), 50)], table), table)
-    return found
+        result["curve"] = _curve(outputs(model, thetas[: min(len(thetas), 50)], table), table)
+    return result
 
 
 def _chosen(
     plan: Plan, stage: str, parts: Split, cache: "_Cache", run: Run, display: Display
 ) -> dict[tuple[MethodName, float], tuple[BaseModel, int]]:
-    """For each method and epsilon its setting, and how many trainings it took to choose it."""
+    """Returns for each method and epsilon its setting, and the number of trainings that the choice took."""
     places = [
         (name, epsilon) for name in plan.names for epsilon in (plan.epsilons if METHODS[name].private else (0.0,))
     ]
@@ -212,10 +212,10 @@ def _best(
     tried: Mapping[tuple[MethodName, float], Sequence[BaseModel]], parts: Split, cache: "_Cache", run: Run
 ) -> dict[tuple[MethodName, float], BaseModel]:
     trials = {
-        place: [Trial(place[0], place[1], each.model_dump(), 0, False) for each in settings]
+        place: [Trial(place[0], place[1], setting.model_dump(), 0, False) for setting in settings]
         for place, settings in tried.items()
     }
-    results = cache.results([trial for each in trials.values() for trial in each], parts, run)
+    results = cache.results([trial for place_trials in trials.values() for trial in place_trials], parts, run)
     return {
         place: tried[place][int(np.argmax([results[trial.key]["auc"][0] for trial in trials[place]]))]
         for place in tried
@@ -247,47 +247,47 @@ def _cell(
 
 
 def _curve(scores: "np.typing.NDArray[np.float64]", table: Table) -> dict[str, list[float]]:
-    """True-positive rates at fixed false-positive rates: the median over samples and the band of 90 % of them."""
+    """Computes true-positive rates at fixed false-positive rates: the median over samples and a 90 % band."""
     rates = np.geomspace(1e-3, 1.0, 40)
     positive = table.y == 1
-    found = []
+    true_positives = []
     for row in scores:
         thresholds = np.quantile(row[~positive], 1 - rates)
-        found.append((row[positive][None] >= thresholds[:, None]).mean(axis=1))
-    low, middle, high = np.quantile(np.array(found), [0.05, 0.5, 0.95], axis=0)
+        true_positives.append((row[positive][None] >= thresholds[:, None]).mean(axis=1))
+    low, middle, high = np.quantile(np.array(true_positives), [0.05, 0.5, 0.95], axis=0)
     return {"rates": rates.tolist(), "low": low.tolist(), "median": middle.tolist(), "high": high.tolist()}
 
 
 class _Cache:
-    """Results of trainings, a file each; those of other rows are refused."""
+    """Stores the result of each training in a file. Refuses a directory with results of another table."""
 
     def __init__(self, output: Path, table: Table) -> None:
         self._directory = output / "trials"
         self._directory.mkdir(parents=True, exist_ok=True)
         mark, own = self._directory / "data", fingerprint(table).encode()
         if mark.exists() and mark.read_bytes() != own:
-            raise InputError(f"output {output}: holds results of other rows; name another directory")
+            raise InputError(f"output {output}: holds results of another table; name another directory")
         write_atomically(mark, own)
 
     def results(self, trials: Sequence[Trial], parts: Split, run: Run) -> dict[str, dict[str, Any]]:
-        """The result of every trial by its key; those that are missing are run."""
-        found = {trial.key: self._read(trial) for trial in trials}
-        missing = {trial.key: (trial, parts) for trial in trials if found[trial.key] is None}
+        """Runs the trials without a stored result and returns all results by key."""
+        stored = {trial.key: self._read(trial) for trial in trials}
+        missing = {trial.key: (trial, parts) for trial in trials if stored[trial.key] is None}
         for key, result in run(missing):
             write_atomically(self._directory / f"{key}.json", json.dumps(result).encode())
-            found[key] = result
-        return {key: result for key, result in found.items() if result is not None}
+            stored[key] = result
+        return {key: result for key, result in stored.items() if result is not None}
 
     def _read(self, trial: Trial) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = json.loads((self._directory / f"{trial.key}.json").read_bytes())
+            result: dict[str, Any] = json.loads((self._directory / f"{trial.key}.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return found
+        return result
 
 
 def in_process(display: Display) -> Run:
-    """Runs trials one after another, here."""
+    """Returns a function that runs trials one after another in this process."""
 
     def run(jobs: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
         done = dict.fromkeys(jobs, 0.0)
@@ -299,7 +299,7 @@ def in_process(display: Display) -> Run:
 
 
 def on_cluster(display: Display) -> Run:
-    """Runs trials as Ray tasks on the connected cluster, a core each."""
+    """Returns a function that runs trials as Ray tasks on the connected cluster, with one core for each."""
     import ray
 
     from services.fan_out import spread
@@ -321,7 +321,7 @@ def on_cluster(display: Display) -> Run:
     return run
 
 
-# A task of one short training would take as long to start as to run.
+# Several trials share a task, because a task takes as long to start as a short training.
 _TRIALS_A_TASK = 4
 
 

@@ -1,4 +1,4 @@
-"""Tables and time series with a binary target: read, scaled by public bounds, split.
+"""Reads tables and time series with a binary target, scales them by public bounds, and splits them.
 
 table = rand()
 parts = split(table, seed=0)
@@ -22,24 +22,24 @@ Reals = NDArray[np.float64]
 Scaling = Literal["public", "private"]
 
 SHARES = (0.7, 0.1, 0.2)
-"""Of the rows for training, validation and test, as in the paper."""
+"""The shares of the rows for training, validation and test, as in the paper."""
 
 
 class DataError(InputError):
-    """The data cannot be used; the message names the file and the field."""
+    """The data is invalid. The message names the file and the field."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows with a binary target.
+    """Holds rows with a binary target.
 
     Attributes:
-        name: of the data set.
-        x: float32 [n, F], or [n, T, 3 F] of time series (values, masks, hours since the last measurement).
+        name: the name of the data set.
+        x: float32 [n, F]; for time series [n, T, 3 F] (values, masks, days since the last measurement).
         y: float32 [n], 0 or 1.
-        users: int64 [n], whose row each is; all different where the unit is a row.
-        scaling: whether the features were scaled by numbers known without the rows, or by the rows' own.
-        unit: what one owner of `users` is.
+        users: int64 [n], the owner of each row; all different if the unit is a record.
+        scaling: "public" if the features were scaled by publicly known bounds, "private" if by statistics of the rows.
+        unit: what an owner is.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def features(self) -> int:
-        """F; of time series the number of variables."""
+        """F, the number of features; for time series, the number of variables."""
         return int(self.x.shape[-1]) // (3 if self.series else 1)
 
     @property
@@ -68,13 +68,13 @@ class Table:
         return self.x.ndim == 3
 
     def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
-        """The table of some rows."""
+        """Returns a table of the chosen rows."""
         return replace(self, x=self.x[chosen], y=self.y[chosen], users=self.users[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Tables that share no user."""
+    """Holds tables that share no users."""
 
     train: Table
     validation: Table
@@ -82,10 +82,10 @@ class Split:
 
 
 def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Split:
-    """Users, with all of their rows, to training, validation and test at random.
+    """Assigns users, with all of their rows, randomly to training, validation and test.
 
     Raises:
-        DataError: a part has no rows, or only one value of the target.
+        DataError: a split has no rows, or only one value of the target.
     """
     owners = np.unique(table.users)
     order = np.random.default_rng(seed).permutation(owners)
@@ -94,10 +94,10 @@ def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Spli
 
 
 def rand() -> Table:
-    """The RAND Health Insurance Experiment in statsmodels: 20,190 rows, whether a person saw a doctor that year.
+    """Loads the RAND Health Insurance Experiment from statsmodels: 20,190 rows, did the person see a doctor that year?
 
-    The bounds are of the questionnaire and the plans, not taken from the rows. A row is one person in one year; the
-    published table has no identifier of the person, so the unit is a row.
+    The bounds come from the questionnaire and the insurance plans, not from the rows. A row is one person in one year.
+    The published table does not identify persons, so the unit is a row.
     """
     from statsmodels.datasets import randhie
 
@@ -118,10 +118,10 @@ def rand() -> Table:
 
 
 def breast_cancer() -> Table:
-    """Wisconsin breast cancer in scikit-learn: 569 rows, malignant or benign; bounds of the measurements' scales."""
+    """Loads Wisconsin breast cancer from scikit-learn: 569 rows, malignant or benign. Scales have public bounds."""
     from sklearn.datasets import load_breast_cancer
 
-    found = load_breast_cancer(as_frame=True)
+    dataset = load_breast_cancer(as_frame=True)
     high = {
         "radius": 40, "texture": 50, "perimeter": 270, "area": 4500, "smoothness": 0.25, "compactness": 1.2,
         "concavity": 1.4, "concave points": 0.35, "symmetry": 0.7, "fractal dimension": 0.25,
@@ -131,27 +131,27 @@ def breast_cancer() -> Table:
         "concavity": 0.4, "concave points": 0.06, "symmetry": 0.08, "fractal dimension": 0.03,
     }  # fmt: skip
     bounds = {}
-    for column in found.data.columns:
+    for column in dataset.data.columns:
         name = column.removeprefix("mean ").removeprefix("worst ").removesuffix(" error")
         bounds[column] = (0.0, float((errors if column.endswith(" error") else high)[name]))
-    return _scaled("breast-cancer", found.data, found.target.to_numpy(), bounds, None)
+    return _scaled("breast-cancer", dataset.data, dataset.target.to_numpy(), bounds, None)
 
 
 def read_table(
     source: str, *, target: str, user: str | None = None, bounds: Path | None = None, name: str | None = None
 ) -> Table:
-    """A CSV or Parquet file, a directory of Hugging Face `datasets`, or the id of a data set on its hub.
+    """Reads a CSV or Parquet file, a directory of Hugging Face `datasets`, or a data set from the hub.
 
     Args:
-        source: the file, directory or id.
-        target: the column with 0 or 1; it may also hold two strings or booleans, the greater of which counts as 1.
-        user: the column with the row's owner; without it every row is its own.
-        bounds: JSON file with [low, high] of every feature. Without it features are standardised by the rows' own means
-            and deviations, which no guarantee covers.
-        name: of the table; by default the source's.
+        source: the file, the directory or the hub id.
+        target: the column of the target, with two values: 0 and 1, or two strings or booleans, the greater being 1.
+        user: the column of the row's owner; by default each row has its own owner.
+        bounds: a JSON file with [low, high] for every feature. By default, features are standardised with the means and
+            deviations of the rows, which no guarantee covers.
+        name: the name of the table; by default the source's.
 
     Raises:
-        DataError: the source cannot be read, or a column cannot be used; names it.
+        DataError: the source cannot be read, or a column is invalid. The message names it.
     """
     frame = _read(source)
     for column in (target, user):
@@ -178,9 +178,9 @@ def _read(source: str) -> pd.DataFrame:
             return pd.read_parquet(path)
         import datasets
 
-        found = datasets.load_from_disk(source) if path.is_dir() else datasets.load_dataset(source, split="train")
-        return found["train"].to_pandas() if isinstance(found, datasets.DatasetDict) else found.to_pandas()
-    # Readers of each format raise what they like.
+        dataset = datasets.load_from_disk(source) if path.is_dir() else datasets.load_dataset(source, split="train")
+        return dataset["train"].to_pandas() if isinstance(dataset, datasets.DatasetDict) else dataset.to_pandas()
+    # The reader of each format raises its own error types.
     except Exception as error:
         raise DataError(
             f"{source}: cannot be read ({type(error).__name__}: {error}); give a .csv or .parquet file, a directory of "
@@ -190,10 +190,10 @@ def _read(source: str) -> pd.DataFrame:
 
 def _bounds(path: Path, columns: Sequence[str]) -> Mapping[str, tuple[float, float]]:
     try:
-        found = json.loads(path.read_bytes())
-        limits = {column: (float(found[column][0]), float(found[column][1])) for column in columns}
+        content = json.loads(path.read_bytes())
+        limits = {column: (float(content[column][0]), float(content[column][1])) for column in columns}
     except KeyError as error:
-        raise DataError(f"{path}: has no bounds of column {error}") from error
+        raise DataError(f"{path}: has no bounds for column {error}") from error
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise DataError(f'{path}: must be JSON like {{"age": [0, 120]}}: {error}') from error
     for column, (low, high) in limits.items():
@@ -209,7 +209,7 @@ def _scaled(
     bounds: Mapping[str, tuple[float, float]] | None,
     users: "pd.Series[str] | None",
 ) -> Table:
-    """Features to [-1, 1] by their bounds, or standardised by the rows' own means where there are none."""
+    """Scales features to [-1, 1] by their bounds; without bounds, standardises them with statistics of the rows."""
     values = frame.to_numpy(dtype=np.float64)
     if bounds is None:
         deviation = values.std(axis=0)
@@ -229,7 +229,7 @@ def _scaled(
 
 
 def fingerprint(table: Table) -> str:
-    """SHA-256 (hexadecimal) of the rows. It depends on private text, so it stays in the operator's directory."""
+    """Returns the SHA-256 (hexadecimal) of the rows. It depends on private data and must stay private."""
     digest = hashlib.sha256()
     for array in (table.x, table.y, table.users):
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -237,7 +237,7 @@ def fingerprint(table: Table) -> str:
 
 
 def save_npz(table: Table, path: Path) -> None:
-    """Write a table to a file that `read_npz` reads."""
+    """Writes a table to a file for `read_npz`."""
     with path.open("wb") as file:
         np.savez_compressed(
             file, x=table.x, y=table.y, users=table.users, scaling=np.str_(table.scaling), unit=np.str_(table.unit)
@@ -245,17 +245,17 @@ def save_npz(table: Table, path: Path) -> None:
 
 
 def read_npz(path: Path) -> Table:
-    """A table that `save_npz` wrote.
+    """Reads a table that `save_npz` wrote.
 
     Raises:
-        DataError: it is no such file.
+        DataError: the file is not such a table.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            scaling, unit = str(found["scaling"]), str(found["unit"])
+        with np.load(path, allow_pickle=False) as arrays:
+            scaling, unit = str(arrays["scaling"]), str(arrays["unit"])
             if scaling not in ("public", "private") or unit not in ("record", "user"):
                 raise ValueError("its scaling or unit is unknown")
-            return Table(path.stem, found["x"], found["y"], found["users"], scaling, unit)  # type: ignore[arg-type]
+            return Table(path.stem, arrays["x"], arrays["y"], arrays["users"], scaling, unit)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: is not a table of `heads prepare`: {error}") from error
 
@@ -267,4 +267,4 @@ def _clinic() -> Table:
 
 
 DATASETS: Mapping[str, Callable[[], Table]] = {"rand": rand, "breast-cancer": breast_cancer, "clinic": _clinic}
-"""The data sets that come with a library, or are made by the project."""
+"""The built-in data sets: those of libraries and the generated one."""

@@ -1,13 +1,13 @@
-"""ExpM+NF as published (Bridges, Tombs, Stanley 2024): a sample of a flow that approximates the mechanism.
+"""Implements ExpM+NF as published (Bridges, Tombs, Stanley 2024): a sample of a flow approximates the mechanism.
 
 The exponential mechanism would sample model parameters theta from a density proportional to
 
     exp(-(epsilon / (2 s)) L(theta) - lambda |theta|),
 
-with L the sum of the l2 losses of all rows; outputs and targets lie in [0, 1], so one row moves L by at most s = 1
-(Theorem 3.1). A flow is fitted to that density by the reverse Kullback-Leibler divergence, and one sample of it is
-released. How far the flow's distribution is from the density is not known, so nothing is guaranteed: no bound is known
-for what the fit itself reveals of the rows.
+where L is the sum of the l2 losses of all rows. Outputs and targets lie in [0, 1], so one row changes L by at most
+s = 1 (Theorem 3.1). A flow is fitted to that density by the reverse Kullback-Leibler divergence, and one sample of the
+flow is released. The distance between the flow and the density is unknown, so there is no guarantee: no bound is known
+for what the fit reveals about the rows.
 """
 
 import math
@@ -22,23 +22,23 @@ from services.heads.flows import Draws, Flow, FlowSettings
 from services.heads.models import Parametrised, squared_loss
 
 SENSITIVITY = 1.0
-"""s: how far one row moves the sum of l2 losses."""
+"""s: the maximum change of the sum of l2 losses when one row changes."""
 
 GUARANTEE = "none proven"
 
-# From parameters [S, D] to minus the log of a density [S], up to a constant.
+# Maps parameters [S, D] to the negative log of a density [S], up to a constant.
 Energy = Callable[[Tensor], Tensor]
 
 
 class FitSettings(BaseModel):
-    """How a flow is fitted to a density.
+    """Configures how a flow is fitted to a density.
 
     Attributes:
-        samples: parameter vectors drawn in each step, S.
-        learning_rate: of RMSProp at the first step.
-        decay: factor of the learning rate at each of the three times that a quarter of the steps is done.
-        steps: at most.
-        patience: fitting stops when the mean loss of so many steps is not below the best one before; 0 never stops.
+        samples: the number of parameter vectors drawn in each step, S.
+        learning_rate: the initial learning rate of RMSProp.
+        decay: the factor by which the learning rate shrinks after each quarter of the steps.
+        steps: the maximum number of steps.
+        patience: the fit stops when the mean loss of this many steps is not below the best earlier one; 0 never stops.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,13 +51,13 @@ class FitSettings(BaseModel):
 
 
 class ExpMNFSettings(BaseModel):
-    """The method's hyper-parameters.
+    """Holds the method's hyper-parameters.
 
     Attributes:
         flow: the shape of the flow.
-        fit: how it is fitted.
+        fit: how the flow is fitted.
         regulariser: lambda.
-        batch: rows a step, whose loss is scaled to that of all rows; None takes all rows in every step.
+        batch: the number of rows in a step, whose loss is scaled to that of all rows; None uses all rows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,11 +70,11 @@ class ExpMNFSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A flow that was fitted.
+    """Holds a fitted flow.
 
     Attributes:
         flow: the flow.
-        losses: of each step: the reverse Kullback-Leibler divergence up to the density's unknown constant.
+        losses: the loss of each step: the reverse Kullback-Leibler divergence up to the density's unknown constant.
     """
 
     flow: Flow
@@ -82,7 +82,7 @@ class Fitted:
 
 
 def reverse_kl(flow: Flow, energy: Energy, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Estimate of E_q[log q(theta) + energy(theta)], differentiable: KL(q || p) up to a constant."""
+    """Estimates E_q[log q(theta) + energy(theta)], which is KL(q || p) up to a constant. It is differentiable."""
     draws = flow.draw(samples, generator)
     divergence: Tensor = torch.mean(draws.log_density + energy(draws.values))
     return divergence
@@ -95,10 +95,10 @@ def fit(
     generator: torch.Generator | None = None,
     report: Callable[[float], None] = lambda _: None,
 ) -> Fitted:
-    """Fit a flow to the density proportional to exp(-energy).
+    """Fits a flow to the density proportional to exp(-energy).
 
     Raises:
-        ValueError: the loss is no longer finite; the learning rate is too large.
+        ValueError: the loss is not finite, because the learning rate is too large.
     """
     optimizer = torch.optim.RMSprop(flow.parameters(), lr=settings.learning_rate)
     milestones = sorted({max(1, settings.steps * quarter // 4) for quarter in (1, 2, 3)})
@@ -113,7 +113,7 @@ def fit(
         schedule.step()
         losses.append(float(loss.detach()))
         if not math.isfinite(losses[-1]):
-            raise ValueError(f"learning_rate: {settings.learning_rate:g} is too large, the loss is no longer finite")
+            raise ValueError(f"learning_rate: {settings.learning_rate:g} is too large, the loss is not finite")
         if window and (step + 1) % window == 0:
             mean = sum(losses[-window:]) / window
             if mean >= best:
@@ -133,7 +133,7 @@ def expm_energy(
     batch: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Energy:
-    """(epsilon / (2 s)) L(theta) + lambda |theta| of the rows x [n, ...], y [n]."""
+    """Returns the energy (epsilon / (2 s)) L(theta) + lambda |theta| of the rows x [n, ...], y [n]."""
     scale, rows = epsilon / (2 * SENSITIVITY), len(x)
     batches = None if batch is None or batch >= rows else _batches(rows, batch, generator)
 
@@ -158,7 +158,7 @@ def train(
     seed: int,
     report: Callable[[float], None] = lambda _: None,
 ) -> Fitted:
-    """Fit a flow to the exponential mechanism's density of the model's parameters; each sample is one release."""
+    """Fits a flow to the exponential mechanism's density of the model's parameters. Each sample is one release."""
     torch.manual_seed(seed)
     generator = torch.Generator(x.device).manual_seed(seed)
     flow = Flow(model.dimension, settings.flow).to(x)
@@ -168,7 +168,7 @@ def train(
 
 @torch.no_grad()
 def release(fitted: Fitted, count: int = 1, seed: int | None = None) -> Draws:
-    """Parameter vectors [count, D] with the flow's density at each; each one is a release of its own."""
+    """Draws parameter vectors [count, D] with their densities under the flow. Each vector is a separate release."""
     like = next(fitted.flow.parameters())
     generator = torch.Generator(like.device)
     if seed is None:

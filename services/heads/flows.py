@@ -1,4 +1,4 @@
-"""Normalizing flows: distributions with a density that is known at every sample.
+"""Implements normalizing flows: distributions whose density is known at every sample.
 
 A flow draws z from N(0, sigma^2 I) and maps it through layers whose log-determinants are exact: planar layers (Rezende
 & Mohamed 2015) and Sylvester layers with a Q made of Householder reflections (van den Berg et al. 2018).
@@ -15,19 +15,19 @@ from torch.nn.functional import softplus
 
 Kind = Literal["planar", "sylvester"]
 
-# How small the first weights are: an untrained flow is close to the identity.
+# The scale of the initial weights: small, so that an untrained flow is close to the identity.
 _INITIAL = 0.01
 
 
 class FlowSettings(BaseModel):
-    """The shape of a flow.
+    """Configures the shape of a flow.
 
     Attributes:
-        kind: of its layers.
-        layers: how many there are.
-        sigma: standard deviation of the base distribution in each coordinate.
-        rank: of Sylvester layers, M: how many directions a layer bends; at most the dimension.
-        reflections: of Sylvester layers: how many Householder reflections make Q.
+        kind: the kind of the layers.
+        layers: the number of layers.
+        sigma: the standard deviation of the base distribution in each coordinate.
+        rank: M of Sylvester layers, the number of directions that a layer bends; at most the dimension.
+        reflections: the number of Householder reflections whose product is Q, for Sylvester layers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,11 +41,11 @@ class FlowSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Draws:
-    """Samples of a flow.
+    """Holds samples of a flow.
 
     Attributes:
         values: [S, D].
-        log_density: [S], of the flow at each value.
+        log_density: the log density of the flow at each value, [S].
     """
 
     values: Tensor
@@ -53,7 +53,7 @@ class Draws:
 
 
 class Planar(nn.Module):
-    """Layers f(z) = z + u h(w^T z + b) with h = tanh; u is moved so that w^T u > -1, which makes f invertible.
+    """Stacks layers f(z) = z + u h(w^T z + b) with h = tanh. It adjusts u so that w^T u > -1, so f is invertible.
 
     Rezende & Mohamed 2015, equation 10 and Appendix A.1. The parameters of all layers are stacked.
     """
@@ -77,9 +77,9 @@ class Planar(nn.Module):
 
 
 class Sylvester(nn.Module):
-    """Layers f(z) = z + Q R1 h(R2 Q^T z + c) with h = tanh, Q [D, M] orthonormal, R1 and R2 upper triangular.
+    """Stacks layers f(z) = z + Q R1 h(R2 Q^T z + c) with h = tanh, Q [D, M] orthonormal, R1 and R2 upper triangular.
 
-    By Sylvester's identity the determinant is that of an M x M matrix, and by the triangles the product of
+    By Sylvester's identity the determinant equals that of an M x M triangular matrix: the product of
     1 + h' r1_ii r2_ii. The diagonals stay in (-1, 1), so every factor is positive (van den Berg et al. 2018,
     Theorem 2). Q is the first M columns of a product of Householder reflections.
     """
@@ -96,7 +96,7 @@ class Sylvester(nn.Module):
         self.register_buffer("_upper", torch.triu(torch.ones(rank, rank), 1))
 
     def orthogonal(self) -> Tensor:
-        """Q of every layer, [layers, D, M]."""
+        """Returns Q of every layer, [layers, D, M]."""
         layers, reflections, dimension = self.v.shape
         q = torch.eye(dimension, self.c.shape[1], dtype=self.v.dtype, device=self.v.device).expand(layers, -1, -1)
         unit = self.v / self.v.norm(dim=2, keepdim=True)
@@ -120,7 +120,7 @@ class Sylvester(nn.Module):
 
 
 class Flow(nn.Module):
-    """A distribution over vectors of one dimension: a base N(0, sigma^2 I) and layers."""
+    """Is a distribution over vectors of a fixed dimension: a base N(0, sigma^2 I) and layers."""
 
     def __init__(self, dimension: int, settings: FlowSettings) -> None:
         super().__init__()
@@ -132,12 +132,12 @@ class Flow(nn.Module):
         )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """From base samples [S, D] to the images [S, D] and the logs of the absolute determinants [S]."""
+        """Maps base samples [S, D] to their images [S, D] and the logs of the absolute determinants [S]."""
         images: tuple[Tensor, Tensor] = self.layers(z)
         return images
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> Draws:
-        """Samples and the density at each of them; differentiable in the flow's parameters."""
+        """Draws samples with their densities. It is differentiable in the flow's parameters."""
         like = next(self.parameters())
         sigma = self.settings.sigma
         z = sigma * torch.randn(count, self.dimension, dtype=like.dtype, device=like.device, generator=generator)

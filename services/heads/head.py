@@ -1,4 +1,4 @@
-"""A trained head: a directory with its parameters and a manifest, from which it predicts.
+"""Trains heads, stores them in directories with a manifest, and predicts with them.
 
 trained = train(table, "expm-certified", 1.0, Path("head"))
 predict(Path("head"), table)
@@ -28,25 +28,25 @@ from services.privacy.sampling.selection import Neighbours
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 
-# The Rényi order at which a head's ledger is enforced: pure epsilons cost least at high ones.
+# The Rényi order of a head's ledger. Pure epsilons cost least at high orders.
 _ORDER = 64.0
-# A ledger converts at one Rényi order, which gives a larger epsilon than the accountant that the noise was chosen by.
+# A ledger converts at one Rényi order, which yields a larger epsilon than the accountant that determined the noise.
 _RENYI_SHARE = 1.5
 
 
 class HeadManifest(BaseModel):
-    """What a head is.
+    """Describes a head.
 
     Attributes:
-        head: its random name.
-        method: how it was trained.
-        epsilon: that it was trained with; None where the method takes none.
-        guarantee: what is promised of it, in words.
-        event: what its release cost, as a ledger records it; None where nothing is certified.
-        model: which built-in model the parameters are of.
-        features: how many features, or variables of time series, it reads.
+        head: the random id of the head.
+        method: the training method.
+        epsilon: the epsilon of its training; None if the method has none.
+        guarantee: its guarantee, in words.
+        event: the privacy event of its release (`Event.to_json`); None if nothing is certified.
+        model: the built-in model.
+        features: the number of features, or of variables of time series.
         dataset: the name of the table.
-        sha256: of the parameters' file.
+        sha256: the hash of the parameters' file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,22 +64,22 @@ class HeadManifest(BaseModel):
 
     @classmethod
     def load(cls, directory: Path) -> "HeadManifest":
-        """Read a head's manifest, and check that its parameters are the ones it names.
+        """Reads a head's manifest and verifies the hash of its parameters.
 
         Raises:
-            InputError: there is none, or the parameters are others.
+            InputError: the manifest is missing or invalid, or the parameters differ.
         """
         path = directory / MANIFEST
         try:
-            found = cls.model_validate_json(path.read_bytes())
+            manifest = cls.model_validate_json(path.read_bytes())
             actual = sha256(directory / PARAMETERS)
         except OSError as error:
             raise InputError(f"head {directory}: cannot be read ({error.strerror}); see `heads train`") from error
         except ValidationError as error:
             raise InputError(f"{path}: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
-        if actual != found.sha256:
+        if actual != manifest.sha256:
             raise InputError(f"head {directory}: its parameters are not the ones in the manifest; train it again")
-        return found
+        return manifest
 
 
 def train(
@@ -93,17 +93,17 @@ def train(
     neighbours: Neighbours = "replace",
     public: Table | None = None,
 ) -> HeadManifest:
-    """Train one head with the setting chosen in advance, and charge its ledger once, before anything is written.
+    """Trains one head with the setting chosen in advance. Charges the ledger once, before it writes anything.
 
     Args:
-        ledger: SQLite file or URL; only methods whose guarantee is proven can be charged.
-        budget: epsilon that a new ledger promises for all heads of this table; by default that of this one.
-        neighbours: for the certified variant, the tables that an observer cannot tell apart.
-        public: rows that are not private, for the certified variant's candidates.
+        ledger: a SQLite file or a URL. Only methods with a proven guarantee can be charged.
+        budget: the epsilon of a new ledger, for all heads of this table; by default that of this head.
+        neighbours: the adjacency of the certified variant.
+        public: public rows, for the certified variant's candidates.
 
     Raises:
-        InputError: the method, the table or a setting cannot be used.
-        WorkError: the ledger's budget does not suffice; nothing was written.
+        InputError: the method, the table or a setting is invalid.
+        WorkError: the ledger's budget does not suffice. Nothing was written.
     """
     if (output / MANIFEST).exists():
         raise InputError(f"output {output}: holds a head, whose cost is spent; name another directory")
@@ -130,14 +130,14 @@ def train(
 
 
 def predict(directory: Path, table: Table) -> NDArray[np.float64]:
-    """float64 [n]: the head's outputs in [0, 1] for the rows of a table.
+    """Returns the head's outputs in [0, 1] for the rows of a table, float64 [n].
 
     Raises:
-        InputError: there is no head, or the table has other features.
+        InputError: there is no head, or the table has another number of features.
     """
     manifest = HeadManifest.load(directory)
     if table.features != manifest.features or table.series != (manifest.model == "gru-d"):
-        raise InputError(f"head {directory}: reads {manifest.features} features, and {table.name} has {table.features}")
+        raise InputError(f"head {directory}: reads {manifest.features} features, but {table.name} has {table.features}")
     theta = load_file(directory / PARAMETERS)["theta"]
     predictions: NDArray[np.float64] = outputs(methods.parametrised(table), theta[None], table)[0]
     return predictions
@@ -164,7 +164,7 @@ def _write(
 
 
 def _charge(ledger: str | None, event: Event, table: Table, epsilon: float | None) -> None:
-    """Charge one release durably.
+    """Charges one release durably.
 
     Raises:
         WorkError: the budget does not suffice.

@@ -1,4 +1,4 @@
-"""The methods that are compared: each with a setting chosen in advance, a grid to search, and what it guarantees."""
+"""Registers the methods: each with a setting chosen in advance, a grid to search, and its guarantee."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm
 
 DELTA = 1e-5
 SAMPLES = 1000
-"""Parameter vectors drawn from each fitted flow."""
+"""The number of parameter vectors drawn from each fitted flow."""
 
-# A sampler of the paper's grid: a few values of each hyper-parameter, one changed at a time in the refined search.
+# A subset of the paper's grid. The refined search changes one hyper-parameter at a time.
 _FLOWS = tuple(
     FlowSettings(kind=kind, layers=layers, sigma=sigma)
     for kind, layers in (("planar", 2), ("planar", 8), ("sylvester", 2))
@@ -34,18 +34,18 @@ _FLOWS = tuple(
 
 @dataclass(frozen=True)
 class Method:
-    """One way to train a head.
+    """Describes one way to train a head.
 
     Attributes:
-        name: in commands and results.
-        label: in reports.
-        private: whether it takes an epsilon.
-        status: how far its guarantee reaches.
-        guarantee: in words, of what is released.
+        name: the name in commands and results.
+        label: the name in reports.
+        private: whether the method has an epsilon.
+        status: the status of its guarantee.
+        guarantee: the guarantee of a release, in words.
         advance: the setting chosen in advance.
-        grid: settings of the first search.
-        refine: from the best setting to those of the refined search.
-        train: from model, table, epsilon, settings and seed to parameter vectors [S, D], each a release of its own.
+        grid: the settings of the first search.
+        refine: maps the best setting to the settings of the refined search.
+        train: maps model, table, epsilon, settings and seed to parameter vectors [S, D], each a separate release.
     """
 
     name: MethodName
@@ -60,13 +60,13 @@ class Method:
 
 
 def build(table: Table) -> Callable[[], nn.Module]:
-    """What makes the model of a table: GRU-D for time series, else logistic regression."""
+    """Returns a constructor of the table's model: GRU-D for time series, otherwise logistic regression."""
     features, series = table.features, table.series
     return lambda: GRUD(features) if series else LogisticRegression(features)
 
 
 def parametrised(table: Table) -> Parametrised:
-    """The model of a table as a function of its parameters."""
+    """Returns the model of a table as a function of its parameters."""
     return Parametrised(build(table)())
 
 
@@ -93,7 +93,7 @@ def _train_dp_sgd(
 def train_with_noise(
     make: Callable[[], nn.Module], table: Table, noise: Noise, settings: DpSgdSettings, seed: int | None = None
 ) -> Tensor:
-    """[D]: parameters trained by DP-SGD. Without a seed the noise comes from the system's randomness."""
+    """Trains parameters [D] with DP-SGD. Without a seed, the noise comes from the operating system's randomness."""
     if seed is not None:
         torch.manual_seed(seed)
     return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings, seed)).vector
@@ -120,7 +120,7 @@ def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:
 def _refine_expm_nf(best: ExpMNFSettings) -> Sequence[ExpMNFSettings]:
     rate = best.fit.learning_rate
     fits = [best.fit.model_copy(update={"learning_rate": factor * rate}) for factor in (0.3, 3.0)]
-    return [best.model_copy(update={"fit": each}) for each in fits] + [
+    return [best.model_copy(update={"fit": fit}) for fit in fits] + [
         best.model_copy(update={"regulariser": value}) for value in (0.0, 1.0)
     ]
 
@@ -196,27 +196,26 @@ METHODS: Mapping[MethodName, Method] = {
 
 
 def certified_methods() -> list[MethodName]:
-    """Those whose epsilon is a guarantee."""
+    """Returns the methods with a proven guarantee."""
     return [name for name, method in METHODS.items() if method.status == "certified"]
 
 
 def demand_certified(name: MethodName) -> Method:
-    """A method whose guarantee is proven.
+    """Returns the method with this name.
 
     Raises:
-        InputError: nothing is proven of the method.
+        InputError: the method has no proven guarantee.
     """
     method = METHODS[name]
     if method.status != "certified":
         raise InputError(
-            f"method: {name} guarantees nothing that is proven ({method.guarantee}); choose "
-            f"{' or '.join(certified_methods())}"
+            f"method: {name} has no proven guarantee ({method.guarantee}); choose {' or '.join(certified_methods())}"
         )
     return method
 
 
 def search_cost(method: Method, epsilon: float, trials: int) -> str:
-    """What choosing a setting by so many trainings on the private rows costs, in words."""
+    """Describes the privacy cost of choosing a setting with this number of trainings on the private rows."""
     if not method.private or trials <= 1:
         return "nothing: the setting was chosen in advance"
     if method.status != "certified":

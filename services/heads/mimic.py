@@ -1,8 +1,8 @@
-"""MIMIC-Extract's `all_hourly_data.h5` to the tables of the paper (Wang et al. 2020; Bridges, Tombs, Stanley 2024).
+"""Converts MIMIC-Extract's `all_hourly_data.h5` to the paper's tables (Wang et al. 2020; Bridges et al. 2024).
 
-The file needs credentials for MIMIC-III. Steps: the mean of each variable in each of the first 24 hours, stays of at
-least 30 hours as MIMIC-Extract selects them, values standardised, masks and times since the last measurement. Targets:
-death in hospital, and a stay of more than three days.
+Access to the file requires credentials for MIMIC-III. The tables hold the hourly means of each variable in the first 24
+hours, standardised, with masks and times since the last measurement, for stays of at least 30 hours as MIMIC-Extract
+selects them. The targets are death in hospital and a stay of more than three days.
 """
 
 from pathlib import Path
@@ -18,10 +18,10 @@ _STAY = ["subject_id", "hadm_id", "icustay_id"]
 
 
 def prepare(file: Path, output: Path) -> dict[Path, int]:
-    """Write `mortality.npz` and `stay.npz`, which `--dataset` reads; returns the number of stays in each.
+    """Writes `mortality.npz` and `stay.npz` for `--dataset`; returns the number of stays in each.
 
     Raises:
-        DataError: the file is not MIMIC-Extract's; names what is missing.
+        DataError: the file does not come from MIMIC-Extract. The message names what is missing.
     """
     try:
         measured = pd.read_hdf(file, "vitals_labs")
@@ -54,7 +54,7 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
     output.mkdir(parents=True, exist_ok=True)
     written = {}
     for name, target in targets.items():
-        # Means and deviations come from the rows themselves, as in the paper: nothing certified may be trained on them.
+        # As in the paper, means and deviations come from the private rows, so certified methods refuse these tables.
         table = Table(name, x, target.astype(np.float32), users, "private", "user")
         save_npz(table, output / f"{name}.npz")
         written[output / f"{name}.npz"] = len(table.x)
@@ -62,7 +62,7 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
 
 
 def _means(measured: pd.DataFrame) -> pd.DataFrame:
-    """The mean of each variable; columns are (variable, aggregate) in MIMIC-Extract."""
+    """Selects the mean of each variable. MIMIC-Extract's columns are (variable, aggregate)."""
     try:
         return measured.xs("mean", axis=1, level="Aggregation Function")
     except (KeyError, TypeError, ValueError) as error:

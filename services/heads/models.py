@@ -1,4 +1,4 @@
-"""The models that are trained: outputs in [0, 1], parameters as one vector, many parameter vectors in one batch."""
+"""Defines the heads' models. Outputs lie in [0, 1]; many parameter vectors can be evaluated in one batch."""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 
 
 class LogisticRegression(nn.Module):
-    """sigmoid(w^T x + b) of features [n, F]."""
+    """Computes sigmoid(w^T x + b) of features [n, F]."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class LogisticRegression(nn.Module):
 
 
 class Decay(nn.Module):
-    """exp(-max(0, w d + b)), elementwise: how much of an old value is left (Che et al. 2018, equation 10)."""
+    """Computes exp(-max(0, w d + b)) elementwise, the decay of an old value (Che et al. 2018, equation 10)."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class Decay(nn.Module):
 
 
 class GRUD(nn.Module):
-    """GRU-D (Che et al. 2018): a GRU whose missing inputs and hidden state decay with the time since a measurement.
+    """Implements GRU-D (Che et al. 2018): missing inputs and the hidden state decay with the time since a measurement.
 
-    Takes [n, T, 3 F]: values with the last one carried forward, masks (1 where measured), and hours since the last
-    measurement. Values are standardised, so that an input decays to the mean 0.
+    The input is [n, T, 3 F]: values with the last one carried forward, masks (1 if measured), and days since the last
+    measurement. Values are standardised, so an input decays to the mean 0.
     """
 
     def __init__(self, features: int, hidden: int = 16) -> None:
@@ -63,11 +63,11 @@ class GRUD(nn.Module):
 
 
 class Parametrised:
-    """A module as a function of its parameters, taken as one vector.
+    """Evaluates a module as a function of its parameters, given as one vector.
 
     Attributes:
-        module: its structure; its own parameters are used by `vector` alone.
-        dimension: how many parameters it has.
+        module: the structure. Only `vector` uses its own parameters.
+        dimension: the number of parameters, D.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,8 +77,8 @@ class Parametrised:
         self.dimension = sum(self._sizes)
 
     def outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
-        """[S, n]: the outputs in [0, 1] of each parameter vector of thetas [S, D] for inputs x [n, ...]."""
-        if isinstance(self.module, LogisticRegression):  # one product in place of S
+        """Returns the outputs in [0, 1] of each parameter vector in thetas [S, D] for inputs x [n, ...]: [S, n]."""
+        if isinstance(self.module, LogisticRegression):  # one product instead of S
             return torch.sigmoid(thetas[:, :-1] @ x.T + thetas[:, -1:])
         call: Callable[[Mapping[str, Tensor]], Tensor] = lambda named: functional_call(  # noqa: E731
             self.module, dict(named), (x,)
@@ -86,7 +86,7 @@ class Parametrised:
         return vmap(call)(self.named(thetas))
 
     def named(self, thetas: Tensor) -> dict[str, Tensor]:
-        """The parameters by their names, [S, *shape] of thetas [S, D]."""
+        """Splits thetas [S, D] into parameters by name, each [S, *shape]."""
         pieces = torch.split(thetas, self._sizes, dim=-1)
         return {
             name: piece.reshape(*piece.shape[:-1], *shape)
@@ -95,10 +95,10 @@ class Parametrised:
 
     @property
     def vector(self) -> Tensor:
-        """[D]: the module's own parameters."""
+        """The module's own parameters, [D]."""
         return torch.cat([parameter.detach().flatten() for parameter in self.module.parameters()])
 
 
 def squared_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[S, n]: (output - target)^2, in [0, 1] where both are."""
+    """Returns (output - target)^2, [S, n]."""
     return (outputs - targets).square()

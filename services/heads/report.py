@@ -1,4 +1,4 @@
-"""A comparison as files: JSON, PNG figures, and one HTML page that needs nothing else."""
+"""Writes a comparison as JSON, PNG figures and one self-contained HTML page."""
 
 import io
 import json
@@ -22,7 +22,7 @@ _CURVE_EPSILON = 1.0
 
 
 def write_report(comparison: Comparison, output: Path) -> Path:
-    """Write all files of the report, each whole; returns the path of the page."""
+    """Writes all files of the report, each atomically; returns the path of the page."""
     stages = [stage for stage in ("search", "advance") if any(cell.chosen == stage for cell in comparison.cells)]
     figures = {
         **{f"auc-{stage}": auc_over_epsilon(comparison, stage) for stage in stages},
@@ -44,7 +44,7 @@ def write_report(comparison: Comparison, output: Path) -> Path:
 
 
 def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
-    """PNG: a box over all samples for each method and epsilon, with the non-private area as a line."""
+    """Draws a PNG with a box over all samples for each method and epsilon, and the non-private area as a line."""
     palette = PALETTES[theme]
     epsilons = sorted({cell.epsilon for cell in comparison.cells if cell.epsilon})
     figure, axes = _canvas(palette)
@@ -80,11 +80,11 @@ def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light")
 
 
 def curves(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
-    """PNG: receiver operating characteristics on logarithmic axes, with the band of 90 % of the samples."""
+    """Draws a PNG of ROC curves on logarithmic axes, with a band of 90 % of the samples."""
     palette = PALETTES[theme]
     figure, axes = _canvas(palette)
     epsilons = sorted({cell.epsilon for cell in comparison.cells if cell.epsilon})
-    epsilon = min(epsilons, key=lambda each: abs(each - _CURVE_EPSILON), default=0.0)
+    epsilon = min(epsilons, key=lambda candidate: abs(candidate - _CURVE_EPSILON), default=0.0)
     for index, name in enumerate(("non-private", *_PRIVATE)):
         cell = comparison.find(name, epsilon if METHODS[name].private else 0.0, stage)
         if cell is None or not cell.curve:
@@ -104,11 +104,11 @@ def curves(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
 
 
 def _findings(comparison: Comparison, stage: str) -> list[str]:
-    """Sentences: how much of the non-private area each method keeps, and from which epsilon."""
+    """Returns sentences that say how much of the non-private area each method keeps, and from which epsilon."""
     reference = comparison.find("non-private", chosen=stage)
     if reference is None:
         return []
-    found = []
+    sentences = []
     for name in _PRIVATE:
         cells = sorted(
             (cell for cell in comparison.cells if cell.name == name and cell.chosen == stage), key=lambda c: c.epsilon
@@ -117,15 +117,15 @@ def _findings(comparison: Comparison, stage: str) -> list[str]:
             continue
         enough = _enough(cells, 0.94 * reference.auc)
         least = "at no epsilon" if enough is None else f"from epsilon {enough.epsilon:g} on"
-        found.append(
+        sentences.append(
             f"{METHODS[name].label} keeps 94 % of the non-private area {least}; at epsilon {cells[0].epsilon:g} "
             f"it keeps {100 * cells[0].auc / reference.auc:.1f} %. Guarantee: {METHODS[name].guarantee}."
         )
-    return found
+    return sentences
 
 
 def _enough(cells: list[Cell], area: float) -> Cell | None:
-    """The smallest epsilon from which on every area is at least this one."""
+    """Returns the cell of the smallest epsilon from which every area is at least `area`; None if there is none."""
     enough = None
     for cell in reversed(cells):
         if cell.auc < area:

@@ -1,4 +1,4 @@
-"""What ExpM+NF is compared with: training without privacy, and DP-SGD (Abadi et al. 2016) with Opacus."""
+"""Implements the baselines of ExpM+NF: training without privacy, and DP-SGD (Abadi et al. 2016) with Opacus."""
 
 import math
 import warnings
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 Loss = Literal["l2", "cross-entropy"]
 
 _FINEST = 0.05
-_SMALLEST = 1e-6  # outputs are kept this far from 0 and 1 where their logarithm is taken
+_SMALLEST = 1e-6  # the distance of outputs from 0 and 1 before taking logarithms
 
 
 class SgdSettings(BaseModel):
-    """How a model is trained without privacy.
+    """Configures training without privacy.
 
     Attributes:
-        loss: what is minimised; both are means over a batch.
-        learning_rate: of RMSProp.
-        epochs: times the rows are gone through.
-        batch: rows a step.
+        loss: the loss, a mean over a batch.
+        learning_rate: the learning rate of RMSProp.
+        epochs: the number of passes over the rows.
+        batch: the number of rows in a step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,23 +37,23 @@ class SgdSettings(BaseModel):
 
 
 class DpSgdSettings(SgdSettings):
-    """How a model is trained with DP-SGD: each row's gradient is clipped to a length, and noise is added."""
+    """Configures DP-SGD, which clips the gradient of each row to an L2 norm and adds noise."""
 
     learning_rate: float = Field(0.5, gt=0, description="of plain SGD")
     clip: float = Field(1.0, gt=0)
-    batch: int = Field(1024, ge=1, description="rows a step, on average; at least as many as there are takes all")
+    batch: int = Field(1024, ge=1, description="average number of rows in a step; all rows if at least their number")
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What a DP-SGD training adds to its gradients, and what it costs.
+    """Holds the noise of a DP-SGD training and its cost.
 
     Attributes:
-        multiplier: the noise's standard deviation in clipping lengths.
+        multiplier: the standard deviation of the noise, divided by the clipping norm.
         rate: the probability with which a row is in a batch.
-        steps: how many there are.
-        epsilon: what they cost at the delta asked for, at most.
-        accountant: what computed it.
+        steps: the number of steps.
+        epsilon: an upper bound of their cost at the requested delta.
+        accountant: the method that computed the cost.
     """
 
     multiplier: float
@@ -64,7 +64,7 @@ class Noise:
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: int) -> nn.Module:
-    """Train in place, without privacy."""
+    """Trains the model in place, without privacy."""
     torch.manual_seed(seed)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=settings.learning_rate)
     for _ in range(settings.epochs):
@@ -78,7 +78,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: i
 def train_privately(
     model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: DpSgdSettings, seed: int | None = None
 ) -> nn.Module:
-    """Train with Opacus; a seed makes the noise predictable, and is for comparisons alone.
+    """Trains with Opacus. A seed makes the noise predictable; use it for comparisons only.
 
     Returns:
         the model, without Opacus' wrapper.
@@ -107,7 +107,7 @@ def train_privately(
             optimizer.zero_grad()
             if bool(chosen.any()):
                 _loss(wrapped(x[chosen]), y[chosen], settings.loss).backward()  # type: ignore[no-untyped-call]
-            else:  # noise is added to an empty batch, too
+            else:  # an empty batch gets noise too
                 for parameter in wrapped.parameters():
                     parameter.grad_sample = torch.zeros(0, *parameter.shape)
             optimizer.step()
@@ -117,14 +117,14 @@ def train_privately(
 
 @lru_cache(maxsize=256)
 def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) -> Noise:
-    """The least noise that keeps to (epsilon, delta), one row added or removed.
+    """Returns the smallest noise that meets (epsilon, delta) for one row added or removed.
 
-    Poisson batches are accounted for by Opacus' PRV accountant (Gopi, Lee, Wutschitz 2021). Where a batch takes all
-    rows, the steps are one Gaussian mechanism, whose cost is known exactly (Balle & Wang 2018); below `_FINEST`, where
-    the accountant's grid of privacy losses would not fit into memory, every batch does.
+    Opacus' PRV accountant computes the cost of Poisson batches (Gopi, Lee, Wutschitz 2021). If a batch contains all
+    rows, the steps are one Gaussian mechanism with an exact cost (Balle & Wang 2018). Below `_FINEST`, where the
+    accountant's grid of privacy losses would not fit into memory, every batch contains all rows.
 
     Raises:
-        ValueError: no noise keeps to it.
+        ValueError: no noise meets (epsilon, delta).
     """
     rate = 1.0 if epsilon < _FINEST else min(1.0, batch / rows)
     steps = math.ceil(epochs / rate)
@@ -135,7 +135,7 @@ def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) 
     from opacus.accountants import PRVAccountant
     from opacus.accountants.utils import get_noise_multiplier
 
-    # The grid of privacy losses is as fine as the epsilon asked for.
+    # The resolution of the privacy loss grid follows from epsilon.
     error = min(0.01, epsilon / 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -155,7 +155,7 @@ def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) 
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of a Gaussian mechanism of sensitivity mu standard deviations (Balle & Wang 2018, Theorem 8)."""
+    """Returns delta(epsilon) of a Gaussian mechanism with sensitivity mu sigma (Balle & Wang 2018, Theorem 8)."""
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 

@@ -1,7 +1,7 @@
-"""Text as features: mean hidden states of the public language model, so that a label of a corpus can be learnt.
+"""Embeds text as features, the mean hidden states of the public language model, so that heads can learn labels.
 
-The public model never saw the private text, and each row's features depend on that row alone: a guarantee for the head
-covers the text it was trained on.
+The public model was not trained on the private text, and the features of a row depend on that row alone. So the head's
+guarantee covers the text on which it was trained.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from services.heads.data import DataError, Table
 from services.training import public_model
 
 _BATCH = 16
-# Components of a fixed random projection: as many as a small model can learn from.
+# The number of components of a fixed random projection, small enough for a small model.
 FEATURES = 32
 
 
 def embed(
     texts: Sequence[str], model: str | None = None, tokens: int = 128, features: int = FEATURES
 ) -> NDArray[np.float32]:
-    """float32 [n, features] in [-1, 1]: mean last hidden states, normalised one by one and projected.
+    """Returns mean last hidden states, each normalised and projected to [-1, 1]: float32 [n, features].
 
     Args:
-        texts: what to embed.
-        model: the public model, as `public_model.resolve` takes it.
-        tokens: of each text; the rest is left out.
-        features: of the projection, whose signs are drawn from a fixed seed.
+        texts: the texts to embed.
+        model: the public model (see `public_model.resolve`).
+        tokens: the maximum number of tokens of a text; the rest is ignored.
+        features: the dimension of the random projection, whose signs have a fixed seed.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -60,7 +60,7 @@ def embed(
 def text_table(
     texts: Sequence[str], labels: Sequence[int], users: Sequence[str] | None = None, model: str | None = None
 ) -> Table:
-    """A table of embedded texts; the scaling depends on no other row, so it is public.
+    """Returns a table of embedded texts. The scaling of a row does not depend on other rows, so it is public.
 
     Raises:
         DataError: the texts and labels do not match.

@@ -1,7 +1,7 @@
-"""What many samples of one flow tell, for data that is not private (Bridges et al. 2024, Section 5 and Appendix F).
+"""Estimates uncertainty from many samples of one flow, for public data (Bridges et al. 2024, Section 5, Appendix F).
 
-The exponential mechanism's density is a posterior distribution with a tempered likelihood, so the samples of a
-flow that is fitted to it give intervals of predictions and the most probable parameters.
+The exponential mechanism's density is a posterior with a tempered likelihood. So the samples of a flow that is fitted
+to it yield intervals of predictions and the most probable parameters.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Of each row's prediction, float64 [n]: the mean over samples, and the ends of a central interval."""
+    """Holds for each row's prediction the mean over samples and the ends of a central interval, float64 [n]."""
 
     mean: Reals
     low: Reals
@@ -30,19 +30,19 @@ class Intervals:
 
 
 def predictive_intervals(model: Parametrised, draws: Draws, table: Table, share: float = 0.9) -> Intervals:
-    """Intervals that hold a share of the samples' predictions for each row.
+    """Returns central intervals that contain a share of the samples' predictions for each row.
 
     Raises:
         ValueError: the share is not between 0 and 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, got {share}")
-    found = outputs(model, draws.values, table)
-    low, high = np.quantile(found, [(1 - share) / 2, (1 + share) / 2], axis=0)
-    return Intervals(found.mean(axis=0), low, high)
+    predictions = outputs(model, draws.values, table)
+    low, high = np.quantile(predictions, [(1 - share) / 2, (1 + share) / 2], axis=0)
+    return Intervals(predictions.mean(axis=0), low, high)
 
 
 @torch.no_grad()
 def most_probable(draws: Draws, energy: Energy) -> Tensor:
-    """[D]: of all samples the one of the highest density exp(-energy), an estimate of the posterior's mode."""
+    """Returns the sample [D] with the highest density exp(-energy), an estimate of the posterior's mode."""
     return draws.values[int(energy(draws.values).argmin())]
