@@ -18,6 +18,8 @@ from tests.cluster.invariants import broken
 from tests.conftest import PARTS
 from tests.running import RunningService, configure, own_ensemble, running, settled
 
+pytestmark = pytest.mark.slow
+
 EVERYTHING = "everything"
 TOKENS = 64
 LEASE = 16
@@ -65,9 +67,8 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
 @pytest.mark.parametrize(
     "target",
     [
-        *TARGETS[:2],
-        *(pytest.param(target, marks=pytest.mark.slow) for target in TARGETS[2:4]),
-        *(pytest.param(target, marks=[pytest.mark.slow, pytest.mark.long]) for target in TARGETS[4:]),
+        *TARGETS[:4],
+        *(pytest.param(target, marks=pytest.mark.long) for target in TARGETS[4:]),
     ],
 )
 def test_no_token_is_received_that_was_not_charged(
@@ -78,7 +79,6 @@ def test_no_token_is_received_that_was_not_charged(
     run_round(breakable, clients, target, random.Random(seed).uniform(0.2, 2.0))
 
 
-@pytest.mark.slow
 def test_a_stream_outlives_its_coordinator_and_costs_at_most_what_was_under_way(breakable: RunningService) -> None:
     before = settled(breakable)
     clients = Clients(breakable.base_url)
@@ -92,7 +92,6 @@ def test_a_stream_outlives_its_coordinator_and_costs_at_most_what_was_under_way(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_twenty_kills_at_random_moments(breakable: RunningService, clients: Clients) -> None:
     seed = random.SystemRandom().randrange(2**32)

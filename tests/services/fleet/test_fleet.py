@@ -128,6 +128,7 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     assert running.living() == {"shard-000"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
     before, living = ray.get(running.fleet.shard_map.remote()), running.living()
     for shards in (0, PARTS + 1):
@@ -137,6 +138,7 @@ def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
     assert running.living() == living
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> None:
     ray.get(running.fleet.replicas.remote(1))
     grown = ray.get(running.fleet.scale.remote(2))

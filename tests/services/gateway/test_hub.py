@@ -468,6 +468,7 @@ async def kill(coordinator: ActorHandle) -> None:
     os.kill(await coordinator.pid.remote(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_answers_go_on_with_another_coordinator(cluster: str) -> None:
     """Whole, in order, without a repetition, though several choices of a request are on different coordinators."""
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1", "coordinator-2")
@@ -525,6 +526,7 @@ async def test_a_request_goes_to_the_coordinator_with_the_least_load(cluster: st
     ray.kill(actors[1])
 
 
+@pytest.mark.slow
 async def test_a_request_that_one_coordinator_has_no_room_for_goes_to_another(cluster: str) -> None:
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
     actors = [start(namespace, name, most) for name, most in zip(names, (1, 3), strict=True)]

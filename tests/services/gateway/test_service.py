@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,20 @@ def test_a_request_is_one_line_of_json(service: RunningService, client: openai.O
     assert line["privmix.completion_tokens"] == answer.usage.completion_tokens
     assert line["privmix.key"] == "anonymous"
     assert 0 < line["privmix.seconds"] < 300
+
+
+def test_requests_in_close_succession_are_all_answered(client: openai.OpenAI) -> None:
+    """A coordinator that falls idle hands its lease back; a request that comes just then must not be forgotten."""
+    for _ in range(40):
+        assert ask(client, max_tokens=1).usage.completion_tokens == 1
+
+
+def test_an_idle_service_has_charged_what_it_released(service: RunningService, client: openai.OpenAI) -> None:
+    before = settled(service)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda number: ask(client, prompt=f"Story {number}:", max_tokens=5 + number), range(8)))
+    charged = sum(answer.usage.completion_tokens for answer in answers)
+    assert settled(service) - before == charged
 
 
 StartSmall = Callable[[str], RunningService]

@@ -217,6 +217,7 @@ def test_what_was_trained_without_is_not_served_as_if_it_was(ensemble: Any, tmp_
         promise(configured(ensemble.directory, protocol="dp-sgd"), ensemble.trained.manifest)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_promised(tiny: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
     arguments = [
