@@ -1,7 +1,7 @@
-"""The privacy mathematics: arrays in, arrays and numbers out. No models, no cluster, no input or output.
+"""Implements the privacy mathematics on arrays, without models, a cluster, or input and output.
 
-`events`, `protocol` and `settings` say what a protocol is; `protocols` has one file for each. Importing the package
-registers every kind of event, so that a stored event can be read back.
+`events`, `protocol` and `settings` define what a protocol is; `protocols` has one file for each. Importing the package
+registers every kind of event, so that stored events can be read.
 """
 
 from services.privacy import protocols as protocols

@@ -1,4 +1,4 @@
-"""Privacy events: what a released token costs, as plain immutable data from which any accountant can work."""
+"""Defines privacy events: immutable data that describe the cost of a released token for any accountant."""
 
 import dataclasses
 import json
@@ -17,20 +17,20 @@ Orders = ArrayLike
 Divergences = NDArray[np.float64]
 
 PLD_INTERVAL = 1e-4
-"""dp-accounting's own grid of privacy losses."""
+"""The grid interval of privacy losses, dp-accounting's default."""
 
 _KINDS: dict[str, type["Event"]] = {}
 
 
 Status = Literal["certified", "as published", "operational", "data-dependent", "none"]
-"""How far a promise reaches, from the strongest to the weakest."""
+"""The status of a guarantee, from the strongest to the weakest."""
 
 Adjacency = Literal["user", "record", "part, as published"]
-"""Which two corpora an observer must not tell apart.
+"""Which pairs of corpora an observer must not distinguish.
 
-``user``: one user's text in the corpus or not. A user's text goes to one part, so that part's model is replaced by any
-other; the number of parts and all shapes stay. ``record``: one document in the corpus or not. ``part, as published``:
-one part in the ensemble or not, which published analyses assume and which does not protect a user.
+``user``: one user's text is in the corpus or not. A user's text is in one part, so that part's model is replaced by any
+other model, while the number of parts and all shapes stay the same. ``record``: one document is in the corpus or not.
+``part, as published``: one part is in the ensemble or not. Published analyses assume this; it does not protect a user.
 """
 
 PROTECTED: Mapping[Adjacency, str] = {
@@ -47,15 +47,15 @@ SEPARATE_PARTS = (
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The parts of a statement of what is promised.
+    """Holds the elements of a privacy guarantee.
 
     Attributes:
-        status: how far the promise reaches; ``none`` promises nothing, and only its source is said.
-        source: where the analysis is published.
-        adjacency: which two corpora an observer cannot tell apart.
-        assumes: what must hold for the promise, one clause each.
-        notion: what is measured by epsilon and delta.
-        seen: what an observer may see, where that has no limit; None stands for all released tokens.
+        status: how strong the guarantee is; ``none`` guarantees nothing.
+        source: where the analysis is published; for ``none``, the reason.
+        adjacency: which pairs of corpora the guarantee covers.
+        assumes: the assumptions, one clause each.
+        notion: the privacy notion that epsilon and delta measure.
+        seen: what an observer may see, if it has no limit; None means all released tokens.
     """
 
     status: Status
@@ -67,28 +67,28 @@ class Guarantee:
 
     @property
     def protects(self) -> str:
-        """Whose text is protected; nobody's without a promise."""
+        """Whose text is protected; nobody's without a guarantee."""
         return "nobody" if self.status == "none" else PROTECTED[self.adjacency]
 
     def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
-        """One sentence for people; ``epsilon`` is already rounded up (`accounting.shown`)."""
+        """Returns the guarantee in one sentence. ``epsilon`` must be rounded up already (`accounting.shown`)."""
         if self.status == "none":
             return f"No privacy guarantee: {self.source}."
         seen = self.seen or ("all released tokens" if tokens is None else f"up to {tokens} released tokens")
         return (
-            f"Against whoever sees {seen}, ({epsilon}, {delta:g})-{self.notion} for {self.protects}: "
+            f"Against an observer of {seen}, ({epsilon}, {delta:g})-{self.notion} for {self.protects}: "
             f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
         )
 
 
 @dataclass(frozen=True)
 class Event(ABC):
-    """The cost of one released token. Subclasses are frozen dataclasses of plain numbers and strings.
+    """Describes the cost of one released token. Subclasses are frozen dataclasses of numbers and strings.
 
     Attributes:
-        kind: names the class in JSON; never renamed, ledgers are read for ever.
-        measured: whether each token also comes with losses that depend on the private text (`Release.losses`).
-        once: whether the cost is that of any number of tokens, because all come from one private release.
+        kind: the name of the class in JSON. It must never change, because old ledgers must stay readable.
+        measured: whether each token also has losses that depend on the private text (`Release.losses`).
+        once: whether the event is charged only once for any number of tokens, because all come from one release.
     """
 
     kind: ClassVar[str]
@@ -105,50 +105,50 @@ class Event(ABC):
 
     @abstractmethod
     def rdp(self, orders: Orders) -> Divergences:
-        """Rényi divergence bound per token at each real order > 1, in both directions, under `adjacency`.
+        """Returns a bound of a token's Rényi divergence at each real order > 1, in both directions, under `adjacency`.
 
-        Data-independent; infinite where no such bound is known.
+        The bound does not depend on data. It is infinite if no such bound is known.
         """
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution | None:
-        """Privacy loss distribution of one token under `adjacency`, or None where no dominating pair is known.
+        """Returns the privacy loss distribution of one token under `adjacency`; None if no dominating pair is known.
 
         Losses are rounded up to multiples of ``interval``.
         """
         return None
 
     def part_level_rdp(self, orders: Orders) -> Divergences | None:
-        """Rényi divergence per token for one part present or absent, which earlier versions promised.
+        """Returns a token's Rényi divergence for one part present or absent, the guarantee of earlier versions.
 
-        `privmix plan` shows it for those who migrate. None where earlier versions had no such number.
+        `privmix plan` shows it to users who migrate. None if earlier versions had no such number.
         """
         return None
 
     def worst_pairs(self) -> Iterable[Pair]:
-        """Pairs of ensembles among which an audit looks for the one that is told apart best.
+        """Yields candidate worst-case pairs of ensembles, among which an audit finds the most distinguishable pair.
 
-        Built from the claim alone; the models may go further than the mechanism lets them, so that a mechanism that
-        does not hold them back is found out. Empty where no worst case is known.
+        They follow from the claim alone. Their models are more extreme than the mechanism may release, so that an audit
+        detects a mechanism that does not limit them. Empty if no worst case is known.
         """
         return ()
 
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What the event's numbers promise."""
+        """The guarantee that the event's numbers support."""
 
     @property
     def adjacency(self) -> Adjacency:
-        """Which two corpora the event's numbers are about."""
+        """The adjacency of the event's numbers."""
         return self.guarantee.adjacency
 
     def to_json(self) -> str:
-        """Canonical text of the event: equal events give equal text."""
+        """Returns the event as canonical JSON: equal events yield equal text."""
         return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, sort_keys=True, separators=(",", ":"))
 
 
 def real_orders(orders: Orders) -> NDArray[np.float64]:
-    """The orders as a float64 vector.
+    """Returns the orders as a float64 vector.
 
     Raises:
         ValueError: an order is not a finite number above 1.
@@ -161,13 +161,13 @@ def real_orders(orders: Orders) -> NDArray[np.float64]:
 
 
 def check_parts(parts: int) -> None:
-    """Raises ValueError, naming ``parts``, where it is no number of parts."""
+    """Raises ValueError, which names ``parts``, unless it is a positive integer."""
     if not isinstance(parts, int) or parts < 1:
         raise ValueError(f"parts must be an integer of at least 1, got {parts}")
 
 
 def from_json(text: str) -> Event:
-    """The event that `Event.to_json` wrote.
+    """Reads an event that `Event.to_json` wrote.
 
     Raises:
         ValueError: the text is not JSON, its kind is unknown, or its fields are not those of the kind.

@@ -1,4 +1,4 @@
-"""What an operator chooses of a protocol, and what follows from it."""
+"""Defines the settings of a protocol, which an operator chooses, and derives the protocol from them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ from services.privacy.protocol import Protocol
 Enforced = Literal["bound", "measured"]
 
 ROOM = 1 - 1e-12
-"""What a budget split over its tokens leaves for rounding, so that the last of them is granted."""
+"""The factor that leaves room for rounding when a budget is divided among tokens, so that the last token fits."""
 
 
 class Training(Structure):
-    """How an ensemble was trained to keep a promise of its own."""
+    """Describes a private training: its event and its guarantee."""
 
     @property
     def event(self) -> Event: ...
@@ -28,19 +28,19 @@ class Training(Structure):
 
 
 class Settings(BaseModel, ABC):
-    """Parameters of one protocol, as they stand under `privacy` in the configuration.
+    """Holds the parameters of one protocol, the section `privacy` of the configuration.
 
-    A subclass has a field ``protocol`` whose only value is the protocol's name, and one field, with a description, for
+    A subclass has a field ``protocol`` whose only value is the protocol's name, and one field with a description for
     each parameter. A parameter that the budget determines is None by default.
 
     Attributes:
-        mechanism: the protocol that is planned.
-        asks: what is asked of the models for a token.
-        choose: when to choose this protocol.
-        derived: the parameter that follows from the budget unless it is given; None where none does.
-        one_model: whether the protocol serves the one model of an ensemble of one part.
-        refused: parameters that other protocols or earlier versions have and this one has not, with what to do instead.
-        variants: parameters besides the defaults under which the protocol is another mechanism; audits try each.
+        mechanism: the class of the protocol.
+        asks: which models a token queries, in words.
+        choose: when to choose this protocol, in words.
+        derived: the parameter that follows from the budget unless it is set; None if there is none.
+        one_model: whether the protocol serves the only model of an ensemble of one part.
+        refused: parameters of other protocols or earlier versions that this one refuses, with what to do instead.
+        variants: other parameters under which the protocol is a different mechanism. Audits test each variant.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -56,7 +56,7 @@ class Settings(BaseModel, ABC):
     protocol: str
     epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")
     delta: float = Field(1e-5, gt=0, lt=1, description="the budget's delta")
-    tokens: int = Field(1024, gt=0, description="how many tokens the budget must last for")
+    tokens: int = Field(1024, gt=0, description="the number of tokens that the budget must last for")
 
     @model_validator(mode="before")
     @classmethod
@@ -71,23 +71,22 @@ class Settings(BaseModel, ABC):
         """The budget's epsilon.
 
         Raises:
-            ValueError: there is none, and this protocol cannot do without.
+            ValueError: epsilon is None, but this protocol needs a budget.
         """
         if self.epsilon is None:
-            raise ValueError(f"epsilon must be a number: {self.protocol} keeps to a budget")
+            raise ValueError(f"epsilon must be a number: {self.protocol} needs a budget")
         return self.epsilon
 
     @abstractmethod
     def plan(self, parts: int, order: float | None = None) -> Protocol:
-        """The protocol for an ensemble of so many parts, with everything that was not chosen derived from the budget.
+        """Returns the protocol for an ensemble, with unset parameters derived from the budget.
 
         Args:
-            parts: N.
-            order: the Rényi order at which the ledger enforces the budget, where there is a ledger already; for
-                protocols whose parameters or measured losses depend on it.
+            parts: N, the number of parts.
+            order: the Rényi order of the existing ledger, if there is one, for protocols that depend on it.
 
         Raises:
-            ValueError: the budget cannot be kept, or the fields contradict each other; names the field.
+            ValueError: the budget is too small, or fields contradict each other. The message names the field.
         """
 
     @property
@@ -97,33 +96,33 @@ class Settings(BaseModel, ABC):
 
     @property
     def stop_within(self) -> int | None:
-        """Up to how many tokens a stop is drawn from, at random; None for no such stop."""
+        """The largest number of tokens from which a random stop is drawn; None for no such stop."""
         return None
 
     @property
     def when_exhausted(self) -> Literal["refuse", "public"]:
-        """What follows the end of the budget where the configuration does not say."""
+        """The default behaviour when the budget is used up: refuse requests, or answer with the public model."""
         return "refuse"
 
     def derived_from(self, protocol: Protocol) -> Mapping[str, float]:
-        """The parameter that the budget determines, by its name, as the protocol has it; empty where there is none."""
+        """Returns the value of the derived parameter by name; empty if there is none."""
         value = getattr(protocol, self.derived, None) if self.derived else None
         return {} if value is None else {str(self.derived): value}
 
     def details(self, protocol: Protocol) -> Mapping[str, Any]:
-        """What `privmix plan` shows of this protocol besides its parameters and what they cost."""
+        """Returns what `privmix plan` shows besides the protocol's parameters and costs."""
         return {}
 
     def for_training(self, training: Training | None) -> Self:
-        """These settings for an ensemble, with what follows from a promise that its training kept.
+        """Returns these settings, completed with the guarantee of the ensemble's private training, if there was one.
 
         Raises:
-            ValueError: the protocol would promise something else than the training kept to.
+            ValueError: the protocol does not support the ensemble's training.
         """
         if training is not None:
             raise ValueError(
-                f"protocol: {self.protocol} would say nothing of the promise that this ensemble was trained to keep "
-                "with DP-SGD, for any number of tokens; take `protocol: dp-sgd`"
+                f"protocol: {self.protocol} would ignore the guarantee of this ensemble, which was trained with DP-SGD "
+                "for any number of tokens; choose `protocol: dp-sgd`"
             )
         return self
 
@@ -134,28 +133,28 @@ class Settings(BaseModel, ABC):
 
     @classmethod
     def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """The settings that an evaluation compares at one budget; none of a reference or of one trained model.
+        """Returns the settings that an evaluation compares at one budget; none for references and one-model protocols.
 
         Args:
-            parts: of the ensemble.
+            parts: the number of parts.
             limits: `epsilon`, `delta` and `tokens` of the budget.
         """
         return () if cls.one_model else (cls.model_validate(limits),)
 
     @classmethod
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """The settings among which `privmix tune` searches; arguments as of `compared`.
+        """Returns the settings that `privmix tune` compares.
 
         Args:
-            parts: of the ensemble.
+            parts: the number of parts.
             limits: `epsilon`, `delta` and `tokens` of the budget.
-            shares: of the parts that may be drawn for a token.
+            shares: the probabilities of drawing a part to try.
         """
         return cls.compared(parts, limits)
 
     def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        """These settings with another ``q`` (share of the parts drawn), ``order`` or ``radius``, for a sweep.
+        """Returns these settings with another ``q``, ``order`` or ``radius``, for a sweep.
 
-        None where the protocol has no such parameter.
+        None if the protocol has no such parameter.
         """
         return None

@@ -1,4 +1,4 @@
-"""Two ensembles that an observer must not tell apart, as one query sees them."""
+"""Describes pairs of ensembles that an observer must not distinguish, by the models' outputs for one query."""
 
 from dataclasses import dataclass, replace
 
@@ -7,18 +7,18 @@ from numpy.typing import NDArray
 
 Reals = NDArray[np.float64]
 
-# Log-probability of a token that a part all but rules out.
+# The log-probability of a token that a part almost never outputs.
 NEVER = -40.0
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """An ensemble as one query sees it.
+    """Holds the outputs of an ensemble's models for one query.
 
     Attributes:
         public: float64 [V], log-probabilities of the public model.
         rows: float64 [K, V], log-probabilities of each kind of part.
-        parts: the kind of each part; None where a part is absent, which published analyses compare with.
+        parts: the kind of each part; None for an absent part, as in published analyses.
     """
 
     public: Reals
@@ -28,24 +28,24 @@ class World:
 
 @dataclass(frozen=True)
 class Pair:
-    """An ensemble before and after the last part's model is replaced by another."""
+    """Holds an ensemble before and after the last part's model changes."""
 
     before: World
     after: World
 
 
 def replaced(public: Reals, rows: Reals, others: tuple[int, ...], before: int, after: int) -> Pair:
-    """The pair in which the last part changes its kind, and the other parts have the kinds `others`."""
+    """Returns the pair in which the last part's kind changes from `before` to `after`."""
     world = World(public, rows, (*others, before))
     return Pair(world, replace(world, parts=(*others, after)))
 
 
 def removed(public: Reals, rows: Reals, parts: tuple[int, ...]) -> Pair:
-    """The pair in which the last part is there before, and absent after: what published analyses compare."""
+    """Returns the pair in which the last part is present before and absent after, as in published analyses."""
     world = World(public, rows, parts)
     return Pair(world, replace(world, parts=(*parts[:-1], None)))
 
 
 def one_hot(vocabulary: int, *tokens: int) -> Reals:
-    """float64 [len(tokens), V]: log-probabilities that give all but nothing to other tokens."""
+    """Returns log-probabilities that concentrate on one token in each row, float64 [len(tokens), V]."""
     return np.where(np.arange(vocabulary) == np.array(tokens)[:, None], 0.0, NEVER)

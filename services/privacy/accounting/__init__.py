@@ -1,4 +1,4 @@
-"""What events cost: composition, conversion to (epsilon, delta), and the worst cases behind it."""
+"""Computes the cost of events: composition, conversion to (epsilon, delta), and worst cases."""
 
 from services.privacy.accounting.composition import (
     ORDERS as ORDERS,

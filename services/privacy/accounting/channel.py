@@ -1,8 +1,8 @@
-"""The worst pair of PMixED with the ratio mollifier: one part's model replaced by any other (README, Theorem 1).
+"""Computes the worst pair of PMixED with the ratio mollifier, when one part's model is replaced (README, Theorem 1).
 
-Draws are secret, so a token's law given the history is ``w p0 + (1-w) (1/N) sum_i r_i`` with ``w = (1-q)^N``. Let a be
-the mean of the other parts' ratios to p0, b and b' those of the part before and after. All three lie in [L, H] and have
-mean one under p0, and
+Draws are secret, so the distribution of a token given the history is ``w p0 + (1-w) (1/N) sum_i r_i``, where
+``w = (1-q)^N``. Let a be the mean of the other parts' ratios to p0, and let b and b' be the ratios of the part before
+and after. All three lie in [L, H] and have mean one under p0, and
 
     P/p0 = w + (1-w) ((N-1) a + b) / N,    Q/p0 the same with b'.
 """
@@ -21,13 +21,13 @@ from services.privacy.worlds import NEVER, Pair, replaced
 
 @dataclass(frozen=True)
 class Corners:
-    """Where the worst case puts its mass.
+    """Describes the mass of the worst case.
 
     Attributes:
-        mass: p0's mass on the tokens that one version of the part favours, 1 / (H + 1); the other version favours as
-            much.
-        low, high: P/p0 on tokens that the part does not favour and favours, where the other parts do neither.
-        low_shared, high_shared: the same where the other parts favour the token, too.
+        mass: p0's mass on the tokens that one version of the part favours, 1 / (H + 1). The other version favours
+            tokens of the same mass.
+        low, high: P/p0 on tokens that the part does not favour, or favours, if the other parts do not favour them.
+        low_shared, high_shared: the same if the other parts favour the token too.
     """
 
     mass: float
@@ -49,21 +49,21 @@ class Corners:
         return cls(mass, value(least, least), value(least, most), value(most, least), value(most, most))
 
     def hockey_stick(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The largest hockey-stick divergence at each epsilon >= 0, in either direction."""
+        """Returns the largest hockey-stick divergence at each epsilon >= 0, in either direction."""
         return np.asarray(self.mass * np.maximum(0.0, self.high - np.exp(epsilon) * self.low))
 
     @property
     def largest_loss(self) -> float:
-        """log P/Q is at most this."""
+        """The maximum of log P/Q."""
         return float(np.log1p((self.high - self.low) / self.low))
 
 
 @lru_cache(maxsize=64)
 def worst_channel(parts: int, q: float, radius: float) -> Channel:
-    """The pair with the largest Rényi divergence at every order, of ``parts`` parts, one of them replaced.
+    """Returns the pair with the largest Rényi divergence at every order, when one of ``parts`` parts is replaced.
 
-    A convex f's divergence is largest where b and b' are at H on disjoint sets A and B of tokens, and a is at H on
-    other tokens. Where these do not suffice (H < 2), the rest of a's mass lies on B, or, for the other direction, on A.
+    Every f-divergence is largest if b and b' equal H on disjoint sets A and B of tokens, and a equals H elsewhere. If
+    there is too little room elsewhere (H < 2), the rest of a's mass lies on B, or on A for the other direction.
     """
     corners = Corners.of(parts, q, radius)
     shared = max(0.0, 3 * corners.mass - 1)
@@ -82,26 +82,26 @@ def worst_channel(parts: int, q: float, radius: float) -> Channel:
 
 
 def worst_pair(parts: int, q: float, radius: float) -> Pair:
-    """The pair of ensembles that reaches `worst_channel`: a token for each corner on which that has mass.
+    """Returns the pair of ensembles that attains `worst_channel`, with one token for each corner that has mass.
 
-    The part says the first before and the second after; the others say the third, which tells nothing, and, where a
-    ball of this size leaves them no room there, the fourth, which the part says after.
+    The part outputs the first token before and the second after. The others output the third, which reveals nothing,
+    and, if the ball leaves too little room there, the fourth, which the part outputs after too.
     """
     mass = Corners.of(parts, q, radius).mass
     shared = max(0.0, 3 * mass - 1)
     masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
-    said = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
-    public, said = masses[masses > 0], said[:, masses > 0]
-    rows = np.where(said, np.log(public), NEVER)
+    outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
+    public, outputs = masses[masses > 0], outputs[:, masses > 0]
+    rows = np.where(outputs, np.log(public), NEVER)
     rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
     return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
 
 
 def seen_draws_channel(parts: int, q: float, radius: float) -> Channel:
-    """PMixED with the ratio mollifier, charged as if the number of parts drawn were seen.
+    """Returns the pair of PMixED with the ratio mollifier for an observer who sees the number of drawn parts.
 
-    Rows, for m other parts drawn: m = 0 has the part's own ratio H or L against the public model; m >= 1 the corners
-    (others, own) = (H, L), (L, H) and (L, L), of which the last tells nothing.
+    The outcomes for m other drawn parts: for m = 0, the part's own ratio H or L to the public model; for m >= 1, the
+    corners (others, own) = (H, L), (L, H) and (L, L), of which the last reveals nothing.
     """
     high, low = np.exp(radius), np.exp(-radius)
     log_pi = float(log_expit(-radius))

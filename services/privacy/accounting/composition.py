@@ -1,6 +1,6 @@
-"""From a multiset of events to numbers: Rényi divergences, epsilon at a delta, privacy loss distributions.
+"""Composes a multiset of events to Rényi divergences, privacy loss distributions, and epsilon at a delta.
 
-Every conversion to (epsilon, delta) is dp-accounting's.
+dp-accounting does every conversion to (epsilon, delta).
 """
 
 import math
@@ -19,26 +19,26 @@ from services.privacy.events import PLD_INTERVAL, Divergences, Event, Orders
 SomeEvent = TypeVar("SomeEvent", bound=Event)
 Spent = Mapping[SomeEvent, int]
 
-# The orders at which Rényi divergences are tracked: order - 1 is geometric, 16 to the octave, from 1/16 to 256.
+# The tracked Rényi orders: order - 1 is a geometric sequence with 16 values in an octave, from 1/16 to 256.
 ORDERS: NDArray[np.float64] = 1 + 2.0 ** (np.arange(-64, 129) / 16)
 ORDERS.setflags(write=False)
 
 
 @dataclass(frozen=True)
 class Epsilon:
-    """An epsilon with the Rényi order that it was converted from."""
+    """Holds an epsilon and the Rényi order from which it was converted."""
 
     epsilon: float
     order: float
 
 
 def paid(event: Event, count: int) -> int:
-    """How many times so many tokens pay what the event costs."""
+    """Returns how many times ``count`` tokens pay the cost of the event."""
     return min(count, 1) if event.once else count
 
 
 def rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences:
-    """Total Rényi divergence at each order, under the adjacency of the events."""
+    """Returns the total Rényi divergence at each order, under the events' adjacency."""
     total = np.zeros(np.size(orders))
     for event, count in spent.items():
         total += _times(paid(event, count), event.rdp(orders))
@@ -46,23 +46,23 @@ def rdp(spent: Spent[SomeEvent], orders: Orders = ORDERS) -> Divergences:
 
 
 def pld(spent: Spent[SomeEvent], interval: float = PLD_INTERVAL) -> PrivacyLossDistribution | None:
-    """Privacy loss distribution of all that was spent; None where nothing was, or an event has no dominating pair."""
+    """Returns the composed privacy loss distribution; None if nothing was spent or an event has none."""
     total: PrivacyLossDistribution | None = None
     for event, count in spent.items():
         if count == 0:
             continue
-        each = event.pld(interval)
-        if each is None:
+        single = event.pld(interval)
+        if single is None:
             return None
-        composed = each.self_compose(paid(event, count))
+        composed = single.self_compose(paid(event, count))
         total = composed if total is None else total.compose(composed)
     return total
 
 
 def epsilon(divergences: Divergences, delta: float, orders: Orders = ORDERS) -> Epsilon:
-    """The smallest epsilon that the divergences give at ``delta``, over the orders.
+    """Returns the smallest epsilon at ``delta`` over the orders.
 
-    Where events may depend on earlier answers, pass one order fixed in advance (privacy filter).
+    If events may depend on earlier answers, pass a single order that was fixed in advance (privacy filter).
     """
     _check_delta(delta)
     if not np.any(divergences):
@@ -72,7 +72,7 @@ def epsilon(divergences: Divergences, delta: float, orders: Orders = ORDERS) -> 
 
 
 def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INTERVAL) -> float | None:
-    """Epsilon at ``delta`` of the composed privacy loss distribution; None where an event has none."""
+    """Returns epsilon at ``delta`` from the composed privacy loss distribution; None if an event has none."""
     _check_delta(delta)
     if not any(spent.values()):
         return 0.0
@@ -81,14 +81,14 @@ def pld_epsilon(spent: Spent[SomeEvent], delta: float, interval: float = PLD_INT
 
 
 def round_up(value: float, digits: int = 3) -> float:
-    """The value rounded up to ``digits`` decimals: a shown epsilon never understates."""
+    """Rounds up to ``digits`` decimals, so that a displayed epsilon is never too small."""
     if not math.isfinite(value):
         return value
     return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """An epsilon as text, rounded up."""
+    """Formats an epsilon, rounded up."""
     return "unbounded" if not math.isfinite(value) else f"{round_up(value, digits):.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""A pair of distributions that dominates a mechanism: as a finite table, or by its hockey-stick divergences."""
+"""Represents dominating pairs of distributions, as finite tables or by their hockey-stick divergences."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _LARGEST_EXPONENT = 500.0
 
 @dataclass(frozen=True)
 class Channel:
-    """A finite pair of distributions (P, Q).
+    """Holds a pair of distributions (P, Q) over finitely many outcomes.
 
     Attributes:
         log_q: log of the mass of each outcome under Q, float64 [K].
@@ -31,16 +31,16 @@ class Channel:
     log_ratio: NDArray[np.float64]
 
     def rdp(self, orders: Orders) -> Divergences:
-        """The larger of D_a(P||Q) and D_a(Q||P) at each order."""
+        """Returns the larger of D_a(P||Q) and D_a(Q||P) at each order."""
         orders = real_orders(orders)
         forward, backward = self._log_moment(orders), self._log_moment(1 - orders)
         return np.asarray(np.maximum(0.0, np.maximum(forward, backward)) / (orders - 1))
 
     def _log_moment(self, powers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """log E_Q[t^b] for t = P/Q and each power b.
+        """Returns log E_Q[t^b] for t = P/Q and each power b.
 
-        ``E t = 1``, so ``E t^b = 1 + E[(t^b - 1) - b (t - 1)]``, whose terms are non-negative: a moment near 1 keeps
-        its digits.
+        Since ``E t = 1``, ``E t^b = 1 + E[(t^b - 1) - b (t - 1)]``. Its terms are non-negative, so a moment near 1
+        loses no digits.
         """
         b = powers[:, None]
         exponents = b * self.log_ratio
@@ -52,16 +52,16 @@ class Channel:
 
 
 def symmetric_pld(delta: Callable[[Reals], Reals], largest: float, interval: float) -> PrivacyLossDistribution:
-    """The privacy loss distribution of the pair whose hockey-stick divergences are ``delta`` in both directions.
+    """Returns the privacy loss distribution of the pair with hockey-stick divergences ``delta`` in both directions.
 
     Such a pair exists for every ``delta`` that is convex in e^epsilon (Zhu, Dong, Wang 2022, Proposition 8), and it
-    dominates under composition, too (their Theorem 10).
+    also dominates under composition (their Theorem 10).
 
     Args:
-        delta: the hockey-stick divergence at each epsilon >= 0. Below 0 it follows from the symmetry:
+        delta: the hockey-stick divergence at each epsilon >= 0. Symmetry determines it below 0:
             ``delta(-e) = 1 - exp(-e) + exp(-e) delta(e)``.
-        largest: the loss above which there is no mass.
-        interval: losses are multiples of this; chords between them overstate the divergence (Doroshenko, Ghazi,
+        largest: the largest loss with mass.
+        interval: the grid interval of losses. Chords between grid points overstate the divergence (Doroshenko, Ghazi,
             Kamath, Kumar, Manurangsi 2022).
     """
     most = max(1, math.ceil(largest / interval))

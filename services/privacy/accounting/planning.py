@@ -1,4 +1,4 @@
-"""Planning: what a number of tokens costs, and the largest parameter that a budget allows."""
+"""Plans a budget: computes the cost of a number of tokens, and the largest parameter that a budget allows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from services.privacy.events import Event, Orders
 
 @dataclass(frozen=True)
 class Cost:
-    """What ``tokens`` released tokens of one event cost at ``delta``.
+    """Holds the cost of ``tokens`` released tokens of one event at ``delta``.
 
     Attributes:
-        epsilon_rdp: from Rényi divergences, at ``best_order``. A budget is enforced at one order: this is the one to
-            fix when a ledger is created.
-        epsilon_pld: from the privacy loss distribution; None where no dominating pair is known.
+        epsilon_rdp: from Rényi divergences at ``best_order``.
+        best_order: the order with the smallest epsilon, the one to fix when a ledger is created.
+        epsilon_pld: from the privacy loss distribution; None if no dominating pair is known.
     """
 
     event: Event
@@ -28,7 +28,7 @@ class Cost:
 
 
 def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.ORDERS) -> Cost:
-    """What ``tokens`` tokens of ``event`` cost, by the best of the orders.
+    """Returns the cost of ``tokens`` tokens of ``event``, at the best of the orders.
 
     Raises:
         ValueError: ``tokens`` is negative or ``delta`` outside (0, 1).
@@ -48,14 +48,14 @@ def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.OR
 def largest(
     event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
 ) -> float:
-    """The largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
+    """Returns the largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
 
     Args:
-        event: the event of one token at a value of the parameter, whose cost grows with it.
-        tokens: how many tokens the budget must last for.
-        epsilon: the budget, converted from Rényi divergences.
+        event: maps a value of the parameter to the event of one token. The cost grows with the parameter.
+        tokens: the number of tokens that the budget must last for.
+        epsilon: the budget's epsilon, compared with the conversion from Rényi divergences.
         delta: the budget's delta.
-        bounds: the smallest and the largest value worth considering.
+        bounds: the smallest and the largest value to consider.
 
     Raises:
         ValueError: even the smallest value costs more than the budget.
@@ -76,6 +76,9 @@ def largest(
 def smallest(
     event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
 ) -> float:
-    """As `largest`, of a parameter above 0 whose cost falls as it grows, such as a scale of noise."""
+    """Returns the smallest positive parameter within the budget, if the cost falls with it (such as a noise scale).
+
+    See `largest` for the arguments.
+    """
     least, most = bounds
     return 1 / largest(lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least))

@@ -1,7 +1,7 @@
-"""The accounting of PMixED as its paper publishes it (Flemings, Razaviyayn, Annavaram 2024).
+"""Implements the accounting of PMixED as published (Flemings, Razaviyayn, Annavaram 2024).
 
-For reproduction and comparison. The proof of Theorem 5.1 needs the mollifier's bound at every order, which its
-Algorithm 1 enforces at one order alone; nothing here is certified.
+It serves reproduction and comparison; nothing here is certified. The proof of Theorem 5.1 needs the mollifier's bound
+at every order, but Algorithm 1 enforces it at one order only.
 """
 
 import math
@@ -16,12 +16,12 @@ from scipy.special import logsumexp, xlog1py, xlogy
 
 from services.privacy.events import Divergences, Orders, real_orders
 
-# Orders that are tried where a paper's own leaves nothing of a budget.
+# The orders to try if the paper's order leaves nothing of the budget.
 _ORDERS = range(2, 65)
 
 
 def query_loss(order: float, drawn: int, beta: float) -> float:
-    """Theorem 5.1: Rényi loss of one query answered by ``drawn`` parts, each within beta times the order of p0."""
+    """Returns the Rényi loss of a query to ``drawn`` parts, each within beta times the order of p0 (Theorem 5.1)."""
     if drawn <= 1:
         return beta * order
     exponent = (order - 1) * 4 * beta * order
@@ -29,7 +29,7 @@ def query_loss(order: float, drawn: int, beta: float) -> float:
 
 
 def subsampled_loss(order: int, q: float, drawn: int, beta: float) -> float:
-    """Theorem C.4 (Steinke 2022): the loss of a query over a Poisson subsample; integer order >= 2."""
+    """Returns the loss of a query to a Poisson subsample at an integer order >= 2 (Theorem C.4; Steinke 2022)."""
     if order < 2 or order != int(order):
         raise ValueError(f"order must be an integer of at least 2, got {order}")
     weights = log_binomial(order, q)
@@ -38,7 +38,7 @@ def subsampled_loss(order: int, q: float, drawn: int, beta: float) -> float:
 
 
 def total_loss(order: float, epsilon: float, delta: float) -> float:
-    """Theorem C.3 inverted: the Rényi loss at ``order`` that converts to (epsilon, delta).
+    """Returns the Rényi loss at ``order`` that converts to (epsilon, delta) (inverse of Theorem C.3).
 
     Raises:
         ValueError: no loss is small enough.
@@ -52,7 +52,7 @@ def total_loss(order: float, epsilon: float, delta: float) -> float:
 
 
 def preferred_order(order: int, epsilon: float, delta: float) -> int:
-    """The order where it leaves anything of the budget to spend, else the one that leaves most for its order."""
+    """Returns ``order`` if it leaves a budget to spend; otherwise the order that leaves most, relative to the order."""
 
     def left(candidate: int) -> float:
         try:
@@ -65,7 +65,7 @@ def preferred_order(order: int, epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def largest_beta(order: int, q: float, drawn: int, loss: float) -> float:
-    """The largest beta for which a query answered by ``drawn`` parts costs at most ``loss`` at ``order``."""
+    """Returns the largest beta for which a query to ``drawn`` parts costs at most ``loss`` at ``order``."""
 
     def excess(beta: float) -> float:
         return subsampled_loss(order, q, drawn, beta) - loss
@@ -77,9 +77,9 @@ def largest_beta(order: int, q: float, drawn: int, loss: float) -> float:
 
 
 def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
-    """log P[Binomial(trials, q) = m] for m = 0 ... trials.
+    """Returns log P[Binomial(trials, q) = m] for m = 0 ... trials.
 
-    The coefficients are summed as logs of their quotients: differences of log-gamma lose digits for many trials.
+    It sums the logs of quotients of coefficients, because differences of log-gamma lose digits for many trials.
     """
     m = np.arange(trials + 1, dtype=np.float64)
     quotients = np.log((trials + 1 - m[1:]) / m[1:])
@@ -88,10 +88,10 @@ def log_binomial(trials: int, q: float) -> NDArray[np.float64]:
 
 
 def removal_then_addition(rdp: Callable[[Orders], Divergences], orders: Orders) -> Divergences:
-    """Rényi divergence for one part replaced, from that for one part added or removed.
+    """Bounds the Rényi divergence for one part replaced by that for one part added or removed.
 
-    The weak triangle inequality (Mironov 2017, Corollary 4) over the ensemble without the part: at order a the sum of
-    (a - 1/2)/(a - 1) D_2a and D_(2a-1). Ginart et al. 2022 state it for partitions and users (SubMix, Theorem C.1).
+    It applies the weak triangle inequality (Mironov 2017, Corollary 4) through the ensemble without the part: at order
+    a, the sum of (a - 1/2)/(a - 1) D_2a and D_(2a-1). See also SubMix, Theorem C.1 (Ginart et al. 2022).
     """
     orders = real_orders(orders)
     return np.asarray((orders - 0.5) / (orders - 1) * rdp(2 * orders) + rdp(2 * orders - 1))

@@ -1,1 +1,1 @@
-"""From the models' rows to what is sampled: shaping, the balls around the public model, and means in integers."""
+"""Turns the models' rows into output distributions: shaping, projection onto balls, and means as integer weights."""

@@ -1,4 +1,4 @@
-"""How far a part's two models agree: lambda_i of SubMix (Ginart et al. 2022), for many parts at once."""
+"""Measures how far a part's two models agree: lambda_i of SubMix (Ginart et al. 2022), for many parts at once."""
 
 import math
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
 
-# How close to the bound the divergence is brought, from below, besides what float32 leaves unknown of it: its terms are
-# squares of changes, and the mean change, known to 1e-7, is the divergence's root.
+# The relative distance by which the solution stays below the bound, in addition to the float32 error. The terms are
+# squares of changes, and float32 knows the mean change, the root of the divergence, to 1e-7.
 _TOLERANCE = 1e-5
 _ROUNDING = 1e-6
 _SMALLEST_BOUND = 1e-10
@@ -20,16 +20,17 @@ _HUGE = 1e30
 
 
 def check_bound(beta: float) -> None:
-    """Raises ValueError, naming ``beta``, where it is no bound that float32 resolves."""
+    """Raises ValueError, which names ``beta``, if it is not a bound that float32 can resolve."""
     if not _SMALLEST_BOUND <= beta < math.inf:
         raise ValueError(f"beta must be a finite number of at least {_SMALLEST_BOUND:g}, got {beta}")
 
 
 def largest_shares(pairs: Tensor, public: Tensor, order: float, beta: float) -> Column:
-    """The largest lambda in [0, 1] for which D_a( lambda h + (1-lambda) p0 || lambda h' + (1-lambda) p0 ) <= beta.
+    """Returns the largest lambda in [0, 1] with D_a( lambda h + (1-lambda) p0 || lambda h' + (1-lambda) p0 ) <= beta.
 
-    The divergence grows with lambda from 0. The secant method on its logarithm against log(lambda), nearly straight for
-    small lambda, within a bracket that begins where even the largest likelihood ratio keeps to the bound.
+    The divergence increases with lambda from 0. The secant method solves for its logarithm as a function of
+    log(lambda), which is nearly linear for small lambda. The bracket begins where even the largest likelihood ratio
+    meets the bound.
 
     Args:
         pairs: float32 [C, 2, V], likelihood ratios u = h / p0 and u' = h' / p0 on the kept set.
@@ -68,16 +69,16 @@ def largest_shares(pairs: Tensor, public: Tensor, order: float, beta: float) -> 
 
 
 def _first_guess(apart: Tensor, public: Tensor, order: float, bound: float) -> Column:
-    """Lambda by the leading term of the divergence, a lambda^2 E[(u - u')^2] / 2; 1 where that is not far below 1."""
+    """Solves the leading term of the divergence, a lambda^2 E[(u - u')^2] / 2, for lambda; 1 if lambda is near 1."""
     squares = torch.mul(apart, apart, out=scratch("inner", apart)).mul_(public)
     guess = np.sqrt(2 * bound / (order * np.maximum(row_sums(squares), _TINY)))
     return np.where(guess > 0.7, 1.0, guess)
 
 
 def _divergence(apart: Tensor, other: Tensor, share: Column, public: Tensor, order: float) -> Column:
-    """D_a per pair, from the sum of p0 m' ((1 + d)^a - 1 - a d), with m' = 1 + lambda (u' - 1) and 1 + d = m / m'.
+    """Returns D_a for each pair, from the sum of p0 m' ((1 + d)^a - 1 - a d); m' = 1 + lambda (u' - 1), 1 + d = m / m'.
 
-    No term is negative, so that none hides in the rounding of another; infinite where a power overflows.
+    No term is negative, so small terms are not lost in rounding. The result is infinite if a power overflows.
     """
     mixed = torch.mul(other, column(share, other), out=scratch("power", other))
     mixed.add_(column(1 - share, other)).clamp_min_(_TINY)  # at lambda = 1 both may be 0, and d is 0

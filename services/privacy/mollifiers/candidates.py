@@ -1,4 +1,4 @@
-"""The tokens that noise is added to: the most likely ones of the public model, a choice from p0 alone."""
+"""Chooses the tokens that receive noise: the most likely tokens of the public model, which depend on p0 alone."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from services.privacy.protocol import Answers
 
 @dataclass(frozen=True)
 class Candidates:
-    """The most likely tokens of each of S sequences, the most likely first.
+    """Holds the most likely tokens of each of S sequences, in descending order.
 
     Attributes:
-        tokens: int64 [S, k]. Fewer than were asked for where the vocabulary is smaller.
+        tokens: int64 [S, k]. k is smaller than requested if the vocabulary is smaller.
         kept: bool [S, k], false for tokens outside the kept set, which must not be released.
     """
 
@@ -22,18 +22,18 @@ class Candidates:
 
     @classmethod
     def of(cls, public: Tensor, count: int) -> "Candidates":
-        """The ``count`` most likely tokens under p0 [S, V]."""
+        """Returns the ``count`` most likely tokens under p0 [S, V]."""
         likeliest = public.topk(min(count, public.shape[1]), dim=1)
         return cls(likeliest.indices, likeliest.values > 0)
 
     def probabilities(self, answers: Answers) -> Tensor:
-        """p_i of the candidates: float64 [R, k]."""
+        """Returns p_i of the candidates, float64 [R, k]."""
         owners = sequences(answers)
         chosen = self.tokens[owners]
         return answers.ratios.gather(1, chosen).double() * answers.public.gather(1, self.tokens).double()[owners]
 
 
 def sequences(answers: Answers) -> Tensor:
-    """int64 [R]: the sequence that each row belongs to."""
-    lengths = torch.tensor([len(asked) for asked in answers.models], device=answers.ratios.device)
+    """Returns the sequence of each row, int64 [R]."""
+    lengths = torch.tensor([len(models) for models in answers.models], device=answers.ratios.device)
     return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)

@@ -1,8 +1,8 @@
-"""The aggregate: the mean of mollified distributions, as integer weights that are sampled exactly.
+"""Computes the mean of mollified distributions as integer weights, which are sampled exactly.
 
-The privacy analysis needs more of what is released than that it lies in the ball. With P(S) the distribution sampled
-when the parts S are drawn, (m+1) P(S'+i) - m P(S') must lie in the ball too, for m = |S'|: it is the distribution that
-part i is held to have contributed. So a mean may not be rounded in float32, whose error this multiplies by m. Rows are
+The privacy analysis requires more than that the released distribution lies in the ball. Let P(S) be the distribution if
+the parts S are drawn. Then (m+1) P(S'+i) - m P(S'), with m = |S'|, must lie in the ball too: the analysis treats it as
+the contribution of part i. A mean must not be rounded in float32, because this multiplies the error by m. So rows are
 summed in float64, each divided by its own sum.
 """
 
@@ -18,36 +18,36 @@ from services.privacy.mollifiers.blocks import Column, column, row_sums, rows_at
 from services.privacy.protocol import Answers
 from services.privacy.sampling.categorical import TOTAL
 
-# From (ratios [C, V], public [V] or [C, V], how many parts were drawn) to mollified distributions float32 [C, V], which
-# may be written into the fourth argument.
+# Maps (ratios [C, V], public [V] or [C, V], the number of drawn parts, out) to mollified distributions, float32 [C, V],
+# which may be written to `out`.
 Mollify = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 
 # A power of two, so that the public model's weights are exact: its probabilities are multiples of 2**-60.
 _SCALE = TOTAL / 2
-# A row whose sum is farther from 1 than this is answered by the public model.
+# A row whose sum differs from 1 by more than this is replaced by the public model.
 _ACCEPTED = 2.0**-16
-# The largest share of a radius that rounding may take.
+# The largest share of a radius that may be lost to rounding.
 _LARGEST_LOSS = 0.1
 
 
 def slack(parts: int, radius: float) -> float:
-    """How much smaller than ``radius`` to project, so that everything released, rounded, keeps to ``radius``.
+    """Returns how much smaller than ``radius`` the projection must be, so that the rounded release keeps to ``radius``.
 
-    The terms: how far the float32 sums of p0 and of an accepted row are from 1 (2**-16 accepted, and at most half as
-    much again in either sum), with float32 entries; rounding weights down to integers, of the smallest p0 = 2**-36 at
-    the lower bound of the ball, twice for each of ``parts`` rows; float64 rounding of a mean, as often, of a token
-    where the others sit at the upper bound and the part in question at the lower.
+    The three terms cover: the distance from 1 of the float32 sums of p0 and of an accepted row (2**-16 is accepted, and
+    at most half as much again in either sum), with float32 entries; rounding weights down to integers, for the smallest
+    p0 = 2**-36 at the ball's lower bound, twice for each of ``parts`` rows; and the float64 rounding of a mean, as
+    often, for a token at which the other parts are at the upper bound and the replaced part at the lower.
     """
     return 2.0**-14 + 2.0**-24 * parts * math.exp(radius) + 2.0**-46 * parts * math.exp(2 * radius)
 
 
 def usable_radii(slack: Callable[[float], float], least: float, middle: float) -> tuple[float, float]:
-    """The smallest and the largest radius of which rounding takes at most `_LARGEST_LOSS`.
+    """Returns the smallest and the largest radius of which rounding takes at most the share `_LARGEST_LOSS`.
 
     Args:
-        slack: what rounding takes of a radius.
+        slack: maps a radius to its loss to rounding.
         least: a radius that is too small.
-        middle: a radius that is neither too small nor too large.
+        middle: a usable radius.
 
     Raises:
         ValueError: rounding takes too much of ``middle``.
@@ -62,7 +62,7 @@ def usable_radii(slack: Callable[[float], float], least: float, middle: float) -
 
 
 def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:
-    """int64 [S, V]: for each sequence the mean of its mollified rows, the public model where it has none."""
+    """Returns the mean of each sequence's mollified rows, or the public model if it has none, int64 [S, V]."""
     public, ratios = answers.public, answers.ratios
     weights = torch.empty(public.shape, dtype=torch.int64, device=public.device)
     spans = list(answers.spans())
@@ -70,8 +70,8 @@ def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:
     at_once = rows_at_once(ratios)
     for start in range(0, len(single), at_once):
         sequences = single[start : start + at_once]
-        own, theirs = public[sequences], ratios[[spans[s][0] for s in sequences]]
-        rows, _ = _accepted(mollify(theirs, own, 1, scratch("rows", theirs)), own)
+        p0, row_ratios = public[sequences], ratios[[spans[s][0] for s in sequences]]
+        rows, _ = _accepted(mollify(row_ratios, p0, 1, scratch("rows", row_ratios)), p0)
         weights[sequences] = rows.mul_(_SCALE).long()
     for s, (first, last) in enumerate(spans):
         if last == first:
@@ -82,7 +82,7 @@ def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:
 
 
 def _mean(ratios: Tensor, public: Tensor, mollify: Mollify, at_once: int) -> Tensor:
-    """float64 [V]: the mean of one sequence's mollified rows [n, V], each divided by its own sum."""
+    """Returns the mean of one sequence's mollified rows [n, V], each divided by its own sum, float64 [V]."""
     mean = scratch("mean", public, torch.float64).zero_()
     for start in range(0, len(ratios), at_once):
         block = ratios[start : start + at_once]
@@ -93,7 +93,7 @@ def _mean(ratios: Tensor, public: Tensor, mollify: Mollify, at_once: int) -> Ten
 
 
 def _accepted(rows: Tensor, public: Tensor) -> tuple[Tensor, Column]:
-    """The rows, with the public model in place of those that are no distribution, and their sums."""
+    """Replaces rows that are not distributions by the public model; returns the rows and their sums."""
     sums = row_sums(rows)
     accepted = np.abs(sums - 1) <= _ACCEPTED
     if not accepted.all():

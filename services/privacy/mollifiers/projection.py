@@ -1,7 +1,7 @@
-"""The ratio mollifier: moves a part's distribution into the ball M_c = { r : e^-c p0 <= r <= e^c p0 }.
+"""Implements the ratio mollifier: projects a part's distribution into the ball M_c = { r : e^-c p0 <= r <= e^c p0 }.
 
-What is released must lie in the ball exactly, so the projection works at a radius smaller by `slack`, which covers all
-rounding between here and the integer weights that are sampled (`mixture`).
+The released distribution must lie in the ball exactly. So callers pass a radius that is smaller by `slack`, which
+covers all rounding between the projection and the integer weights (`mixture`).
 """
 
 import math
@@ -18,46 +18,46 @@ from services.privacy.mollifiers.blocks import column, row_sums, scratch
 Projection = Literal["clip", "mix"]
 Reals = NDArray[np.float64]
 
-# How far the sum of a projected row may be from 1. Sampling divides by it, so this is only how well s is known, and an
-# s off by so much costs the square of it in KL.
+# The tolerance for the sum of a projected row. Sampling divides by the sum, so the tolerance only limits the accuracy
+# of s; an error of s costs its square in KL.
 TOLERANCE = 2.0**-17
-# Where p_i is 0 on nearly all of p0's mass no scale is large enough; the limit of a vanishing p_i decides.
+# If p_i is 0 on nearly all of p0's mass, no scale is large enough. Then p_i is replaced by this value where it is 0.
 _VANISHING = 2.0**-64
-# Roots lie between: ratios are at least _VANISHING and at most 2**36.
+# The bracket of the roots: ratios are at least _VANISHING and at most 2**36.
 _BRACKET = (2.0**-48, 2.0**96)
-# Stands in for 0 where it divides: any step it leads to is outside the bracket.
+# Replaces 0 as a divisor; the resulting step is always outside the bracket.
 _NOTHING = 1e-30
 _NEWTON_STEPS = 8
 _STEPS = 64
-# The derivative of clamp, in one pass: what is not clamped passes, all else is 0.
+# The derivative of clamp in one pass: keeps values that are not clamped and sets the others to 0.
 _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
 
 def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
-    """The member of the ball closest to each p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
+    """Returns the member of the ball that is closest to p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
 
-    The sum is monotone and piecewise linear in s. Newton's method ends on the root as soon as it knows which tokens are
-    clamped; where it leaves the bracket, or is slow, the bracket is halved geometrically instead.
+    The sum is monotone and piecewise linear in s, so Newton's method reaches the root once the set of clamped tokens is
+    right. If Newton's method leaves the bracket or converges slowly, geometric bisection replaces its step.
 
     Args:
         ratios: float32 [C, V], u = p_i / p0.
-        public: float32 [V], or [C, V] where rows have their own.
+        public: float32 [V]; or [C, V], one for each row.
         radius: c in nats.
-        out: float32 [C, V], where to write the result.
+        out: float32 [C, V], the tensor for the result.
 
     Returns:
         float32 [C, V], sums within `TOLERANCE` of 1 up to the rounding of the sum.
     """
     projected, solved = _clip(ratios, public, radius, out)
-    if not solved.all():  # these rows alone: what becomes of one part's may not depend on another's
+    if not solved.all():  # repeat only these rows, because a part's row must not depend on another part's row
         rows = torch.from_numpy(~solved).to(ratios.device)
-        theirs = public if public.dim() == 1 else public[rows]
-        projected[rows] = _clip(ratios[rows].clamp_min_(_VANISHING), theirs, radius, None)[0]
+        p0 = public if public.dim() == 1 else public[rows]
+        projected[rows] = _clip(ratios[rows].clamp_min_(_VANISHING), p0, radius, None)[0]
     return projected
 
 
 def _clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-    """The projected rows, and which of them are solved."""
+    """Returns the projected rows, and which of them are solved."""
     low, high = math.exp(-radius), math.exp(radius)
     scaled, projected = scratch("inner", ratios), torch.empty_like(ratios) if out is None else out
     scale, applied = np.ones(len(ratios)), ratios
@@ -79,9 +79,9 @@ def _clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None) -> 
 
 
 def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
-    """lambda p_i + (1 - lambda) p0 with the largest lambda in [0, 1] that lies in the ball, in closed form.
+    """Returns lambda p_i + (1 - lambda) p0 with the largest lambda in [0, 1] inside the ball, in closed form.
 
-    Arguments and result as those of `clip`.
+    See `clip` for the arguments and the result.
     """
     low, high = math.exp(-radius), math.exp(radius)
     inside = torch.add(ratios, 1 - public.sign(), out=out)  # dropped tokens count as equal in both
@@ -92,7 +92,7 @@ def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None
 
 
 def defined(public: Reals, row: Reals, radius: float, by: Projection) -> Reals:
-    """The projection as it is defined, float64 [V], by a root search: what audits compare `clip` and `mix` with.
+    """Computes the projection by its definition with a root search, float64 [V], for audits of `clip` and `mix`.
 
     Args:
         public: float64 [V], probabilities of the public model.

@@ -1,4 +1,4 @@
-"""The mollifier of PMixED as published (Flemings et al. 2024, Algorithm 1): a ball in Rényi divergence at one order."""
+"""Implements the mollifier of PMixED as published (Flemings et al. 2024, Algorithm 1): a Rényi ball at one order."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.privacy.mollifiers.blocks import Column, column, row_sums, scratch, to_column
 
-# What float32 sums leave unknown of a moment, and so how close to the bound the divergence is brought, from below.
+# The float32 error of a moment's sum, and the relative distance by which the divergence stays below the bound.
 _SUM_ERROR = 5e-7
 _TOLERANCE = 1e-5
 _NEWTON_STEPS = 8
@@ -17,30 +17,30 @@ _TINY = 1e-30
 
 
 def mollify(ratios: Tensor, public: Tensor, order: float, bound: float, out: Tensor | None = None) -> Tensor:
-    """lambda p_i + (1 - lambda) p0 with the largest lambda in [0, 1] within ``bound`` of p0 in both directions of D_a.
+    """Returns lambda p_i + (1 - lambda) p0 with the largest lambda in [0, 1] whose D_a<-> to p0 is within ``bound``.
 
-    The divergence grows with lambda from 0. Newton's method on its logarithm against log(lambda), nearly straight for
-    small lambda, within a bracket that begins where the likelihood ratio itself keeps to the bound.
+    The divergence increases with lambda from 0. Newton's method solves for its logarithm as a function of log(lambda),
+    which is nearly linear for small lambda. The bracket begins where the likelihood ratio itself meets the bound.
 
     Args:
         ratios: float32 [C, V], u = p_i / p0 on the kept set.
-        public: float32 [V], or [C, V] where rows have their own.
+        public: float32 [V]; or [C, V], one for each row.
         order: a > 1.
         bound: the largest divergence, in nats (beta times a).
-        out: float32 [C, V], where to write the result.
+        out: float32 [C, V], the tensor for the result.
 
     Returns:
         float32 [C, V].
 
     Raises:
-        ValueError: the bound is too small for float32 to tell lambda.
+        ValueError: the bound is too small for float32 to resolve lambda.
     """
     tolerance = _TOLERANCE + _SUM_ERROR / (bound * (order - 1))
     if tolerance > 0.5:
         raise ValueError(f"a bound of {bound:g} at order {order:g} is below what float32 resolves")
     target = bound * (1 - tolerance)
     mixed = torch.empty_like(ratios) if out is None else out
-    # Dropped tokens count as equally likely under both.
+    # Dropped tokens count as equally likely under both distributions.
     inside = torch.add(ratios, 1 - public.sign(), out=scratch("inside", ratios))
     largest, smallest = to_column(inside.amax(dim=1)), to_column(inside.amin(dim=1))
     above = np.full(len(ratios), np.nextafter(1.0, 2.0))
@@ -64,7 +64,7 @@ def mollify(ratios: Tensor, public: Tensor, order: float, bound: float, out: Ten
 
 
 def _first_guess(ratios: Tensor, public: Tensor, order: float, bound: float) -> Column:
-    """Lambda by the leading term of the divergence, a lambda^2 chi^2 / 2; 1 where that is not far below 1."""
+    """Solves the leading term of the divergence, a lambda^2 chi^2 / 2, for lambda; 1 if lambda is near 1."""
     moment = torch.mul(ratios, ratios, out=scratch("inner", ratios)).mul_(public)
     chi_squared = np.maximum(row_sums(moment) - 1, _TINY)
     guess = np.sqrt(2 * bound / (order * chi_squared))
@@ -72,9 +72,10 @@ def _first_guess(ratios: Tensor, public: Tensor, order: float, bound: float) -> 
 
 
 def _divergence(mixed: Tensor, mean: Column, public: Tensor, order: float) -> tuple[Column, Column]:
-    """D_a<-> per row, and its derivative by log(lambda), for m = 1 + lambda (u - 1), given as m / mean.
+    """Returns D_a<-> and its derivative by log(lambda) for each row, for m = 1 + lambda (u - 1), given as m / mean.
 
-    Over the geometric mean of its extremes, so that powers overflow late; where they do, the divergence is infinite.
+    Dividing by the geometric mean of m's extremes delays overflow of the powers. If they overflow, the divergence is
+    infinite.
     """
     power, moment = scratch("power", mixed), scratch("inner", mixed)
     torch.pow(mixed, order - 1, out=power)

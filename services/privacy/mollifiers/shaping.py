@@ -1,4 +1,4 @@
-"""Sampling options, applied to every distribution before projection, with the kept tokens chosen from p0 alone."""
+"""Applies sampling options to every distribution before projection. The kept tokens depend on p0 alone."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from torch import Tensor
 from services.privacy.mollifiers.blocks import column, row_sums, rows_at_once, scratch
 from services.privacy.protocol import Answers
 
-# Tokens less likely than this under the shaped public model are dropped. So every kept probability is a multiple of
-# 2**-60 in float32, which makes the public model's integer weights exact (`mixture`), and no ratio is above 2**36.
+# Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
+# of 2**-60 in float32, which makes the public model's integer weights exact (`mixture`), and no ratio exceeds 2**36.
 SUPPORT_FLOOR = 2.0**-36
-# A part with less of its mass than this on the kept tokens has none, as far as float32 can tell.
+# A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
 _NUCLEUS_START = 1024
 _BITS = 1 / math.log(2)  # bits per nat
@@ -22,7 +22,7 @@ _BITS = 1 / math.log(2)  # bits per nat
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of one sequence: temperature > 0, nucleus mass top_p in (0, 1], top_k tokens (None keeps all)."""
+    """Holds the options of one sequence: temperature > 0, top_p in (0, 1], and top_k (None keeps all tokens)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -45,26 +45,27 @@ def shape(
     *,
     overwrite_parts: bool = False,
 ) -> Answers:
-    """From log-probabilities to the answers that a protocol works on.
+    """Shapes log-probabilities into the answers that a protocol processes.
 
-    Temperature, then the top_k and the top_p most likely tokens of the public model (all that tie with the last one
-    stay), then its support floor; the parts are restricted to the tokens kept. A part's row that holds NaN or +inf, or
-    has no mass on them, counts as the public model itself: an error must not depend on what a part said.
+    It applies the temperature; then it keeps the public model's top_k and top_p tokens (with all ties) that are above
+    the support floor, and restricts the parts to the kept tokens. A part's row with NaN or +inf, or without mass on the
+    kept tokens, is replaced by the public model's row: an error must not depend on a part's output.
 
     Args:
-        public: [S, V], natural log-probabilities of the public model, one row a sequence.
-        parts: [R, V], those of the models asked, the rows of each sequence together, in the order of ``models``.
-        models: for each sequence the indices of the models asked.
+        public: [S, V], natural log-probabilities of the public model, one row for each sequence.
+        parts: [R, V], natural log-probabilities of the drawn models; the rows of a sequence are contiguous, in the
+            order of ``models``.
+        models: the indices of each sequence's drawn models.
         options: one for each sequence, or one for all.
-        overwrite_parts: let the ratios take the memory of ``parts``, a float32 tensor that nobody reads again.
+        overwrite_parts: reuse the memory of ``parts``, a float32 tensor, for the ratios.
 
     Raises:
-        ValueError: shapes do not match, or a public row holds NaN or +inf, or has no mass.
+        ValueError: shapes do not match, or a public row contains NaN or +inf, or has no mass.
     """
     sequences, vocabulary = public.shape
-    each = (options,) * sequences if isinstance(options, SamplingOptions) else tuple(options)
-    if len(each) != sequences:
-        raise ValueError(f"options has {len(each)} entries, public has {sequences} rows")
+    by_sequence = (options,) * sequences if isinstance(options, SamplingOptions) else tuple(options)
+    if len(by_sequence) != sequences:
+        raise ValueError(f"options has {len(by_sequence)} entries, public has {sequences} rows")
     if len(parts) and parts.shape[1] != vocabulary:
         raise ValueError(f"parts has {parts.shape[1]} columns, public has {vocabulary}")
     answers = Answers(
@@ -76,29 +77,30 @@ def shape(
     at_once = rows_at_once(answers.public)
     for start in range(0, sequences, at_once):
         block = slice(start, start + at_once)
-        inverses = _shape_public(public[block], each[block], answers.public[block])
+        inverses = _shape_public(public[block], by_sequence[block], answers.public[block])
         for s, inverse in enumerate(inverses, start):
             first, last = spans[s]
-            _shape_parts(parts[first:last], answers.public[s], inverse, each[s].temperature, answers.ratios[first:last])
+            temperature = by_sequence[s].temperature
+            _shape_parts(parts[first:last], answers.public[s], inverse, temperature, answers.ratios[first:last])
     return answers
 
 
 def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor) -> Tensor:
-    """Writes p0 [B, V]; returns log2(1 / p0) up to a constant of the row, minus infinity for the tokens dropped.
+    """Writes p0 [B, V]; returns log2(1 / p0) up to a constant of the row, minus infinity for dropped tokens.
 
-    Powers of two, which PyTorch computes several times faster than those of e.
+    It uses powers of two, because PyTorch computes them several times faster than powers of e.
     """
     logs = scratch("logs", out)
-    torch.mul(log_p, column(np.array([_BITS / each.temperature for each in options]), out), out=logs)
+    torch.mul(log_p, column(np.array([_BITS / option.temperature for option in options]), out), out=logs)
     largest = logs.amax(dim=1, keepdim=True)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("a row of the public model's log-probabilities holds NaN or +inf, or has no mass")
     logs -= largest
-    for row, each in zip(logs, options, strict=True):
-        if each.top_k is not None and each.top_k < len(row):
-            _drop_below(row, float(row.topk(each.top_k).values[-1]), -math.inf)
-        if each.top_p < 1.0:
-            _drop_below(row, _nucleus_floor(row, each.top_p), -math.inf)
+    for row, option in zip(logs, options, strict=True):
+        if option.top_k is not None and option.top_k < len(row):
+            _drop_below(row, float(row.topk(option.top_k).values[-1]), -math.inf)
+        if option.top_p < 1.0:
+            _drop_below(row, _nucleus_floor(row, option.top_p), -math.inf)
     torch.exp2(logs, out=out)
     out *= 1 / out.sum(dim=1, keepdim=True)
     _drop_below(out, SUPPORT_FLOOR, 0.0)
@@ -113,7 +115,7 @@ def _drop_below(values: Tensor, least: float, dropped: float) -> None:
 
 
 def _nucleus_floor(logs: Tensor, mass: float) -> float:
-    """The least log in the smallest set of the largest that holds ``mass`` of the total."""
+    """Returns the smallest log-probability in the nucleus: the smallest set of top tokens that holds ``mass``."""
     wanted = mass * float(torch.exp2(logs).sum(dtype=torch.float64))
     count = min(_NUCLEUS_START, len(logs))
     while True:
@@ -125,7 +127,7 @@ def _nucleus_floor(logs: Tensor, mass: float) -> float:
 
 
 def _shape_parts(log_p: Tensor, p0: Tensor, log2_inverse: Tensor, temperature: float, out: Tensor) -> None:
-    """Rows of one sequence: u proportional to p_i^(1/T) / p0, of mean 1 under p0."""
+    """Writes the ratios of one sequence's rows: u proportional to p_i^(1/T) / p0, with mean 1 under p0."""
     at_once = rows_at_once(out)
     for start in range(0, len(out), at_once):
         u = out[start : start + at_once]

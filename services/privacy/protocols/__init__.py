@@ -1,4 +1,4 @@
-"""Every protocol by its name, which is the name in configuration and commands. A new one is a file and a line here."""
+"""Registers every protocol under its name in configuration and commands. A new protocol is a file and a line here."""
 
 from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
@@ -40,7 +40,7 @@ def audited(parts: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def name_of(choice: object) -> object:
-    """Returns the protocol that settings name, or the mapping that they are made from."""
+    """Returns the protocol's name in settings, or in the mapping from which settings are created."""
     if isinstance(choice, Mapping):
         return choice.get("protocol", DEFAULT)
     return getattr(choice, "protocol", None)

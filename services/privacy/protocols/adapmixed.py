@@ -1,10 +1,11 @@
-"""AdaPMixED: adaptive PMixED (Flemings, Razaviyayn, Annavaram 2024b, Algorithm 1).
+"""Implements AdaPMixED, adaptive PMixED (Flemings, Razaviyayn, Annavaram 2024b, Algorithm 1).
 
-A query first passes a noisy screening: where the parts' mean, seen through a thin mixture and Gaussian noise, lies too
-far from the public model, the public model answers. All other queries are answered by the mean of all parts' mollified
-distributions, and cost what they turn out to cost: the largest change that leaving one part out would make.
+Each query first passes a noisy screening, which mixes a little of the parts' mean into the public model and adds
+Gaussian noise. If the result is too far from the public model, the public model answers. Otherwise the mean of all
+parts' mollified distributions answers, and the token costs its measured loss: the largest divergence that leaving one
+part out causes.
 
-That loss depends on the private text. With the ``ratio`` mollifier a bound that does not is tracked beside it.
+That loss depends on the private text. The ``ratio`` mollifier also has a data-independent bound.
 """
 
 import math
@@ -33,12 +34,12 @@ from services.privacy.sampling import noise
 from services.privacy.settings import Enforced, Settings
 from services.privacy.worlds import Pair, Reals
 
-# The screening's noise is drawn on multiples of this.
+# The screening's noise is a multiple of this.
 _GRID = 2.0**-44
-# What noisy probabilities below it are taken for.
+# The minimum of noisy probabilities; smaller ones are raised to it.
 _FLOOR = 2.0**-60
-# Where the loss is measured, radius is no matter of the budget. At this one, 100 parts and the default budget last for
-# nearly a thousand tokens in the worst case.
+# The default radius if the losses are measured: the budget does not determine it then. With 100 parts, the default
+# budget lasts for nearly a thousand tokens in the worst case.
 _MEASURED_RADIUS = 1.0
 _TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
 
@@ -55,21 +56,22 @@ _MEASURED_GUARANTEE = Guarantee(
 
 
 def screening_rdp(parts: int, sigma: float, mix: float, orders: Orders) -> Divergences:
-    """The Rényi loss of one screening: (lambda / (N sigma))^2 a.
+    """Returns the Rényi loss of one screening: (lambda / (N sigma))^2 a.
 
-    Two means over N parts, of which one is replaced, differ by lambda / N times the difference of two distributions,
-    whose Euclidean norm is at most sqrt 2.
+    If one of N parts is replaced, the mixed means differ by lambda / N times the difference of two distributions, whose
+    Euclidean norm is at most sqrt 2.
     """
     return np.asarray(real_orders(orders) * (mix / (parts * sigma)) ** 2)
 
 
 @dataclass(frozen=True)
 class ScreenedRatioEvent(Event):
-    """One token under the ratio mollifier; ``mix`` is lambda of the screening, ``sigma`` its noise.
+    """Describes one token under the ratio mollifier; ``mix`` is lambda of the screening, ``sigma`` its noise.
 
-    Divergences add: let the decision be released too, then the token's law given either decision is p0, or the mean of
-    the parts, whatever noise was drawn; so screening and answer are an adaptive composition of which the token is a
-    projection. No dominating pair is stated: that of discrete Gaussian noise in many dimensions is not known exactly.
+    The divergences of screening and answer add up. Suppose that the decision were released too: given the decision, the
+    token's distribution is p0 or the parts' mean, independent of the noise. So screening and answer are an adaptive
+    composition, and the token is a projection of it. No dominating pair is available, because the exact pair of
+    discrete Gaussian noise in many dimensions is unknown.
     """
 
     kind: ClassVar[str] = "adapmixed-ratio"
@@ -88,7 +90,7 @@ class ScreenedRatioEvent(Event):
         return screening + RatioEvent(self.parts, 1.0, self.radius).rdp(orders)
 
     def worst_pairs(self) -> Iterable[Pair]:
-        """That of the answer alone; the screening is taken to pass."""
+        """Returns the worst pair of the answer, on the assumption that every query passes the screening."""
         return (worst_pair(self.parts, 1.0, self.radius),)
 
     @property
@@ -100,7 +102,7 @@ class ScreenedRatioEvent(Event):
 
 @dataclass(frozen=True)
 class ScreenedRenyiEvent(Event):
-    """One token under the published mollifier, ``beta * order`` the radius of its ball: no bound is known."""
+    """Describes one token under the published mollifier with a ball of radius ``beta * order``: no bound is known."""
 
     kind: ClassVar[str] = "adapmixed-renyi"
     measured: ClassVar[bool] = True
@@ -127,21 +129,21 @@ class ScreenedRenyiEvent(Event):
 
 @dataclass(frozen=True)
 class AdaPMixed(Protocol):
-    """AdaPMixED.
+    """Implements AdaPMixED.
 
     Attributes:
-        parts: N, how many parts the ensemble has; all answer every query.
+        parts: N, the number of parts. All parts answer every query.
         mollifier: ``ratio`` or ``renyi``.
-        projection: how the ratio mollifier reaches its ball (`services.privacy.mollifiers.projection`).
+        projection: the projection of the ratio mollifier (`services.privacy.mollifiers.projection`).
         radius: c of the ratio mollifier, in nats.
         beta: the renyi mollifier keeps D_a<-> to the public model within beta a.
-        order: the Rényi order a of the measured losses, and of the renyi mollifier. A loss is that of leaving a part
-            out, as published.
-        screening_order: that of the screening's divergence.
-        sigma: standard deviation of the screening's noise.
-        mix: lambda, the parts' share in what the screening looks at.
-        threshold: the divergence above which a query is screened: answered by the public model.
-        top_k: on how many of the public model's likeliest tokens the screening looks.
+        order: the Rényi order a of the measured losses and of the renyi mollifier. As published, a loss is the
+            divergence that leaving one part out causes.
+        screening_order: the Rényi order of the screening's divergence.
+        sigma: the standard deviation of the screening's noise.
+        mix: lambda, the parts' share in the screened mixture.
+        threshold: the divergence above which the public model answers.
+        top_k: the number of the public model's most likely tokens that the screening compares.
         enforce: what the budget limits.
 
     Raises:
@@ -195,28 +197,28 @@ class AdaPMixed(Protocol):
     def release(self, answers: Answers) -> Release:
         screening = screening_rdp(self.parts, self.sigma, self.mix, [self.order])
         losses = np.repeat(screening[:, None], len(answers.public), axis=0)
-        none_asked = Answers(answers.public, answers.ratios[:0], ((),) * len(answers.public))
-        weights = integer_weights(none_asked, _as_they_are)
+        without_parts = Answers(answers.public, answers.ratios[:0], ((),) * len(answers.public))
+        weights = integer_weights(without_parts, _unchanged)
         answered = self._passes_screening(answers)
         for s, (first, last) in enumerate(answers.spans()):
             if answered[s] and last > first:
                 rows = self._mollified(answers.ratios[first:last], answers.public[s])
                 own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
                 losses[s] += leave_one_out.losses(rows, answers.public[s], self.order).max()
-                weights[s] = integer_weights(own, _as_they_are)[0]
+                weights[s] = integer_weights(own, _unchanged)[0]
         return Release(weights, losses)
 
     def release_law(self, answers: Answers) -> Tensor:
-        """The screening is taken to pass."""
+        """Returns the distribution of a token whose query passes the screening."""
         laws = torch.empty(answers.public.shape, dtype=torch.float64)
         for s, (first, last) in enumerate(answers.spans()):
             rows = self._mollified(answers.ratios[first:last], answers.public[s])
             own = Answers(answers.public[s : s + 1], rows, answers.models[s : s + 1])
-            laws[s] = integer_weights(own, _as_they_are)[0]
+            laws[s] = integer_weights(own, _unchanged)[0]
         return laws / laws.sum(dim=1, keepdim=True)
 
     def formula(self, public: Reals, rows: Reals) -> Reals | None:
-        """The screening is taken to pass."""
+        """Returns the distribution of a token whose query passes the screening."""
         if self.radius is None:
             return None
         moved = [projection.defined(public, row, self.radius, self.projection) for row in rows]
@@ -237,12 +239,12 @@ class AdaPMixed(Protocol):
         return self.event.guarantee if self.enforce == "bound" else _MEASURED_GUARANTEE
 
     def _passes_screening(self, answers: Answers) -> NDArray[np.bool_]:
-        """Which of the S sequences are answered by the parts."""
+        """Returns which of the S sequences the parts answer, bool [S]."""
         public, tokens = answers.public.topk(min(self.top_k, answers.public.shape[1]), dim=1)
         counts = torch.tensor([len(models) for models in answers.models], device=public.device)
         sequence = torch.repeat_interleave(torch.arange(len(counts), device=public.device), counts)
         seen = answers.ratios.gather(1, tokens[sequence]).double() * public[sequence]
-        # At most 1 in all, whatever was rounded before: what the sensitivity rests on.
+        # The sensitivity requires sums of at most 1, whatever was rounded before.
         seen /= seen.sum(dim=1, keepdim=True).clamp_min_(1)
         p0 = public.double()
         mean = torch.zeros_like(p0).index_add_(0, sequence, seen) / counts.clamp_min(1)[:, None]
@@ -251,11 +253,11 @@ class AdaPMixed(Protocol):
         return screening_divergence(noisy, known, self.screening_order) <= self.threshold
 
     def _noisy(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """lambda times the parts' mean [S, k], with noise.
+        """Returns lambda times the parts' mean [S, k] with noise.
 
-        On the grid, two neighbouring means, rounded, differ by at most sqrt(2) lambda / N from before, in each of k
-        entries by 1 for rounding to integers, and by what float64 sums of N terms are off, twice; noise as much larger
-        than sigma keeps the stated cost.
+        Rounding to the grid increases the distance of two neighbouring means beyond sqrt(2) lambda / N: by at most 1
+        for each of k entries, and by twice the float64 error of a sum of N terms. The noise is larger than sigma by
+        the same factor, so the stated cost holds.
         """
         apart = math.sqrt(2) * self.mix / (self.parts * _GRID)
         rounding = math.sqrt(mean.shape[1]) * (1 + self.mix / _GRID * (self.parts + 8) * 2.0**-52)
@@ -264,7 +266,7 @@ class AdaPMixed(Protocol):
         return np.asarray(noise.discrete_gaussian(whole, scale) * _GRID)
 
     def _mollified(self, ratios: Tensor, public: Tensor) -> Tensor:
-        """float32 [n, V], in scratch space."""
+        """Returns the mollified rows, float32 [n, V], in scratch memory."""
         rows = scratch("mollified", ratios)
         at_once = rows_at_once(ratios)
         for start in range(0, len(ratios), at_once):
@@ -281,7 +283,7 @@ class AdaPMixed(Protocol):
 
 
 class AdaPMixedSettings(Settings):
-    """All parts, averaged after a noisy screening; what a token costs is measured on the private text."""
+    """All parts, averaged after a noisy screening; the cost of a token is measured on the private text."""
 
     mechanism: ClassVar[type[Protocol]] = AdaPMixed
     asks: ClassVar[str] = "every whole-part model"
@@ -302,9 +304,9 @@ class AdaPMixedSettings(Settings):
     )
     beta: float = Field(0.2, gt=0, description="renyi: its ball keeps within beta times the order of p0")
     sigma: float = Field(1e-2, gt=0, le=1, description="standard deviation of the screening's noise")
-    mix: float = Field(1e-4, gt=0, le=1, description="lambda, the parts' share in what the screening looks at")
+    mix: float = Field(1e-4, gt=0, le=1, description="lambda, the parts' share in the screened mixture")
     threshold: float = Field(4.5, ge=0, description="the divergence above which the public model answers")
-    top_k: int = Field(60, ge=2, description="on how many of the likeliest public tokens the screening looks")
+    top_k: int = Field(60, ge=2, description="the number of most likely public tokens that the screening compares")
     enforce: Enforced | None = Field(
         None, description="the budget limits the bound (default with ratio) or the measured losses (with renyi)"
     )
@@ -348,7 +350,7 @@ class AdaPMixedSettings(Settings):
         )
 
     def _order_of_losses(self, parts: int, radius: float | None, order: float | None) -> float:
-        """The ledger keeps bound and losses at one order; it is the bound's best where that is what it limits."""
+        """Returns the order of the ledger: the best order of the bound if the bound is enforced, else `order`."""
         if radius is not None and self.enforced == "bound":
             return order or planning.cost(self._ratio(parts, radius), self.tokens, self.delta).best_order
         if order not in (None, self.order):
@@ -379,7 +381,7 @@ class AdaPMixedSettings(Settings):
 
 
 def screening_divergence(noisy: NDArray[np.float64], public: NDArray[np.float64], order: float) -> NDArray[np.float64]:
-    """D_a of each noisy row [S, k] against the public one, on the tokens that p0 knows, both re-scaled to sum to 1."""
+    """Returns D_a between each noisy row [S, k] and p0, on tokens with p0 > 0, after normalising both, float64 [S]."""
     known = public > 0
     q, p = np.where(known, np.maximum(noisy, _FLOOR), 0.0), np.where(known, public, 0.0)
     p = p / p.sum(axis=1, keepdims=True)
@@ -387,7 +389,7 @@ def screening_divergence(noisy: NDArray[np.float64], public: NDArray[np.float64]
     return np.asarray(logsumexp(order * np.log(ratios), axis=1, b=p) / (order - 1))
 
 
-def _as_they_are(rows: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
+def _unchanged(rows: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:
     return rows
 
 

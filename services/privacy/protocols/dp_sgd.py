@@ -1,8 +1,8 @@
-"""DP-SGD (Abadi et al. 2016): one model whose training is private, so that its tokens cost nothing more.
+"""Implements DP-SGD (Abadi et al. 2016): the training of one model is private, so its tokens cost nothing more.
 
-Every step draws a batch in which each record, or each user, is with the same probability, clips the gradient of each of
-them to a length, and adds Gaussian noise to the sum. What is sampled from the trained model afterwards is
-post-processing: the event is a token's, and is paid for once, however many tokens there are.
+Every step draws a batch that contains each record, or each user, with the same probability, clips the gradient of each
+unit to an L2 norm, and adds Gaussian noise to the sum. Sampling from the trained model is post-processing: any number
+of tokens is charged once, for the training.
 """
 
 import warnings
@@ -26,22 +26,22 @@ from services.privacy.settings import Settings, Training
 
 Unit = Literal["record", "user"]
 
-# The noise is raised by this much while an accountant of ours finds more than Opacus' does.
+# The factor by which the noise grows until dp-accounting agrees with Opacus' accountant.
 _STEP = 1.002
-# More would leave nothing to be learnt.
+# The largest noise multiplier: with more noise a model learns nothing.
 _MOST_NOISE = 1000.0
 
 
 @dataclass(frozen=True)
 class DpSgdEvent(Event):
-    """The training that every token comes from.
+    """Describes the training from which all tokens come.
 
     Attributes:
-        unit: whose presence is hidden: one document's (``record``), or that of all of one user's (``user``).
-        noise_multiplier: the noise's standard deviation in each coordinate, in lengths that gradients are clipped to.
+        unit: the protected unit: one document (``record``), or all documents of one ``user``.
+        noise_multiplier: the standard deviation of the noise in each coordinate, divided by the clipping norm.
         sampling_rate: the probability with which each record, or user, is in a step's batch.
-        steps: how many steps there were.
-        run: names the training: what two of them on the same text cost adds up, though their numbers be equal.
+        steps: the number of steps.
+        run: the id of the training. The costs of trainings with different ids add up, even if their numbers are equal.
     """
 
     kind: ClassVar[str] = "dp-sgd"
@@ -63,10 +63,10 @@ class DpSgdEvent(Event):
             raise ValueError(f"steps must be an integer of at least 1, got {self.steps}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        """Of the whole training, one record or user present or absent.
+        """Returns the Rényi divergence of the whole training, with one record or user present or absent.
 
-        Exact at whole orders (Mironov, Talwar, Zhang 2019, section 3.3). (a - 1) D_a is convex in a and 0 at a = 1, so
-        what lies between two of them is at most the chord.
+        It is exact at integer orders (Mironov, Talwar, Zhang 2019, section 3.3). Since (a - 1) D_a is convex in a and
+        0 at a = 1, the chord bounds it between integer orders.
         """
         a = real_orders(orders)
         whole = np.arange(1, max(2, int(np.ceil(a.max(initial=2.0)))) + 1)
@@ -74,11 +74,11 @@ class DpSgdEvent(Event):
         return np.asarray(self.steps * np.interp(a, whole, moments) / (a - 1))
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """Of the whole training (Zhu, Dong, Wang 2022: of the Poisson-subsampled Gaussian mechanism, composed)."""
+        """Returns the distribution of the whole training: composed subsampled Gaussians (Zhu, Dong, Wang 2022)."""
         return _pld(self.noise_multiplier, self.sampling_rate, self.steps, interval)
 
     def epsilon(self, delta: float) -> float:
-        """What the whole training costs at ``delta``."""
+        """Returns the epsilon of the whole training at ``delta``."""
         return float(self.pld().get_epsilon_for_delta(delta))
 
     @property
@@ -98,10 +98,10 @@ class DpSgdEvent(Event):
 
 @dataclass(frozen=True)
 class DpSgd(Protocol):
-    """The model that DP-SGD trained, sampled as it is.
+    """Samples from the model that DP-SGD trained.
 
     Raises:
-        ValueError: the ensemble has more parts than that one.
+        ValueError: the ensemble has more than one part.
     """
 
     name: ClassVar[str] = "dp-sgd"
@@ -140,7 +140,7 @@ class DpSgdSettings(Settings):
     choose: ClassVar[str] = "more tokens than a budget for tokens would last for, or a reference"
 
     protocol: Literal["dp-sgd"] = "dp-sgd"
-    # What follows is how the ensemble was trained: to serve it, its manifest says so.
+    # These fields describe the training. When the ensemble is served, they come from its manifest.
     unit: Unit = Field("user", description="whose presence is hidden, record or user; served: as trained")
     noise_multiplier: float = Field(1.0, gt=0, description="of the clipping length; served: as trained")
     sampling_rate: float = Field(0.01, gt=0, le=1, description="of a step's batch; served: as trained")
@@ -152,11 +152,11 @@ class DpSgdSettings(Settings):
         return DpSgd(parts, training)
 
     def for_training(self, training: Training | None) -> Self:
-        """These settings for what was trained, and what it was trained to promise, where they say nothing themselves.
+        """Completes these settings with the ensemble's training and its guarantee.
 
         Raises:
-            ValueError: the ensemble was not trained so; or these settings say something else about the training, or
-                promise less than it costs.
+            ValueError: the ensemble was not trained with DP-SGD, these settings contradict its training, or their
+                epsilon is less than the training's cost.
         """
         if training is None:
             raise ValueError(
@@ -185,13 +185,13 @@ class DpSgdSettings(Settings):
 
 @lru_cache(maxsize=64)
 def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The noise with which a training stays within (epsilon, delta).
+    """Returns the noise multiplier with which a training stays within (epsilon, delta).
 
-    Opacus finds it with its accountant (Gopi, Lee, Wutschitz 2021); then dp-accounting must agree, which is what
-    ledgers are kept with.
+    Opacus computes it with its accountant (Gopi, Lee, Wutschitz 2021). Then it grows until dp-accounting agrees, which
+    ledgers use.
 
     Raises:
-        ValueError: no noise is enough.
+        ValueError: no noise suffices.
     """
     least = DpSgdEvent("record", _MOST_NOISE, sampling_rate, steps)
     if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon:
@@ -200,10 +200,10 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
         )
     from opacus.accountants.utils import get_noise_multiplier  # takes seconds to import, and only training needs it
 
-    found: Callable[..., float] = get_noise_multiplier
-    with warnings.catch_warnings(), np.errstate(divide="ignore"):  # log 0 at a rate of 1 is as it should be
-        warnings.filterwarnings("ignore", "Optimal order is", UserWarning)  # of a first guess that is not kept
-        noise = found(
+    search: Callable[..., float] = get_noise_multiplier
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):  # log 0 at a rate of 1 is correct
+        warnings.filterwarnings("ignore", "Optimal order is", UserWarning)  # concerns only a first guess
+        noise = search(
             target_epsilon=epsilon, target_delta=delta, sample_rate=sampling_rate, steps=steps, accountant="prv"
         )
     while DpSgdEvent("record", noise, sampling_rate, steps).epsilon(delta) > epsilon:
@@ -213,7 +213,7 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
 
 @lru_cache(maxsize=64)
 def _rdp(noise: float, rate: float, largest: int) -> Divergences:
-    """Of one step, at the orders 1, 2, ... ``largest``; 0 at order 1, which stands for its limit times 0."""
+    """Returns the divergence of one step at the orders 1, 2, ... ``largest``; 0 at order 1, where its factor is 0."""
     accountant = RdpAccountant(np.arange(2, largest + 1))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
     return np.concatenate([[0.0], accountant.rdp])

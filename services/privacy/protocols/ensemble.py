@@ -1,4 +1,4 @@
-"""The mean of all part models, without privacy: a reference."""
+"""Implements a reference without privacy: the mean of all part models."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.privacy.settings import Settings
 
 @dataclass(frozen=True)
 class EnsembleEvent(Event):
-    """A token of the mean of all part models: costs without limit."""
+    """Describes a token of the mean of all part models, whose cost is unbounded."""
 
     kind: ClassVar[str] = "ensemble"
 
@@ -72,7 +72,7 @@ class EnsembleSettings(Settings):
 
     @classmethod
     def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """None: it is a reference beside every budget."""
+        """Returns no settings: the reference does not depend on the budget."""
         return ()
 
 
@@ -81,5 +81,5 @@ def _unchanged(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tenso
 
 
 def unprotected(source: str) -> Guarantee:
-    """The guarantee of a reference, which promises nothing."""
+    """Returns the guarantee of a reference, which guarantees nothing."""
     return Guarantee(status="none", source=source, assumes=())

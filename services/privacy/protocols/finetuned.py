@@ -1,4 +1,4 @@
-"""One model fine-tuned on the whole corpus, without privacy: a reference."""
+"""Implements a reference without privacy: one model fine-tuned on the whole corpus."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ from services.privacy.settings import Settings
 
 @dataclass(frozen=True)
 class FinetunedEvent(EnsembleEvent):
-    """A token of one model fine-tuned on the whole corpus: costs without limit."""
+    """Describes a token of one model fine-tuned on the whole corpus, whose cost is unbounded."""
 
     kind: ClassVar[str] = "finetuned"
 

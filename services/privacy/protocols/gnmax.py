@@ -1,7 +1,7 @@
-"""GNMax: the plurality of votes under Gaussian noise (Papernot et al. 2018).
+"""Implements GNMax: the plurality of votes under Gaussian noise (Papernot et al. 2018).
 
-Every part votes for its most likely token among the candidates, which the public model alone chooses; the candidate
-with the largest count after noise is released. The noise is discrete Gaussian and exact (`noise`).
+Every part votes for its most likely token among the candidates, which depend on the public model alone. The candidate
+with the largest noisy count is released. The noise is discrete Gaussian and exact (`noise`).
 """
 
 import math
@@ -37,21 +37,21 @@ from services.privacy.worlds import Pair, one_hot, replaced
 
 Reals = NDArray[np.float64]
 
-# Noise scales worth considering, in votes. Below the smallest, discrete noise is nearly always 0.
+# The smallest and the largest noise scale to consider, in votes. At smaller scales, discrete noise is nearly always 0.
 _SCALES = (0.25, 1e5)
-# Standard deviations beyond which a Gaussian has less mass than float64 tells from none beside the rest.
+# The number of standard deviations beyond which the mass of a Gaussian is negligible in float64.
 _FARTHEST = 10
-# Sizes of the vocabulary in which a worst pair is looked for.
+# The vocabulary sizes in which an audit looks for a worst pair.
 _PAIR_VOCABULARIES = (2, 3, 8, 16)
-# A chance that is held to be at least this is never taken for 0, where it is too small for float64.
+# The minimum of a probability that is positive but may underflow in float64.
 _SMALLEST = 1e-300
-# Standard deviations beyond which the exact law of a plurality leaves mass out.
+# The number of standard deviations beyond which the computed distribution of a plurality ignores mass.
 _REACH = 12.0
 
 
 @dataclass(frozen=True)
 class GNMaxEvent(Event):
-    """One token, whatever the votes: one part's vote moves from one count to another, each by 1.
+    """Describes one token: replacing a part moves its vote, so two counts change by 1, for any votes.
 
     The dominating pair is that of two independent discrete Gaussians, one shifted up and one down (Canonne, Kamath,
     Steinke 2020).
@@ -79,7 +79,7 @@ class GNMaxEvent(Event):
         return self.rdp(orders) / 2
 
     def worst_pairs(self) -> Iterable[Pair]:
-        """Some vote for the first token, as the part does before, the rest for the second, as it does after."""
+        """Yields pairs in which some parts vote like the changed part before, and the rest like it after."""
         for vocabulary in _PAIR_VOCABULARIES:
             likeliest = np.linspace(1.0, 0.9, vocabulary)
             public, rows = np.log(likeliest / likeliest.sum()), one_hot(vocabulary, 0, 1)
@@ -95,12 +95,12 @@ class GNMaxEvent(Event):
 
 @dataclass(frozen=True)
 class GNMax(Protocol):
-    """GNMax.
+    """Implements GNMax.
 
     Attributes:
-        parts: how many parts the ensemble has; all are asked.
+        parts: the number of parts. All parts vote.
         sigma: the scale of the noise, in votes.
-        candidates: how many tokens may be voted for.
+        candidates: the number of tokens that can receive votes.
         order: the Rényi order of the data-dependent losses.
 
     Raises:
@@ -140,14 +140,14 @@ class GNMax(Protocol):
         return Release(weights, loss(counts, self.sigma, self.order)[:, None])
 
     def release_law(self, answers: Answers) -> Tensor:
-        """The chance of every candidate to have the largest noisy count, the first of those that tie."""
+        """Returns the probability of each candidate to have the largest noisy count; the first one wins ties."""
         candidates = Candidates.of(answers.public, self.candidates)
         wins = torch.from_numpy(np.stack([self._wins(counts) for counts in votes(answers, candidates)]))
         wins = torch.where(candidates.kept, wins, 0.0)
         return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, wins)
 
     def _wins(self, counts: Integers) -> Reals:
-        """float64 [k], for the votes [k] of one sequence: a sum over the winner's noisy count."""
+        """Returns each candidate's probability to win, float64 [k], by summing over its noisy count."""
         reach = math.ceil(_REACH * self.sigma)
         values = np.arange(-reach, reach + int(counts.max()) + 1)
         masses = np.exp(-((values - counts[:, None]) ** 2) / (2 * self.sigma**2))
@@ -162,9 +162,9 @@ class GNMax(Protocol):
         )
 
     def chance_bounds(self, answers: Answers, tokens: Tensor) -> Reals:
-        """0 for what is no candidate.
+        """Returns upper bounds of the tokens' probabilities, 0 for tokens that are not candidates.
 
-        SubMix (Ginart et al. 2022) compares with this bound: the law of a noisy plurality has no closed form.
+        The distribution of a noisy plurality has no closed form. SubMix (Ginart et al. 2022) compares with this bound.
         """
         candidates = Candidates.of(answers.public, self.candidates)
         chances = torch.from_numpy(largest_chances(votes(answers, candidates), self.sigma)).to(tokens.device)
@@ -186,7 +186,7 @@ class GNMaxSettings(Settings):
 
     protocol: Literal["gnmax"] = "gnmax"
     sigma: float | None = Field(None, gt=0, description="the scale of the noise, in votes")
-    candidates: int = Field(100, ge=1, description="how many tokens, the public model's likeliest, may be voted for")
+    candidates: int = Field(100, ge=1, description="the number of most likely public tokens that can receive votes")
     order: int | None = Field(
         None, ge=2, description="the Rényi order of the data-dependent losses; the best for the budget unless given"
     )
@@ -204,7 +204,7 @@ class GNMaxSettings(Settings):
 
     @classmethod
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """None: there is only a bound on its law, and it would be compared by what it might be."""
+        """Returns no settings: a bound of the token probabilities is no basis for a comparison."""
         return ()
 
     def _smallest_scale(self, parts: int) -> float:
@@ -212,21 +212,21 @@ class GNMaxSettings(Settings):
 
 
 def votes(answers: Answers, candidates: Candidates) -> Integers:
-    """int64 [S, k]: how many rows of each sequence have their most likely candidate where."""
+    """Counts the votes for each candidate, int64 [S, k]. A row votes for its most likely candidate."""
     counts = torch.zeros(candidates.tokens.shape, dtype=torch.int64, device=candidates.tokens.device)
-    for_ = candidates.probabilities(answers).argmax(dim=1)
-    counts.index_put_((sequences(answers), for_), torch.ones_like(for_), accumulate=True)
+    choices = candidates.probabilities(answers).argmax(dim=1)
+    counts.index_put_((sequences(answers), choices), torch.ones_like(choices), accumulate=True)
     return np.asarray(counts.cpu().numpy())
 
 
 def loss(counts: Integers, sigma: float, order: float) -> Reals:
-    """Data-dependent Rényi divergence [S] at ``order`` of votes [S, k], one vote changed, in both directions.
+    """Returns the data-dependent Rényi divergence at ``order`` when one vote changes, in both directions, float64 [S].
 
-    Theorem 6 with Proposition 7, for eps(mu) = mu / sigma^2; the mu1 and mu2 are those that minimise its two terms. It
-    bounds D(M(votes) || M(neighbour)) by the chance that the plurality does not win. Here that chance is the largest of
-    the votes and of all their neighbours, where every margin is less by 2 at most; then the theorem holds at the
-    neighbour, too, which gives the other direction. Where its condition fails, and where it gives more, the
-    data-independent bound.
+    It applies Theorem 6 with Proposition 7 (Papernot et al. 2018) for eps(mu) = mu / sigma^2, with the mu1 and mu2 that
+    minimise its two terms. The theorem bounds D(M(votes) || M(neighbour)) by the probability that the plurality does
+    not win. This function uses the largest such probability of the votes [S, k] and all their neighbours, whose margins
+    are smaller by at most 2. So the theorem also holds at the neighbour, which yields the other direction. If its
+    condition fails or the bound is larger, the data-independent bound applies.
     """
     independent = order / sigma**2
     margins = np.partition(counts, -1, axis=1)[:, -1:] - counts
@@ -248,7 +248,7 @@ def loss(counts: Integers, sigma: float, order: float) -> Reals:
 
 
 def largest_chances(counts: Integers, sigma: float) -> Reals:
-    """Upper bound [S, k] on each candidate's chance to win with votes [S, k]: it must reach the largest other count."""
+    """Bounds each candidate's probability to win with votes [S, k]: it must reach the largest other count."""
     if counts.shape[1] == 1:
         return np.ones(counts.shape)
     top = np.sort(counts, axis=1)
@@ -257,7 +257,7 @@ def largest_chances(counts: Integers, sigma: float) -> Reals:
 
 
 def _exceeds(margins: Integers, sigma: float) -> Reals:
-    """P[Z - Z' >= margin] for independent discrete Gaussian Z, Z', of each margin."""
+    """Returns P[Z - Z' >= margin] for each margin, with independent discrete Gaussians Z and Z'."""
     reach = int(np.abs(margins).max(initial=0))
     tail = _tail(1 << reach.bit_length(), sigma)
     above = tail[np.abs(margins)]
@@ -266,10 +266,10 @@ def _exceeds(margins: Integers, sigma: float) -> Reals:
 
 @lru_cache(maxsize=8)
 def _tail(reach: int, sigma: float) -> Reals:
-    """P[Z - Z' >= d] for d = 0 … reach.
+    """Returns P[Z - Z' >= d] for d = 0 … reach.
 
-    The square in sum_z exp(-(z^2 + (z + d)^2) / (2 sigma^2)) completed: exp(-d^2 / (4 sigma^2)) times a sum that
-    depends on whether d is even.
+    Completing the square in sum_z exp(-(z^2 + (z + d)^2) / (2 sigma^2)) yields exp(-d^2 / (4 sigma^2)) times a sum that
+    depends only on whether d is even.
     """
     width = _FARTHEST * sigma
     z = np.arange(-math.ceil(width), math.ceil(width) + 1)

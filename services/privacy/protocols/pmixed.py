@@ -1,14 +1,14 @@
-"""PMixED: private mixing of ensemble distributions (Flemings, Razaviyayn, Annavaram 2024).
+"""Implements PMixED, private mixing of ensemble distributions (Flemings, Razaviyayn, Annavaram 2024).
 
-For each token every part is drawn with probability q; the distribution of each part drawn is moved towards the public
-model's by a mollifier; the token is sampled from their mean, or from the public model where no part was drawn.
+For each token, every part is drawn with probability q. A mollifier moves the distribution of each drawn part towards
+the public model's. The token is sampled from their mean, or from the public model if no part was drawn.
 
-Two mollifiers. ``ratio`` bounds the likelihood ratio to the public model; its cost is exact and certified. ``renyi`` is
-Algorithm 1 as published.
+There are two mollifiers. ``ratio`` bounds the likelihood ratio to the public model; its cost is exact and certified.
+``renyi`` is Algorithm 1 as published.
 
-With ``ratio`` the mean over a Poisson draw has, by symmetry, the law ``w p0 + (1-w) (1/N) sum_i r_i``, where
-``w = (1-q)^N``. So one part, chosen uniformly, is asked for a token, or none with probability w: the same law for one
-row of work.
+With ``ratio``, by symmetry, a token has the distribution ``w p0 + (1-w) (1/N) sum_i r_i``, where ``w = (1-q)^N``. So it
+suffices to query one part, chosen uniformly, or none with probability w: the distribution is the same, and a token
+needs only one row.
 """
 
 import math
@@ -49,17 +49,19 @@ from services.privacy.worlds import Pair, Reals
 
 Mollifier = Literal["ratio", "renyi"]
 
-# How many parts the published method draws for a token on average: 80 with q = 0.03 (Flemings et al. 2024, section 6).
+# The average number of drawn parts in the paper: 80 parts with q = 0.03 (Flemings et al. 2024, section 6).
 _PUBLISHED_DRAWN = 2.4
 _PUBLISHED_ORDER = 3
 
 
 @dataclass(frozen=True)
 class RatioEvent(Event):
-    """One token under the ratio mollifier; ``radius`` in nats.
+    """Describes one token under the ratio mollifier.
 
-    ``q`` is the chance with which each part is drawn; the chance that none is, and the public model answers, is
-    ``(1 - q) ** parts``. Draws are secret.
+    Attributes:
+        q: the probability with which each part is drawn. Draws are secret. With probability ``(1 - q) ** parts`` no
+            part is drawn, and the public model answers.
+        radius: c in nats.
     """
 
     kind: ClassVar[str] = "pmixed-ratio"
@@ -92,9 +94,10 @@ class RatioEvent(Event):
 
 @dataclass(frozen=True)
 class PublishedEvent(Event):
-    """One token under the published mollifier, each costing at most ``loss`` at the integer order ``order``.
+    """Describes one token under the published mollifier, which costs at most ``loss`` at the integer order ``order``.
 
-    The order is fixed: beta is chosen for it. At a lower order the loss is at most the same; above, unknown.
+    The order is fixed, because beta depends on it. At lower orders the loss is not larger; at higher orders it is
+    unknown.
     """
 
     kind: ClassVar[str] = "pmixed-renyi"
@@ -125,16 +128,17 @@ class PublishedEvent(Event):
 
 @dataclass(frozen=True)
 class PMixed(Protocol):
-    """PMixED.
+    """Implements PMixED.
 
     Attributes:
-        parts: N, how many parts the ensemble has.
-        q: the probability with which each is drawn for a token.
-        radius: c of the ratio mollifier, in nats; what its event is accounted with.
+        parts: N, the number of parts.
+        q: the probability with which each part is drawn for a token.
+        radius: c of the ratio mollifier, in nats, which determines its cost.
         mollifier: ``ratio`` or ``renyi``.
-        projection: how the ratio mollifier reaches its ball (`services.privacy.mollifiers.projection`).
-        order: integer Rényi order of the renyi mollifier.
-        loss: what a token of the renyi mollifier may cost at that order; beta follows, per number of parts drawn.
+        projection: the projection of the ratio mollifier (`services.privacy.mollifiers.projection`).
+        order: the integer Rényi order of the renyi mollifier.
+        loss: the maximum cost of a token at that order with the renyi mollifier. It determines beta for each number of
+            drawn parts.
 
     Raises:
         ValueError: a field is out of range, or does not belong to the mollifier.
@@ -172,21 +176,21 @@ class PMixed(Protocol):
         return Release(integer_weights(answers, self._mollify))
 
     def law(self, answers: Answers) -> Tensor | None:
-        """Of the ratio mollifier, which draws one part or none; see `Protocol.law`."""
+        """Returns the distribution of a token with the ratio mollifier; see `Protocol.law`."""
         if self.mollifier != "ratio":
             return None
         mean = integer_weights(answers, self._mollify).double()
         mean /= mean.sum(dim=1, keepdim=True)
         public = answers.public.double()
         public /= public.sum(dim=1, keepdim=True)
-        return torch.lerp(mean, public, self._unasked)
+        return torch.lerp(mean, public, self._no_part)
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
-        """With ratio one part or none, chosen uniformly; with renyi each part with probability q."""
+        """Returns the probabilities of draws: with ratio, one uniform part or none; with renyi, each part with q."""
         if self.mollifier == "ratio":
-            one_of = map(tuple, np.eye(len(kinds), dtype=int).tolist())
-            shares = ((1 - self._unasked) * count / self.parts for count in kinds)
-            return {(0,) * len(kinds): self._unasked, **dict(zip(one_of, shares, strict=True))}
+            single_draws = map(tuple, np.eye(len(kinds), dtype=int).tolist())
+            shares = ((1 - self._no_part) * count / self.parts for count in kinds)
+            return {(0,) * len(kinds): self._no_part, **dict(zip(single_draws, shares, strict=True))}
         return {
             drawn: math.prod(float(binom.pmf(count, of, self.q)) for count, of in zip(drawn, kinds, strict=True))
             for drawn in product(*(range(count + 1) for count in kinds))
@@ -199,8 +203,8 @@ class PMixed(Protocol):
         return np.asarray(np.mean(moved, axis=0) if moved else public / public.sum())
 
     @property
-    def _unasked(self) -> float:
-        """The chance that no part is drawn."""
+    def _no_part(self) -> float:
+        """The probability that no part is drawn."""
         return float((1 - self.q) ** self.parts)
 
     @cached_property
@@ -243,7 +247,7 @@ class PMixedSettings(Settings):
         1.0,
         gt=0,
         le=1,
-        description="the probability with which a part is drawn; the public model answers where none is, (1-q)^N",
+        description="the probability of drawing a part; if none is drawn, (1-q)^N, the public model answers",
     )
     radius: float | None = Field(None, gt=0, description="ratio: c, of the ball around p0, in nats")
     order: int = Field(3, ge=2, description="renyi: the integer Rényi order of its ball and its accounting")
@@ -297,7 +301,7 @@ class PMixedSettings(Settings):
 
 @lru_cache(maxsize=64)
 def radii(parts: int) -> tuple[float, float]:
-    """The smallest and the largest radius that a mean of ``parts`` rows can keep to with little lost to `slack`."""
+    """Returns the smallest and the largest radius for a mean of ``parts`` rows that lose little to `slack`."""
     return usable_radii(lambda radius: slack(parts, radius), 1e-6, 0.25)
 
 

@@ -1,4 +1,4 @@
-"""The public model alone: what is to be had without private text."""
+"""Implements a reference that reads no private text: the public model alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.privacy.settings import Settings, Training
 
 @dataclass(frozen=True)
 class PublicEvent(Event):
-    """A token of the public model: costs nothing."""
+    """Describes a token of the public model, which costs nothing."""
 
     kind: ClassVar[str] = "public"
 
@@ -77,16 +77,16 @@ class PublicSettings(Settings):
 
     @classmethod
     def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """None: it is a reference beside every budget."""
+        """Returns no settings: the reference does not depend on the budget."""
         return ()
 
     @classmethod
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """The public model is the choice that costs nothing."""
+        """Returns the public model, the only choice that costs nothing."""
         return (cls(),)
 
     def for_training(self, training: Training | None) -> Self:
-        """Whatever the training was, nothing of it is read."""
+        """Returns these settings unchanged, because the protocol reads no trained model."""
         return self
 
 

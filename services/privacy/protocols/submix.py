@@ -1,9 +1,10 @@
-"""SubMix: private next-token prediction by mixing models of half-parts (Ginart, van der Maaten, Zou, Guo 2022).
+"""Implements SubMix, private next-token prediction with models of half-parts (Ginart, van der Maaten, Zou, Guo 2022).
 
-Each part is split in halves with a model each. Where the halves agree, what they say is held not to be one user's
-alone: lambda_i is how far both may be moved from the public model towards their own answers before their divergence
-passes beta. The parts' mean lambda mixes the mean of all models with the public model. For every part, what leaving it
-out would change is charged to a budget of its own; where one would be overdrawn, the public model answers ever after.
+Each part is divided into halves, with one model for each half. If the halves agree, their output does not depend on one
+user alone: lambda_i is the largest weight of both halves in mixtures with the public model for which the divergence of
+the mixtures is at most beta. The mean of all lambda_i is the weight of the mean of all models in a mixture with the
+public model. Each part has its own budget, which is charged the divergence that leaving the part out causes. Once a
+part's budget would be exceeded, the public model answers all further queries.
 """
 
 import math
@@ -28,14 +29,14 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.settings import ROOM, Enforced, Settings
 
-# Of all orders above 2, which the conversion to users needs, the one that has the most to spend for its order at the
-# default budget; at order 2 there is nothing.
+# The conversion to users needs an order above 2. At the default budget, this order has the most to spend relative to
+# the order; order 2 has nothing.
 _ORDER = 4.0
 
 
 @dataclass(frozen=True)
 class SubMixEvent(Event):
-    """One token: no bound is known that does not depend on the private text."""
+    """Describes one token, for which no data-independent bound is known."""
 
     kind: ClassVar[str] = "submix"
     measured: ClassVar[bool] = True
@@ -71,10 +72,10 @@ class SubMixEvent(Event):
 
 @dataclass(frozen=True)
 class SubMix(Protocol):
-    """SubMix.
+    """Implements SubMix.
 
     Attributes:
-        parts: N; models 2i and 2i + 1 are those of the halves of part i.
+        parts: N, the number of parts. Models 2i and 2i + 1 belong to the halves of part i.
         order: the Rényi order a of the halves' agreement and of the measured losses.
         beta: the largest D_a between the mixtures of a part's halves with the public model.
 
@@ -112,9 +113,9 @@ class SubMix(Protocol):
         return SubMixEvent(self.parts, self.order, self.beta)
 
     def _mean(self, ratios: Tensor, public: Tensor) -> tuple[Tensor, Column]:
-        """What one sequence is sampled from, float64 [V], and what each of its n parts [n] loses by it.
+        """Returns the output distribution of one sequence, float64 [V], and the losses of its parts, float64 [n].
 
-        Without part i: the others' mean lambda and the others' mean answer, each from the one sum.
+        The distribution without part i uses the mean lambda and the mean answer of the other parts.
         """
         p0 = public.double()
         p0 /= p0.sum()
@@ -195,7 +196,7 @@ class SubMixSettings(Settings):
 
     @classmethod
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """None: tuning trains no models of half-parts."""
+        """Returns no settings: tuning trains no models of half-parts."""
         return ()
 
     def varied(self, quantity: str, value: float, parts: int) -> Self | None:
@@ -203,7 +204,7 @@ class SubMixSettings(Settings):
 
     @property
     def _part_budget(self) -> float:
-        """The Rényi loss at `order` that every part may come to."""
+        """The maximum Rényi loss of each part at `order`."""
         return published.total_loss(self.order, self.budget, self.delta)
 
     def _converted(self, order: float, loss: float) -> float:
@@ -211,28 +212,28 @@ class SubMixSettings(Settings):
 
 
 def random_stopping(loss: float, tokens: int) -> float:
-    """Proposition C.3: the Rényi loss at a fixed length, from that of a protocol whose length says something.
+    """Returns the Rényi loss for an observer who also sees the length of the output (Proposition C.3).
 
-    For one that also stops after a number of tokens drawn uniformly from 1 to ``tokens`` (C times B): wherever it ends,
-    that draw alone would have ended it there with a chance of 1 in ``tokens``.
+    The protocol must also stop after a number of tokens drawn uniformly from 1 to ``tokens`` (C times B). Wherever the
+    output ends, that draw alone would have ended it there with probability 1 / ``tokens``.
     """
     return loss + math.log(tokens)
 
 
 def partition_to_user(order: float, loss: float) -> tuple[float, float]:
-    """Theorem C.1: from (a, epsilon) for a part present or absent to (a/2, (2a-3)/(a-2) epsilon) for a user's text.
+    """Converts (a, epsilon) for a part to (a/2, (2a-3)/(a-2) epsilon) for a user's text (Theorem C.1).
 
     Raises:
         ValueError: the order is not above 2.
     """
     if not order > 2:
         raise ValueError(f"order must be above 2 for a bound for users, got {order:g}")
-    # At lower orders the loss is at most the same.
+    # At lower orders the loss is not larger.
     return order / 2, float(removal_then_addition(lambda orders: np.full(np.size(orders), loss), order / 2)[0])
 
 
 def _answers(pairs: Tensor, p0: Tensor) -> Tensor:
-    """float64 [C, V], in scratch space: the mean of each pair's [C, 2, V] two distributions, each by its own sum."""
+    """Returns the mean of each pair's two normalised distributions [C, 2, V], float64 [C, V], in scratch memory."""
     halves = scratch("halves", pairs, torch.float64).copy_(pairs).mul_(p0)
     halves /= 2 * halves.sum(dim=2, keepdim=True)
     return torch.sum(halves, dim=1, out=scratch("own", pairs[:, 0], torch.float64))

@@ -1,9 +1,9 @@
-"""Subsample-and-aggregate with Laplace noise (Nissim, Raskhodnikova, Smith 2007).
+"""Implements subsample-and-aggregate with Laplace noise (Nissim, Raskhodnikova, Smith 2007).
 
-The parts are disjoint subsamples of the corpus. Their distributions over the candidates, which the public model alone
-chooses, are added up under Laplace noise; the token is sampled in proportion to what is left above 0, or from the
-public model where nothing is. Where a part is replaced, the increases of the sum add up to at most 1, as do its
-decreases.
+The parts are disjoint subsamples of the corpus. The protocol adds up their distributions over the candidates, which
+depend on the public model alone, and adds Laplace noise. The token is sampled in proportion to the positive noisy sums,
+or from the public model if none is positive. If a part is replaced, the increases of the sums total at most 1, and so
+do the decreases.
 """
 
 from collections.abc import Iterable
@@ -36,21 +36,21 @@ from services.privacy.sampling.noise import discrete_laplace
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, Reals, one_hot, replaced
 
-# What a probability of 1 is in units of the grid that noise is added on. Belongs to the event: never changed.
+# A probability of 1 in units of the grid for noise. The event depends on it, so it must never change.
 UNIT = 2**20
-# Scales of the noise worth considering.
+# The smallest and the largest noise scale to consider.
 _SCALES = (0.05, 1e6)
-# Quantiles of Laplace noise that stand for all of it in the law of a token.
+# The number of quantiles that represent Laplace noise in the distribution of a token.
 _QUANTILES = 1500
 
 
 @dataclass(frozen=True)
 class SubsampleAggregateEvent(Event):
-    """One token. ``scale`` is the noise's, where a part's probabilities add up to 1.
+    """Describes one token.
 
     Attributes:
-        parts: how many parts were summed.
-        scale: of discrete Laplace noise on the grid of 1 / `UNIT`.
+        parts: the number of summed parts.
+        scale: the scale of the discrete Laplace noise on the grid of 1 / `UNIT`; a part's probabilities sum to 1.
     """
 
     kind: ClassVar[str] = "subsample-aggregate"
@@ -63,19 +63,19 @@ class SubsampleAggregateEvent(Event):
             raise ValueError(f"scale must be a finite number above 0, got {self.scale}")
 
     def rdp(self, orders: Orders) -> Divergences:
-        """Twice the discrete Laplace distribution's divergence for a shift d of one coordinate, exactly.
+        """Returns exactly twice the discrete Laplace distribution's divergence for a shift d of one coordinate.
 
         With t the scale in units, r = e^(-1/t) and s = r^(2a - 1), the geometric sums give
 
         (a - 1) D = log( ((1 - r s) e^((a-1) d/t) + (r - s) e^(-a d/t)) / ((1 + r) (1 - s)) ).
 
-        Both weights are positive and add up to 1, so D is convex in d and 0 at 0: increases that add up to at most 1
-        cost most in one coordinate, as do decreases.
+        Both weights are positive and sum to 1, so D is convex in d and 0 at 0. Thus increases that total at most 1 cost
+        most if they are in one coordinate, and so do decreases.
         """
         a = real_orders(orders)
         step, shift = 1 / (self.scale * UNIT), 1 / self.scale
         towards = np.expm1(-2 * a * step) / ((1 + np.exp(-step)) * np.expm1(-(2 * a - 1) * step))
-        # Near 0 the terms of first order cancel: what is left of 1 is kept apart.
+        # Near 0 the terms of first order cancel, so compute the difference from 1 separately.
         with np.errstate(over="ignore"):
             excess = towards * np.expm1((a - 1) * shift) + (1 - towards) * np.expm1(-a * shift)
         small = (a - 1) * shift < 1
@@ -83,7 +83,7 @@ class SubsampleAggregateEvent(Event):
         return np.asarray(2 * np.where(small, np.log1p(np.where(small, excess, 0.0)), large) / (a - 1))
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """Of pure differential privacy for the increases and for the decreases, a little more than Laplace noise."""
+        """Returns the distribution of pure DP for increases and decreases, which slightly overestimates the loss."""
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 
@@ -91,7 +91,7 @@ class SubsampleAggregateEvent(Event):
         return self.rdp(orders) / 2
 
     def worst_pairs(self) -> Iterable[Pair]:
-        """Two tokens; some of the others say the first, as the part does before, and the rest the second."""
+        """Yields pairs in which some other parts output the same token as the part before, the rest as after."""
         for agree in range(self.parts):
             others = (0,) * agree + (1,) * (self.parts - 1 - agree)
             yield replaced(np.log([0.49, 0.51]), one_hot(2, 0, 1), others, 0, 1)
@@ -103,12 +103,12 @@ class SubsampleAggregateEvent(Event):
 
 @dataclass(frozen=True)
 class SubsampleAggregate(Protocol):
-    """Subsample-and-aggregate.
+    """Implements subsample-and-aggregate.
 
     Attributes:
-        parts: how many parts the ensemble has; all are asked.
-        scale: of the noise, where a part's probabilities add up to 1.
-        candidates: how many tokens noise is added to.
+        parts: the number of parts. All parts are queried.
+        scale: the scale of the noise; a part's probabilities sum to 1.
+        candidates: the number of tokens that receive noise.
 
     Raises:
         ValueError: a field is out of range.
@@ -139,7 +139,7 @@ class SubsampleAggregate(Protocol):
         candidates = Candidates.of(answers.public, self.candidates)
         sums = summed(answers, candidates)
         noisy = discrete_laplace(sums.cpu().numpy(), self.scale * UNIT)
-        # Nothing reaches this; a total must not pass 2**62 by any draw of the noise.
+        # The clip never matters in practice, but no draw of the noise may let a total exceed 2**62.
         bounded = torch.from_numpy(noisy.clip(0, TOTAL // (2 * sums.shape[1]))).to(sums.device)
         left = torch.where(candidates.kept, bounded, 0)
         weights = torch.zeros(answers.public.shape, dtype=torch.int64, device=sums.device)
@@ -149,24 +149,24 @@ class SubsampleAggregate(Protocol):
         return Release(weights)
 
     def release_law(self, answers: Answers) -> Tensor:
-        """The mean share of each of two candidates in what is left above 0, by quadrature over the noise.
+        """Returns the mean share of each of two candidates in the positive sums, by quadrature over the noise.
 
         Raises:
-            ValueError: there are not two candidates.
+            ValueError: the number of candidates is not two.
         """
         candidates = Candidates.of(answers.public, self.candidates)
         if candidates.tokens.shape[1] != 2:
-            raise ValueError("the law of subsample-and-aggregate is computed for two candidates")
+            raise ValueError("the law of subsample-and-aggregate is computed only for two candidates")
         public = answers.public.double().gather(1, candidates.tokens).numpy()
         sums = summed(answers, candidates).numpy() / UNIT
         first = np.array(
-            [self._first_share(*each) for each in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
+            [self._first_share(*pair) for pair in zip(sums, public[:, 0] / public.sum(axis=1), strict=True)]
         )
         shares = torch.from_numpy(np.stack([first, 1 - first], axis=1))
         return torch.zeros(answers.public.shape, dtype=torch.float64).scatter_(1, candidates.tokens, shares)
 
     def _first_share(self, sums: Reals, public: float) -> float:
-        """Of the first of two candidates, from their sums [2] and the first one's chance where nothing is left."""
+        """Returns the first candidate's share, from the sums [2] and its probability if no sum is positive."""
         middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
         noise = self.scale * np.where(middles < 0.5, np.log(2 * middles), -np.log(2 * (1 - middles)))
         first, second = np.maximum(sums[0] + noise, 0)[:, None], np.maximum(sums[1] + noise, 0)[None, :]
@@ -188,7 +188,7 @@ class SubsampleAggregateSettings(Settings):
 
     protocol: Literal["subsample-aggregate"] = "subsample-aggregate"
     scale: float | None = Field(None, gt=0, description="the scale of the noise, in parts")
-    candidates: int = Field(100, ge=1, description="how many tokens, the public model's likeliest, noise is added to")
+    candidates: int = Field(100, ge=1, description="the number of most likely public tokens that receive noise")
 
     def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
         return SubsampleAggregate(parts, self.scale or self._smallest_scale(parts), self.candidates)
@@ -204,7 +204,7 @@ class SubsampleAggregateSettings(Settings):
 
 
 def summed(answers: Answers, candidates: Candidates) -> Tensor:
-    """int64 [S, k]: the sum of each sequence's rows on the grid, each row non-negative and at most `UNIT` in all."""
+    """Sums each sequence's rows on the grid, int64 [S, k]. A row is non-negative and totals at most `UNIT`."""
     rows = candidates.probabilities(answers)
     rows /= rows.sum(dim=1, keepdim=True).clamp_(min=1.0)
     sums = torch.zeros(candidates.tokens.shape, dtype=torch.int64, device=rows.device)

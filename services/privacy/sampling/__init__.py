@@ -1,1 +1,1 @@
-"""Secret randomness and exact sampling: of tokens, noise and candidates."""
+"""Provides secret randomness and exact sampling of tokens, noise and candidates."""

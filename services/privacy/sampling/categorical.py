@@ -1,4 +1,4 @@
-"""Exact sampling: integer weights, integer arithmetic. The distribution released is known to the last bit."""
+"""Samples exactly, with integer weights and integer arithmetic: the output distribution is known to the last bit."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ _CHUNK_BYTES = 2**22
 
 
 def quantise(weights: Tensor) -> Tensor:
-    """int64 [S, V] proportional to non-negative floating-point ``weights`` [S, V], totals below 2**62.
+    """Returns integers proportional to non-negative ``weights`` [S, V], with totals below 2**62, int64 [S, V].
 
     Raises:
         ValueError: a weight is negative or not finite, or a row has no mass.
@@ -24,7 +24,7 @@ def quantise(weights: Tensor) -> Tensor:
 
 
 def sample(weights: Tensor) -> list[int]:
-    """One token for each row of int64 ``weights`` [S, V], with probability weight / total exactly.
+    """Samples one token for each row of int64 ``weights`` [S, V], with probability exactly weight / total.
 
     Raises:
         ValueError: the weights are not int64, or a row's total is not positive.

@@ -1,6 +1,6 @@
-"""Noise on integers, exact: OpenDP's samplers for the discrete Gaussian and the discrete Laplace distribution.
+"""Adds exact noise to integers, with OpenDP's samplers of the discrete Gaussian and the discrete Laplace distribution.
 
-Floating-point noise has gaps that give the value below it away (Mironov 2012); on integers there are none.
+Floating-point noise has gaps that reveal the value (Mironov 2012); integer noise has none.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 
 
 def discrete_gaussian(values: Integers, scale: float) -> Integers:
-    """The values, each with independent noise of mass proportional to exp(-x^2 / (2 scale^2)).
+    """Adds independent noise with mass proportional to exp(-x^2 / (2 scale^2)) to each value.
 
     Values at a Euclidean distance d have a Rényi divergence of at most a d^2 / (2 scale^2) at every order a (Canonne,
     Kamath, Steinke 2020, Proposition 5).
@@ -27,7 +27,7 @@ def discrete_gaussian(values: Integers, scale: float) -> Integers:
 
 
 def discrete_laplace(values: Integers, scale: float) -> Integers:
-    """The values, each with independent noise of mass proportional to exp(-abs(x) / scale)."""
+    """Adds independent noise with mass proportional to exp(-abs(x) / scale) to each value."""
     return _noisy(values, _laplace(scale))
 
 

@@ -1,6 +1,6 @@
-"""Secret randomness, from the operating system's generator alone.
+"""Provides secret randomness from the operating system's generator only.
 
-A guarantee about a random draw is void if the draw can be predicted, so no seedable generator is used anywhere.
+A guarantee that depends on a random draw is void if the draw can be predicted. So no seeded generator is used.
 """
 
 import os
@@ -14,9 +14,9 @@ _FRACTION = 53  # the bits of a float64
 
 
 def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
-    """Indices of the parts drawn, each independently with probability ``q``.
+    """Draws each part independently with probability ``q``; returns the indices of the drawn parts.
 
-    The probability is rounded down to a multiple of 2**-64: never above what is accounted for.
+    The probability is rounded down to a multiple of 2**-64, so it never exceeds the accounted probability.
 
     Raises:
         ValueError: ``parts`` is negative or ``q`` lies outside [0, 1].
@@ -33,7 +33,7 @@ def poisson_subsample(parts: int, q: float) -> tuple[int, ...]:
 
 
 def fixed_size_subsample(parts: int, sample: int) -> tuple[int, ...]:
-    """Indices of ``sample`` of the parts, ascending; every set of this size is equally likely.
+    """Draws ``sample`` of the parts, with equal probability for every set of this size; returns ascending indices.
 
     Raises:
         ValueError: ``sample`` is negative or above ``parts``.
@@ -42,12 +42,12 @@ def fixed_size_subsample(parts: int, sample: int) -> tuple[int, ...]:
 
 
 def uniform_below(bound: int) -> int:
-    """A uniform integer in [0, bound), exactly."""
+    """Draws an exactly uniform integer in [0, bound)."""
     return secrets.randbelow(bound)
 
 
 def normal(count: int) -> NDArray[np.float64]:
-    """So many independent draws from the standard normal distribution, in floating point (Box and Muller 1958)."""
+    """Draws ``count`` independent standard normal numbers in floating point (Box and Muller 1958)."""
     pairs = -(-count // 2)
     words = np.frombuffer(os.urandom(2 * pairs * _WORD // 8), dtype=np.uint64)
     uniform = (words >> np.uint64(_WORD - _FRACTION)).astype(np.float64) * 2.0**-_FRACTION

@@ -1,15 +1,15 @@
-"""The exponential mechanism over a finite set of candidates (McSherry & Talwar 2007), sampled with integers.
+"""Implements the exponential mechanism over a finite set of candidates (McSherry & Talwar 2007) with integer weights.
 
-The candidates are fixed without the private rows: models drawn from a prior, say. Each user has a loss in [0, 1] under
-each candidate, and candidate k is chosen with probability proportional to exp(-rate L_k), where L_k is the sum of the
-users' losses. When one user's rows change, log of the chosen candidate's probability changes by -rate (l'_k - l_k)
-plus a constant, and lies in an interval of length epsilon:
+The candidates do not depend on the private rows; they may be models drawn from a prior. Each user has a loss in [0, 1]
+under each candidate. Candidate k is selected with probability proportional to exp(-rate L_k), where L_k is the sum of
+the users' losses. When one user's rows change, the log-probability of candidate k changes by -rate (l'_k - l_k) plus a
+constant, which lies in an interval of length epsilon:
 
 - ``replace``: l'_k - l_k lies in [-1, 1], an interval of length 2, so rate = epsilon / 2;
 - ``add-remove``: l'_k - l_k lies in [0, 1] for one user more, an interval of length 1, so rate = epsilon.
 
 So the mechanism has bounded range epsilon (Durfee & Rogers 2019), which implies epsilon-differential privacy, delta 0.
-The candidate that is chosen is a whole model: it answers any number of queries at no further cost.
+The selected candidate is a whole model, which answers any number of queries at no further cost.
 """
 
 from collections.abc import Mapping
@@ -31,33 +31,33 @@ Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 Neighbours = Literal["replace", "add-remove"]
-"""Two tables between which an observer cannot tell: one user's rows are replaced, or are there or not."""
+"""The adjacency of tables: one user's rows are replaced, or they are present in one table only."""
 
 LOSS_UNITS = 2**20
-"""Losses are integers, multiples of 1 / LOSS_UNITS: sums are exact, and one user moves each by at most LOSS_UNITS."""
+"""Losses are integer multiples of 1 / LOSS_UNITS: sums are exact, and one user changes a sum by at most LOSS_UNITS."""
 
-# Log-weights below the largest by more than this are raised to it. A candidate that far behind is hardly ever chosen,
-# and a smallest weight bounds what rounding to integers does. With d_k = L_k - min L, the cap keeps the range: of two
-# neighbouring tables the change of d_k, capped or not, lies in one interval of the same length that contains 0.
+# Log-weights are at least the largest minus this cap. A candidate that far behind is almost never selected, and the
+# smallest weight bounds the effect of rounding to integers. With d_k = L_k - min L, the cap preserves the range:
+# between neighbouring tables the change of d_k, capped or not, lies in one interval of the same length that contains 0.
 _CAP = 20.0
-# Of float64 in rate d_k and its exponential, relative.
+# The relative float64 error of rate d_k and its exponential.
 _FLOAT_ERROR = 2.0**-45
-# The largest share of epsilon that rounding may take.
+# The largest share of epsilon that may be lost to rounding.
 _LARGEST_LOSS = 0.5
 _WIDTHS: Mapping[Neighbours, float] = {"replace": 2.0, "add-remove": 1.0}
 
 
 @dataclass(frozen=True)
 class SelectionEvent(Event):
-    """Candidates chosen in rounds; those of a later round may depend on what earlier rounds chose.
+    """Describes selections in rounds. The candidates of a round may depend on the selections of earlier rounds.
 
     Attributes:
-        epsilon: of all rounds together. In each, the change of every log-probability lies in an interval of length
-            epsilon / rounds.
+        epsilon: the epsilon of all rounds together. In each round, the change of every log-probability lies in an
+            interval of length epsilon / rounds.
         unit: what changes between neighbouring tables: one row (``record``) or all rows of one ``user``.
         neighbours: how it changes.
-        rounds: how many candidates were chosen, one after another.
-        run: names the release, because equal releases on the same rows add up.
+        rounds: the number of selections.
+        run: the id of the release. Equal releases with different ids add up.
     """
 
     kind: ClassVar[str] = "exponential-selection"
@@ -84,12 +84,12 @@ class SelectionEvent(Event):
         return self.epsilon / self.rounds
 
     def rdp(self, orders: Orders) -> Divergences:
-        """The worst case of bounded range, exactly; between the tables of `neighbours`."""
+        """Returns the exact worst case of bounded range, under `neighbours`."""
         return self.rounds * bounded_range_rdp(orders, self.range)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        each = symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range), self.range, interval)
-        return each.self_compose(self.rounds)
+        single = symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range), self.range, interval)
+        return single.self_compose(self.rounds)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -106,16 +106,16 @@ class SelectionEvent(Event):
 
 
 def loss_units(losses: ArrayLike) -> Integers:
-    """int64, of the same shape: losses clipped to [0, 1] in multiples of 1 / LOSS_UNITS; NaN counts as 1."""
+    """Clips losses to [0, 1] and returns them in units of 1 / LOSS_UNITS, int64 of the same shape. NaN counts as 1."""
     clipped = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
     return np.asarray(np.floor(clipped * LOSS_UNITS), dtype=np.int64)
 
 
 def rate(event: SelectionEvent, candidates: int) -> float:
-    """The factor of the losses in the exponent, less what rounding the weights to integers may take of epsilon.
+    """Returns the factor of the losses in the exponent, reduced by the share of epsilon that rounding may use.
 
-    A weight is floor(M e^x) for x in [-20, 0] and M = 2**61 / candidates (a power of two). Its logarithm is off by
-    at most 2 e^20 / M and the error of float64, of either sign, in either table.
+    A weight is floor(M e^x) for x in [-20, 0] and M = 2**61 / candidates (a power of two). The error of its logarithm
+    is at most 2 e^20 / M plus the error of float64, with either sign, in either table.
 
     Raises:
         ValueError: rounding takes more than half of epsilon.
@@ -123,13 +123,13 @@ def rate(event: SelectionEvent, candidates: int) -> float:
     error = 2 * np.exp(_CAP) / _largest(candidates) + _FLOAT_ERROR
     if 2 * error > _LARGEST_LOSS * event.range:
         raise ValueError(
-            f"candidates: {candidates} are too many for integer weights at epsilon {event.range:g} a round"
+            f"candidates: {candidates} are too many for integer weights at epsilon {event.range:g} in each round"
         )
     return float((event.range - 2 * error) / _WIDTHS[event.neighbours])
 
 
 def integer_weights(losses: ArrayLike, event: SelectionEvent) -> Tensor:
-    """int64 [1, K], proportional to exp(-rate L_k), from the total losses int64 [K] in `LOSS_UNITS`.
+    """Returns weights proportional to exp(-rate L_k), int64 [1, K], from the total losses int64 [K] in `LOSS_UNITS`.
 
     Raises:
         ValueError: the losses are not integers, or too many for integer weights.
@@ -143,11 +143,11 @@ def integer_weights(losses: ArrayLike, event: SelectionEvent) -> Tensor:
 
 
 def select(losses: ArrayLike, event: SelectionEvent) -> int:
-    """The index of the candidate that is chosen, from the total losses int64 [K] in `LOSS_UNITS`."""
+    """Selects a candidate by the total losses, int64 [K] in `LOSS_UNITS`; returns its index."""
     (chosen,) = sample(integer_weights(losses, event))
     return chosen
 
 
 def _largest(candidates: int) -> float:
-    """The weight of the best candidate: a power of two, such that all of them add up to less than 2**62."""
+    """Returns the weight of the best candidate: a power of two for which the total stays below 2**62."""
     return float(TOTAL / 2 / 2 ** int(np.ceil(np.log2(max(candidates, 1)))))

@@ -197,7 +197,7 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
     assert promised.terms.adjacency == "user"
     assert "any number of released tokens, (2, 1e-05)-differential privacy for any one user" in promised.sentence
     for protocol in ("pmixed", "finetuned", "ensemble"):
-        with pytest.raises(ConfigurationError, match="take `protocol: dp-sgd`"):
+        with pytest.raises(ConfigurationError, match="choose `protocol: dp-sgd`"):
             promise(configured(output, protocol=protocol), manifest)
     assert promise(configured(output, protocol="public"), manifest)
     with pytest.raises(ConfigurationError, match="more than the 1 that is to be promised"):
