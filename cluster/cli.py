@@ -1,4 +1,4 @@
-"""The command `privmix`: one file of `cluster.commands` for each of its verbs, of the same name."""
+"""Defines the command `privmix`. Each of its verbs is in a file of the same name in `cluster.commands`."""
 
 from importlib import import_module
 from typing import Any, NoReturn
@@ -36,9 +36,9 @@ VERBS = (
 
 
 class Commands(TyperGroup):
-    """Tells what a person can mend in words, without a traceback.
+    """Prints expected errors as messages, without a traceback.
 
-    Exits with 2 when something given cannot be used, 1 when the work failed, and 130 when it was interrupted.
+    Exits with 2 for invalid input, 1 if the work failed, and 130 if it was interrupted.
     """
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
@@ -49,11 +49,11 @@ class Commands(TyperGroup):
         except (KeysError, LedgerError, WorkError) as error:
             _end(ctx, str(error), 1)
         except KeyboardInterrupt:
-            _end(ctx, "interrupted; run it again to go on", 130)
+            _end(ctx, "interrupted; run it again to continue", 130)
 
 
 class Verbs(Commands):
-    """Imports a verb's file when the verb is called: the libraries of all of them take many seconds to import."""
+    """Imports the file of a verb only when the verb is called, because importing all of them takes many seconds."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(VERBS)
@@ -79,4 +79,4 @@ app = typer.Typer(name="privmix", cls=Verbs, no_args_is_help=True, pretty_except
 
 @app.callback()
 def privmix() -> None:
-    """Next-token serving from models fine-tuned on private text, with a differential-privacy guarantee for it."""
+    """Serve next-token queries from models fine-tuned on private text, with a differential-privacy guarantee."""

@@ -1,4 +1,4 @@
-"""A protocol's settings from options on a command line: `--sigma 20` is what `privacy.sigma: 20` is in the file."""
+"""Reads a protocol's settings from command-line options: `--sigma 20` means `privacy.sigma: 20` in the file."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,21 +9,21 @@ from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
 
 ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of a command that leaves the options of protocols to `settings_from`."""
+"""Context settings of a command that accepts the options of protocols (see `settings_from`)."""
 
 
 def options(arguments: Sequence[str]) -> dict[str, str]:
-    """Names and values of `--name value` and `--name=value`.
+    """Parses `--name value` and `--name=value` into names and values.
 
     Raises:
-        typer.BadParameter: something else stands there.
+        typer.BadParameter: an argument has another form.
     """
     given: dict[str, str] = {}
     remaining = list(arguments)
     while remaining:
         name, equals, value = remaining.pop(0).partition("=")
         if not name.startswith("--"):
-            raise typer.BadParameter(f"{name!r} is no option", param_hint="arguments")
+            raise typer.BadParameter(f"{name!r} is not an option", param_hint="arguments")
         if not equals:
             if not remaining:
                 raise bad(name[2:], "needs a value")
@@ -33,10 +33,10 @@ def options(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def settings_from(protocol: str, given: Mapping[str, object]) -> Settings:
-    """The settings of a protocol.
+    """Returns the settings of a protocol.
 
     Raises:
-        typer.BadParameter: no such protocol, no such parameter of it, or an impossible value.
+        typer.BadParameter: the protocol or a parameter does not exist, or a value is invalid.
     """
     if protocol not in PROTOCOLS:
         raise bad("protocol", f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
@@ -46,7 +46,9 @@ def settings_from(protocol: str, given: Mapping[str, object]) -> Settings:
         first = error.errors()[0]
         parameter = str(first["loc"][0]) if first["loc"] else protocol
         if first["type"] == "extra_forbidden":
-            raise bad(parameter, f"{protocol} has no such parameter; `privmix protocols` lists those it has") from error
+            raise bad(
+                parameter, f"{protocol} has no such parameter; `privmix protocols` lists its parameters"
+            ) from error
         raise bad(parameter, f"{first['msg']}, got {first['input']}") from error
 
 
@@ -55,10 +57,10 @@ def bad(option: str, message: str) -> typer.BadParameter:
 
 
 def count(text: str) -> int:
-    """A whole number above 0, also as `1e6` or `1_000_000`.
+    """Parses a whole number above 0, also in the forms `1e6` and `1_000_000`.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: the text is not such a number.
     """
     try:
         number = float(text)

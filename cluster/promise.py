@@ -1,4 +1,4 @@
-"""From what the configuration promises to the protocol that keeps it."""
+"""Plans the protocol and the privacy budget of a deployment from its configuration."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.training.manifest import Manifest
 
 @dataclass(frozen=True)
 class Promise:
-    """The protocol that answers at first, what it follows from, the terms of the ledger, and what follows their end."""
+    """Holds the initial protocol, its settings, the ledger's budget, and the behaviour when the budget is used up."""
 
     settings: Settings
     protocol: Protocol
@@ -27,18 +27,18 @@ class Promise:
 
     @property
     def sentence(self) -> str:
-        """The guarantee in words."""
+        """The guarantee in one sentence."""
         return sentence(self.terms, self.protocol)
 
 
 def promise(configuration: Configuration, manifest: Manifest) -> Promise:
-    """Plan the ensemble's protocol for the promised budget.
+    """Plans the ensemble's protocol for the configured budget.
 
-    A ledger keeps the order of its filter for ever: an order chosen anew, after tokens were seen, would void it.
+    The Rényi order of a ledger never changes: an order chosen after tokens were seen would void the guarantee.
 
     Raises:
-        ConfigurationError: the budget cannot be kept with these settings.
-        LedgerError: there is a ledger and it cannot be read.
+        ConfigurationError: the settings are invalid or cannot meet the budget.
+        LedgerError: the ledger exists but cannot be read.
     """
     order = _order_of(configuration.budget.ledger)
     try:
@@ -53,7 +53,7 @@ def promise(configuration: Configuration, manifest: Manifest) -> Promise:
 
 
 def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
-    """What the terms promise for the tokens of this protocol."""
+    """Returns the guarantee of this budget for the tokens of this protocol."""
     limited = terms.enforced == "bound" and terms.epsilon is not None
     tokens = Filter(terms).affordable({}, protocol.event) if limited else UNLIMITED
     return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)

@@ -1,4 +1,4 @@
-"""The actors of a service that runs on the cluster that this process is connected to."""
+"""Finds the actors of a running service on the connected Ray cluster."""
 
 import ray
 from ray.actor import ActorHandle
@@ -8,7 +8,7 @@ from services.fleet.fleet import NAME
 
 
 def fleet_of(namespace: str) -> ActorHandle:
-    """The actor that owns the shards.
+    """Returns the fleet actor of a service.
 
     Raises:
         ConfigurationError: no service runs under this namespace.

@@ -1,4 +1,4 @@
-"""One line for every step of a long command, on standard error, so that standard output stays for the result."""
+"""Prints the steps of a long command on standard error, because standard output is for the result."""
 
 import time
 
@@ -6,7 +6,7 @@ from rich.console import Console
 
 
 class Steps:
-    """Call it with what begins now; the line shows the seconds since the first."""
+    """Prints a line when a step begins, with the seconds since the first step."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)

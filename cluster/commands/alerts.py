@@ -1,4 +1,4 @@
-"""`privmix alerts`: whether the webhooks get what the service would tell them."""
+"""Implements `privmix alerts`, which tests the webhooks."""
 
 import asyncio
 import json
@@ -12,12 +12,14 @@ from cluster.configuration import Configuration
 from services.alerts.alert import Alert
 from services.alerts.webhook import post
 
-alerts = typer.Typer(name="alerts", help="Webhooks that are told of the budget and of failures.", no_args_is_help=True)
+alerts = typer.Typer(
+    name="alerts", help="Webhooks that receive alerts about the budget and about failures.", no_args_is_help=True
+)
 
 
 @alerts.callback()
 def group() -> None:
-    """Keep `privmix alerts test` a command of its own while it is the only one."""
+    """Makes `test` a subcommand although it is the only one."""
 
 
 @alerts.command("test")
@@ -25,13 +27,13 @@ def send_test(
     config: Annotated[Path, typer.Option(help="The configuration file.")] = Path("privmix.yaml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Send one alert to every webhook of the configuration; exit with 1 where one does not take it."""
+    """Send a test alert to every webhook of the configuration; exit with 1 if one does not accept it."""
     configuration = Configuration.load(config)
     failures = asyncio.run(_sent(configuration))
     hosts = [httpx.URL(url.get_secret_value()).host for url in configuration.alerts.webhooks]
     if as_json:
-        found = [{"host": host, "failure": failure} for host, failure in zip(hosts, failures, strict=True)]
-        print(json.dumps({"webhooks": found}, indent=2))
+        webhooks = [{"host": host, "failure": failure} for host, failure in zip(hosts, failures, strict=True)]
+        print(json.dumps({"webhooks": webhooks}, indent=2))
     else:
         for host, failure in zip(hosts, failures, strict=True):
             print(f"{host}: {failure or 'delivered'}")
@@ -42,7 +44,7 @@ def send_test(
 
 
 async def _sent(configuration: Configuration) -> list[str | None]:
-    """For each webhook None, or why it did not take the alert."""
+    """Sends the alert; returns for each webhook None, or why it did not accept the alert."""
     ensemble = configuration.http.served_model_names[0]
     text = f"A test: {ensemble} can reach this webhook."
     alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)

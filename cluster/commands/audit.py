@@ -1,4 +1,4 @@
-"""`privmix audit`: attacks on what is released, against what is claimed; exit 1 and say which claim broke."""
+"""Implements `privmix audit`, which attacks the output and exits with 1 if a claim is broken."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from services.evaluation import methods
 from services.privacy.protocols import PROTOCOLS, audited
 
 audit = typer.Typer(
-    name="audit", help="Attack what is released, and compare with what is claimed.", no_args_is_help=True
+    name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
 )
 
 _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, _RELEASES = (2.0,), (1, 16), 200_000
@@ -39,23 +39,23 @@ _GROUND, _SHADOWS = testbed.Size(), shadow_ensembles.Size()
 
 API_KEY = "PRIVMIX_API_KEY"
 
-Name = Annotated[str | None, typer.Option("--protocol", help="The protocol; every certified one unless given.")]
-Parts = Annotated[int, typer.Option(min=1, help="N, how many parts the ensemble has.")]
+Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Default: every certified one.")]
+Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
 Epsilons = Annotated[list[float] | None, typer.Option("--epsilon", help="A budget to plan for; may be repeated.")]
 Counts = Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Tokens of a claim; may be repeated.")]
-Budget = Annotated[int, typer.Option(min=1, help="How many tokens the budgets must last for.")]
+Budget = Annotated[int, typer.Option(min=1, help="The number of tokens that the budgets must last for.")]
 Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
-Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="Of the lower bounds that are shown.")]
+Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="The confidence of the lower bounds.")]
 Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
-Room = Annotated[Path, typer.Option("--directory", help="Where what is planted and trained is kept.")]
+Room = Annotated[Path, typer.Option("--directory", help="The directory for planted text and trained models.")]
 Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
 Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
-Repetitions = Annotated[int, typer.Option(min=1, help="How often an included one's secret is in the corpus.")]
-Candidates = Annotated[int, typer.Option(min=2, help="Secrets that the true one is ranked among.")]
-Attempts = Annotated[int, typer.Option(min=1, help="Completions asked for each secret.")]
-TopK = Annotated[int, typer.Option(min=1, help="The attacker samples from so many of the likeliest tokens.")]
-Draws = Annotated[int, typer.Option(min=1, help="Releases averaged where the same query is answered differently.")]
-Queries = Annotated[int, typer.Option(min=1, help="How often each of the planted is asked about.")]
+Repetitions = Annotated[int, typer.Option(min=1, help="How often the secret of an included person is in the corpus.")]
+Candidates = Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")]
+Attempts = Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")]
+TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens from which the attacker samples.")]
+Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
+Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -75,15 +75,15 @@ def likelihood(
     confidence: Confidence = _CONFIDENCE,
     url_with: Annotated[str | None, typer.Option(help="A running service.")] = None,
     url_without: Annotated[str | None, typer.Option(help="The same with one part's model replaced.")] = None,
-    prompt: Annotated[str, typer.Option(help="What both services are asked.")] = "Caller: This is",
-    temperature: Annotated[float, typer.Option(help="Of both services' answers.")] = 1.0,
+    prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
+    temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """The likelihood-ratio test in the worst case that is known of each protocol, with its real draws and sampling.
+    """Run the likelihood-ratio test in the worst known case of each protocol, with its real draws and sampling.
 
-    Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without two running
-    services are asked for `releases` tokens each instead, from the two likeliest; every one of them is charged.
+    Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
+    requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
     """
     steps = Steps()
     if url_with and url_without:
@@ -113,9 +113,9 @@ def published(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """What tokens of PMixED as published cost in the worst case that is known, beside the certified mollifier.
+    """Compute the cost of PMixED as published in the worst known case, beside the certified mollifier.
 
-    Exact arithmetic. It is known that the published claim can be exceeded: that does not fail the audit.
+    The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
     """
     try:
         section = sections.published_section(
@@ -135,7 +135,7 @@ def extraction_(
     repetitions: Repetitions = _GROUND.repetitions,
     parts: Parts = _GROUND.parts,
     protocol: Annotated[
-        str | None, typer.Option(help="The protocol; every one that `privmix evaluate` compares unless given.")
+        str | None, typer.Option(help="The protocol. Default: every one that `privmix evaluate` compares.")
     ] = None,
     epsilon: Epsilons = None,
     tokens: Budget = _TOKENS,
@@ -144,14 +144,14 @@ def extraction_(
     attempts: Attempts = _ATTEMPTS,
     top_k: TopK = _TOP_K,
     draws: Draws = _EXTRACTION_DRAWS,
-    url: Annotated[str | None, typer.Option(help="Ask a service of the trained ensemble too.")] = None,
+    url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Secrets planted in the demo corpus: how often each protocol says them, and how far up they rank.
+    """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
 
-    Trains an ensemble, and one model of the whole corpus, into DIRECTORY; what is trained is kept. With --url a service
-    of DIRECTORY/ensemble is asked through HTTP; every token is charged.
+    Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
+    service of DIRECTORY/ensemble over HTTP; every token is charged.
     """
     steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
@@ -164,7 +164,7 @@ def extraction_(
     served = None
     if url is not None:
         included = trained.canaries
-        charged = sum(len(one.secret) for one in included) * attempts
+        charged = sum(len(canary.secret) for canary in included) * attempts
         steps(f"Asking {url} for {charged} tokens: every one of them is charged")
         served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
     finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], output, as_json)
@@ -179,14 +179,14 @@ def one_run(
     epsilon: Epsilons = None,
     delta: Delta = _DELTA,
     confidence: Confidence = _CONFIDENCE,
-    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins that is guessed.")] = _GUESSES,
+    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins to guess.")] = _GUESSES,
     directory: Annotated[
-        Path | None, typer.Option(help="What `privmix audit extraction` trained: its planted users are guessed, too.")
+        Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
     ] = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """One ensemble, many fair coins: lower bounds on epsilon from how many of them the tokens give away."""
+    """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
     subjects = _subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
     trained = None
@@ -216,7 +216,7 @@ def membership_(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Was a user's text in the corpus? LiRA with shadow ensembles, trained into DIRECTORY and kept there."""
+    """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
     steps, size = Steps(), shadow_ensembles.Size(users, shadows, parts)
     subjects = _subjects(protocol, options(context.args), parts, epsilon or _MEMBERSHIP_EPSILONS, (tokens,), delta)
     shadowed = _shadows(directory, size, subjects, top_k, steps, as_json)
@@ -232,7 +232,7 @@ def all_(
     releases: Releases = _RELEASES,
     as_json: AsJson = False,
 ) -> None:
-    """Every attack, with the defaults of each, into one report."""
+    """Run every attack with its defaults and write one report."""
     steps = Steps()
     certified = _subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
@@ -255,7 +255,7 @@ def all_(
 
 
 def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None:
-    """Write and show the report; exit 1 where a claim broke."""
+    """Writes and shows the report; exits with 1 if a claim is broken."""
     report = Report(every)
     if output is not None:
         report.write(output)
@@ -307,10 +307,10 @@ def _subjects(
     tokens: Sequence[int],
     delta: float,
 ) -> list[Subject]:
-    """The protocols to attack, each planned for every budget."""
+    """Returns the protocols to attack, each planned for every budget."""
     chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
     if given and protocol is None:
-        raise bad("protocol", "name the one whose parameters are given")
+        raise bad("protocol", "name the protocol of the given parameters")
     return [
         _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
         for count in tokens
@@ -320,7 +320,7 @@ def _subjects(
 
 
 def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> list[Subject]:
-    """Every protocol that `privmix evaluate` compares, with the names and settings it has there."""
+    """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
     budgets = [methods.Budget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
     return [
         Subject(settings.label, settings.plan(parts), tokens, budget.epsilon, settings)
@@ -344,7 +344,7 @@ def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float,
 def _show(report: Report, output: Path | None) -> None:
     shown = console()
     for section in report.sections:
-        # A section's own table says what its findings would say once more.
+        # A section's own table repeats its findings.
         shown.print(_table(section.title, section.rows or finding_rows(section.findings)))
         shown.print(escape(section.text), style="dim")
     for finding in report.broken:

@@ -1,4 +1,4 @@
-"""`privmix budget`: what is promised, spent and left, read from the ledger itself."""
+"""Implements `privmix budget`, which reads the budget, what is spent and what is left from the ledger."""
 
 import json
 from typing import Annotated
@@ -23,21 +23,23 @@ def budget(
         bool, typer.Option("--operator", help="Show epsilons that depend on the private text too: not for clients.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--recompute", help="Evaluate what was charged anew, by every accountant there is.")
+        bool, typer.Option("--recompute", help="Compute the epsilon of all charges again, with every accountant.")
     ] = False,
     delta: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The delta to recompute at; by default the promise's.")
+        float | None, typer.Option(min=0, max=1, help="The delta for --recompute. Default: the budget's.")
     ] = None,
-    by_key: Annotated[bool, typer.Option("--by-key", help="Show what each key used of it.")] = False,
+    by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
     keys: Annotated[
         str | None,
-        typer.Option(envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: their database; by default as the service."),
+        typer.Option(
+            envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: the database of keys. Default: the service's."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the privacy budget promises, what is spent and what is left, whether the service runs or not."""
+    """Show the privacy budget, what is spent and what is left. The service may run or not."""
     if delta is not None and not (again and 0 < delta < 1):
-        raise typer.BadParameter("goes with --recompute, and lies above 0 and below 1", param_hint="--delta")
+        raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
     try:
         balance = read(ledger)
     except LedgerError as error:
@@ -50,7 +52,7 @@ def budget(
     if as_json:
         record = stated.model_dump(mode="json")
         record |= {"recomputed": recomputed.model_dump()} if recomputed else {}
-        record |= {"keys": [each.model_dump(mode="json") for each in used]} if used is not None else {}
+        record |= {"keys": [usage.model_dump(mode="json") for usage in used]} if used is not None else {}
         print(json.dumps(record, indent=2))
     else:
         _show(stated, recomputed)
@@ -118,11 +120,11 @@ def _by_key(used: list[KeyUsage], charged: int) -> Table:
     table = Table("key", "owner", title="Tokens by key", title_justify="left")
     for column in ("used", "held", "share"):
         table.add_column(column, justify="right")
-    for each in used:
-        share = "-" if each.share.tokens is None else str(each.share.tokens)
-        table.add_row(escape(each.name), escape(each.owner), str(each.usage.spent), str(each.usage.held), share)
-    # Open leases, what was lost with a coordinator, requests without a key, and earlier ledgers beside these keys.
-    table.add_row("not by a key", "", str(charged - sum(each.usage.charged for each in used)), "", "", style="dim")
+    for key in used:
+        share = "-" if key.share.tokens is None else str(key.share.tokens)
+        table.add_row(escape(key.name), escape(key.owner), str(key.usage.spent), str(key.usage.held), share)
+    # Open leases, leases of lost coordinators, requests without a key, and earlier ledgers beside these keys.
+    table.add_row("not by a key", "", str(charged - sum(key.usage.charged for key in used)), "", "", style="dim")
     return table
 
 

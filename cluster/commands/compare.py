@@ -1,4 +1,4 @@
-"""`privmix compare`: one corpus to the whole comparison, with everything that has to be trained for it."""
+"""Implements `privmix compare`, which trains everything for a comparison from one corpus and runs it."""
 
 import time
 from functools import partial
@@ -21,11 +21,13 @@ _DEFAULTS = EvaluationOptions()
 
 def compare(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
-    output: Annotated[Path, typer.Option(help="For everything: the split, the ensembles and the report.")],
-    parts: Annotated[list[int], typer.Option(help="Sizes of ensembles, the table's first.")] = list(PARTS),  # noqa: B006
+    output: Annotated[Path, typer.Option(help="The directory for the split, the ensembles and the report.")],
+    parts: Annotated[
+        list[int], typer.Option(help="A number of parts; repeat for more. The table shows the first.")
+    ] = list(PARTS),  # noqa: B006
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
     user_limit: Annotated[
-        int | None, typer.Option(help="Characters of each user to train on, the first. Default: all.")
+        int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
@@ -45,7 +47,7 @@ def compare(
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
 
-    Stopped at any time, it goes on when it is run again. The result is for the operator alone.
+    If it is interrupted, run it again to continue. The result is for the operator only.
     """
     started = time.monotonic()
     evaluation = compare_methods(

@@ -1,4 +1,4 @@
-"""`privmix demo-corpus`: a fictional private corpus to try the system with."""
+"""Implements `privmix demo-corpus`, which writes a fictional private corpus."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,11 @@ from services.training import demo
 
 
 def demo_corpus(
-    directory: Annotated[Path, typer.Argument(help="Where the files go; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(help="The directory for the files; created if it does not exist.")],
     users: Annotated[int, typer.Option(help="Fictional people, the held-out ones included.")] = 400,
-    held_out: Annotated[int, typer.Option(help="People whose dialogues are kept out of the training file.")] = 40,
+    held_out: Annotated[
+        int, typer.Option(help="The number of people whose dialogues are not in the training file.")
+    ] = 40,
     seed: Annotated[int, typer.Option(help="The same seed writes the same files.")] = 0,
 ) -> None:
     """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""

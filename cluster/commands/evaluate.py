@@ -1,4 +1,4 @@
-"""`privmix evaluate`: held-out text in; a table and a report out."""
+"""Implements `privmix evaluate`, which writes a table and a report from held-out text."""
 
 import json
 import time
@@ -24,14 +24,16 @@ _DEFAULTS = EvaluationOptions()
 def evaluate(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
-        list[Path], typer.Option(help="An ensemble; again for other sizes. The table is of the largest.")
+        list[Path], typer.Option(help="An ensemble; repeat for other sizes. The table shows the largest.")
     ],
-    output: Annotated[Path, typer.Option(help="Where the report goes; an evaluation that was stopped goes on there.")],
+    output: Annotated[
+        Path, typer.Option(help="The directory for the report. An interrupted evaluation continues there.")
+    ],
     finetuned: Annotated[
         Path | None, typer.Option(help="An ensemble of one part, `privmix train --parts 1`: the reference.")
     ] = None,
     dp_sgd: Annotated[
-        list[Path] | None, typer.Option(help="An ensemble of one part that DP-SGD trained; again for other budgets.")
+        list[Path] | None, typer.Option(help="An ensemble of one part trained with DP-SGD; repeat for other budgets.")
     ] = None,
     epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
@@ -78,7 +80,7 @@ def evaluate(
 
 
 def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) -> None:
-    """Write the files, and print the result."""
+    """Writes the files and prints the result."""
     written = write_report(evaluation, output)
     if as_json:
         print(json.dumps(record(evaluation), indent=2, allow_nan=False))
@@ -97,8 +99,8 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
             title=f"epsilon {budget.epsilon:g} at delta {budget.delta:g} for {budget.tokens} tokens",
             title_justify="left",
         )
-        for found in table.results:
-            drawn.add_row(*_cells(found))
+        for result in table.results:
+            drawn.add_row(*_cells(result))
         shown.print(drawn)
     print(f"{written[0]}: the report, in {seconds:.0f} s; beside it {', '.join(path.name for path in written[1:])}")
 

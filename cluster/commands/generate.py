@@ -1,4 +1,4 @@
-"""`privmix generate`: synthetic text from a private ensemble, and a report of its quality."""
+"""Implements `privmix generate`, which writes synthetic text from a private ensemble and reports its quality."""
 
 import asyncio
 import json
@@ -39,36 +39,39 @@ generate = typer.Typer(name="generate", invoke_without_command=True, no_args_is_
 def make(
     context: typer.Context,
     output: Annotated[
-        Path | None, typer.Option(help="The job's directory. A job that was stopped goes on there.")
+        Path | None, typer.Option(help="The job's directory. An interrupted job continues there.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON Lines of fields for the template; `count` says how many texts of a line.")
+        Path | None,
+        typer.Option(help="JSON Lines of fields for the template; `count` is the number of texts of a line."),
     ] = None,
-    label: Annotated[list[str], typer.Option(help="NAME=COUNT: so many texts of this label; again for more.")] = [],  # noqa: B006
+    label: Annotated[
+        list[str], typer.Option(help="NAME=COUNT: the number of texts with this label; repeat for more.")
+    ] = [],  # noqa: B006
     template: Annotated[
         str | None, typer.Option(help=f"The prompt, with {{fields}} in braces. Default for labels: {DEFAULT!r}.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="A running service, such as http://127.0.0.1:8000.")] = None,
     key: Annotated[
-        str | None, typer.Option(envvar=["PRIVMIX_API_KEY", "OPENAI_API_KEY"], help="A key of the service.")
+        str | None, typer.Option(envvar=["PRIVMIX_API_KEY", "OPENAI_API_KEY"], help="An API key of the service.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="In place of --url: start the service of this configuration for the job.")
+        Path | None, typer.Option(help="Instead of --url: start a service with this configuration for the job.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="A served name. Default: the first.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a text, at most.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="The maximum number of tokens of a text.")] = 128,
     temperature: Annotated[float, typer.Option(help="Above 0, up to 2.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Above 0, up to 1.")] = 1.0,
-    stop_at: Annotated[list[str], typer.Option("--stop", help="A text ends before this; \\n is a new line.")] = [],  # noqa: B006
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Texts in flight at a time.")] = 8,
+    stop_at: Annotated[list[str], typer.Option("--stop", help="A stop string; \\n is a new line.")] = [],  # noqa: B006
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="The number of concurrent texts.")] = 8,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Make as many as the budget pays for, if it cannot pay for all.")
+        bool, typer.Option("--partial", help="If the budget cannot pay for all texts, generate as many as it can.")
     ] = False,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Let the public model continue the same prompts, to compare with.")
+        bool, typer.Option("--baseline", help="Also continue the same prompts with the public model, for comparison.")
     ] = False,
     public_model: Annotated[
-        str | None, typer.Option(help="Of --baseline. Default: the configuration's, or smollm2-135m.")
+        str | None, typer.Option(help="The model of --baseline. Default: the configuration's, or smollm2-135m.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
 ) -> None:
@@ -124,7 +127,7 @@ def report(
     public_model: Annotated[str | None, typer.Option(help="Directory or hub id. Default: smollm2-135m.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Report on the quality of a job's texts, beside the public model's: an HTML page that opens offline."""
+    """Report the quality of a job's texts, compared with the public model's, on an HTML page that opens offline."""
     from services.generation.report import Real, make_report  # slow to import
 
     if (real is not None or finetuned is not None) and not operator:
@@ -144,7 +147,7 @@ def report(
 
 @contextmanager
 def _service(url: str | None, key: str | None, configuration: Configuration | None) -> Iterator[tuple[str, str | None]]:
-    """The address and the key of a service: one that runs, or one for this job alone."""
+    """Yields the address and the key of a running service, or of one started for this job."""
     if url is not None:
         yield url, key
         return
@@ -175,14 +178,14 @@ async def _run(
             statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
         except BaseException:
             if job.done:
-                with suppress(InputError):  # the service may be gone; what it last said is in job.json
+                with suppress(InputError):  # the service may be gone; job.json has its last statement
                     write_card(job, await service.privacy(), base_model)
             raise
     return write_card(job, statement, base_model)
 
 
 class _Shown:
-    """A bar on a terminal, with the budget; a line every ten seconds elsewhere."""
+    """Shows progress and budget: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, items: int, as_json: bool) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""`privmix keys`: who may use the service, and how much. Changes apply to a running service at once."""
+"""Implements `privmix keys`, which manages API keys and their shares. Changes apply to a running service at once."""
 
 import json
 from datetime import timedelta
@@ -14,7 +14,9 @@ from services.keys.database import Database
 from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
 from services.keys.store import KeyStore
 
-keys = typer.Typer(name="keys", help="Keys of the service, and their shares of its budget.", no_args_is_help=True)
+keys = typer.Typer(
+    name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
+)
 
 DatabaseOption = Annotated[
     str,
@@ -26,18 +28,18 @@ DatabaseOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
-TokensOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget, in all.")]
-DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget a day (UTC).")]
-RequestsOption = Annotated[int | None, typer.Option(min=1, help="Requests a minute.")]
-RateOption = Annotated[int | None, typer.Option(min=1, help="Tokens a minute.")]
-StreamsOption = Annotated[int | None, typer.Option(min=1, help="Answers under way at one time.")]
-LargestOption = Annotated[int | None, typer.Option(min=1, help="Tokens that one request may ask for.")]
+TokensOption = Annotated[int | None, typer.Option(min=0, help="The total number of tokens of the privacy budget.")]
+DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget per day (UTC).")]
+RequestsOption = Annotated[int | None, typer.Option(min=1, help="Requests per minute.")]
+RateOption = Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")]
+StreamsOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of concurrent streams.")]
+LargestOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of a request.")]
 
 DEFAULT = "keys.db"
 
 
 class ScopeChoice(Enum):
-    """Typer reads several choices as an enumeration only."""
+    """Lists the scopes, because Typer needs an enumeration for a repeated choice."""
 
     GENERATE = "generate"
     PRIVACY = "privacy"
@@ -47,11 +49,11 @@ class ScopeChoice(Enum):
 @keys.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name for the key, of its own.")],
-    owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
-    group: Annotated[str | None, typer.Option(help="Keys of a group also have one share together.")] = None,
+    name: Annotated[str, typer.Argument(help="A unique name for the key.")],
+    owner: Annotated[str, typer.Option(help="The person responsible for the key.")] = "",
+    group: Annotated[str | None, typer.Option(help="A group of keys, which can also have a common share.")] = None,
     scope: Annotated[
-        list[ScopeChoice] | None, typer.Option(help="What it may do; may be given several times.", show_default=False)
+        list[ScopeChoice] | None, typer.Option(help="What the key may do; repeat for more.", show_default=False)
     ] = None,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     tokens: TokensOption = None,
@@ -63,12 +65,12 @@ def create(
     database: DatabaseOption = DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key. Its secret is printed this once; only a hash of it is kept."""
+    """Create a key. Its secret is printed only once; the service stores only a hash."""
     key, secret = KeyStore(Database(database)).create(
         name,
         owner=owner,
         group=group,
-        scopes=tuple(each for each in SCOPES if ScopeChoice(each) in scope) if scope else CLIENT_SCOPES,
+        scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else CLIENT_SCOPES,
         expires=now() + timedelta(days=days) if days else None,
         share=_share(context),
     )
@@ -77,7 +79,7 @@ def create(
 
 @keys.command("list")
 def list_keys(database: DatabaseOption = DEFAULT, as_json: JsonOption = False) -> None:
-    """Show every key, its share, and what it used."""
+    """Show every key, its share and its usage."""
     accounts = KeyStore(Database(database, create=False)).accounts()
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
@@ -100,10 +102,10 @@ def limit(
     tokens_per_minute: RateOption = None,
     live_streams: StreamsOption = None,
     largest_request: LargestOption = None,
-    group: Annotated[bool, typer.Option("--group", help="Limit what all keys of a group have together.")] = False,
+    group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
     database: DatabaseOption = DEFAULT,
 ) -> None:
-    """Replace a share; what is not given has no limit."""
+    """Replace a share. A limit that is not given is removed."""
     share = _share(context)
     store = KeyStore(Database(database, create=False))
     if group:
@@ -117,24 +119,24 @@ def limit(
 @keys.command()
 def rotate(
     key: KeyArgument,
-    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret goes on.")] = 0,
+    grace_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret stays valid.")] = 0,
     database: DatabaseOption = DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a key another secret, which is printed this once."""
+    """Give a key a new secret, which is printed only once."""
     rotated, secret = KeyStore(Database(database, create=False)).rotate(key, timedelta(seconds=grace_s))
     _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
 
 
 @keys.command()
 def revoke(key: KeyArgument, database: DatabaseOption = DEFAULT) -> None:
-    """Refuse a key from now on, for good. What it used stays on record."""
+    """Revoke a key permanently. Its usage stays on record."""
     revoked = KeyStore(Database(database, create=False)).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")
 
 
 def _share(context: typer.Context) -> Share:
-    """The share that the options of a command name; an option that is not given sets no limit."""
+    """Returns the share from a command's options. An option that is not given sets no limit."""
     return Share.model_validate({name: context.params[name] for name in Share.model_fields})
 
 
@@ -154,7 +156,7 @@ def _cells(account: KeyAccount) -> tuple[str, ...]:
 
 
 def amounts(share: Share, usage: Usage) -> tuple[str, str, str, str]:
-    """What was used of a share, in all and today, each with its limit."""
+    """Returns the used tokens of a share, in total and today, each with its limit."""
     today = usage.spent_today + usage.held_today
     return str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day)
 

@@ -1,4 +1,4 @@
-"""`privmix ledger`: a ledger begun, exported, verified, moved to another database, or charged after a restore."""
+"""Implements `privmix ledger`, which creates, exports, verifies, moves and charges ledgers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from services.budget.statement import statement
 from services.training.manifest import Manifest
 
 ledger = typer.Typer(
-    name="ledger", help="Begin, export, verify, move or charge the budget's ledger.", no_args_is_help=True
+    name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
 )
 
 Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or a database URL.")]
@@ -35,10 +35,10 @@ def init(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Begin the ledger of an ensemble, once, and record it in the ensemble's directory. Repeated, it only checks."""
+    """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
     configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
-    with _told():
+    with _ledger_errors_printed():
         promised = promise(configuration, manifest)
         begun = begin(configuration.budget.ledger, promised.terms, configuration.ensemble)
     if as_json:
@@ -53,14 +53,17 @@ def forfeit(
     source: Source,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that may have been released since the backup.")],
 ) -> None:
-    """Charge what may have been released since the backup that a ledger was restored from. Stop the service first."""
+    """Charge tokens that may have been released after the backup from which a ledger was restored.
+
+    Stop the service first.
+    """
     try:
-        with _told():
-            keeper = Ledger(source, read(source).terms, create=False)
-            event = keeper.forfeit(tokens)
+        with _ledger_errors_printed():
+            writer = Ledger(source, read(source).terms, create=False)
+            event = writer.forfeit(tokens)
     except LeaseRefused as error:
         raise typer.BadParameter(str(error), param_hint="--tokens") from error
-    balance = keeper.balance()
+    balance = writer.balance()
     print(f"{tokens} tokens are charged at the cost of {event.to_json()}, {sum(balance.charged.values())} in all.")
     left = statement(balance).tokens_left
     if balance.stopped:
@@ -73,26 +76,26 @@ def forfeit(
 def export(
     source: Source,
     output: Annotated[
-        Path | None, typer.Option(help="The file to write; standard output without it. Replaced when all is written.")
+        Path | None, typer.Option(help="The output file, replaced atomically. Default: standard output.")
     ] = None,
 ) -> None:
-    """Write all rows as JSON Lines, each with its hash, in order; it may hold losses measured on the private text."""
-    with _told(), _written(output) as lines:
+    """Write all rows as JSON Lines, each with its hash. They may contain losses measured on the private text."""
+    with _ledger_errors_printed(), _written(output) as lines:
         exporting.export(source, lines)
 
 
 @ledger.command()
 def verify(
-    place: Annotated[str, typer.Argument(metavar="LEDGER|FILE", help="A ledger, or what `export` wrote.")],
+    place: Annotated[str, typer.Argument(metavar="LEDGER|FILE", help="A ledger, or a file from `export`.")],
     head: Annotated[
         str | None, typer.Option(help="A last hash noted earlier (16 digits or more): it must still be in the chain.")
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="How many rows there were then: none may be gone from the end.")
+        int | None, typer.Option(min=1, help="The former number of rows: none may be missing from the end.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Verify the hash chain and what its rows say; exit 1 and name the first bad row where they do not fit."""
+    """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid."""
     if head is not None and not _is_hash(head):
         raise typer.BadParameter("a hash has 64 hexadecimal digits, of which the first 16 do", param_hint="--head")
     try:
@@ -102,9 +105,9 @@ def verify(
             raise _refusal(error) from error
         print(json.dumps({"valid": False, "error": str(error)}, indent=2))
         raise typer.Exit(1) from error
-    found = {"rows": balance.rows, "head": balance.head, "epoch": balance.epoch, "moved": balance.moved}
+    summary = {"rows": balance.rows, "head": balance.head, "epoch": balance.epoch, "moved": balance.moved}
     if as_json:
-        print(json.dumps({"valid": True, **found}, indent=2))
+        print(json.dumps({"valid": True, **summary}, indent=2))
         return
     moved = f"; moved to {balance.moved}" if balance.moved else ""
     print(f"{balance.rows} rows, epoch {balance.epoch}, last hash {balance.head}: the chain is whole{moved}")
@@ -117,8 +120,11 @@ def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger: a SQLite file or a database URL.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="A database without a ledger: a file or a URL.")],
 ) -> None:
-    """Move a ledger with its chain, and end the old one for ever. Stop the service first; interrupted, run it again."""
-    with _told():
+    """Move a ledger with its chain; the old one can never be written again.
+
+    Stop the service first. If the move is interrupted, run it again.
+    """
+    with _ledger_errors_printed():
         balance = moving.move(source, target)
     print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
     print("The old one can still be read, and never be written again.")
@@ -129,7 +135,7 @@ def _is_hash(text: str) -> bool:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _ledger_errors_printed() -> Iterator[None]:
     try:
         yield
     except LedgerError as error:
@@ -143,7 +149,7 @@ def _refusal(error: LedgerError) -> typer.Exit:
 
 @contextmanager
 def _written(output: Path | None) -> Iterator[TextIO]:
-    """Whole or not at all, and for this user's eyes alone: the file may hold measured losses."""
+    """Writes a file atomically, readable only by this user, because it may contain measured losses."""
     if output is None:
         yield sys.stdout
         return

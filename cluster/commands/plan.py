@@ -1,4 +1,4 @@
-"""`privmix plan`: what a privacy budget buys, and what a setting costs, before anything is trained or served."""
+"""Implements `privmix plan`, which computes what a budget allows and what a setting costs before any training."""
 
 import json
 import math
@@ -52,19 +52,19 @@ class Plan:
 
     @property
     def derived(self) -> Mapping[str, float]:
-        """The parameter that the budget determines, where there is one."""
+        """The parameter that the budget determines; empty if there is none."""
         return self.settings.derived_from(self.protocol)
 
     @property
     def part_level(self) -> float | None:
-        """Epsilon as earlier versions promised it, one part present or absent, for those who migrate."""
+        """The epsilon for one part present or absent, as earlier versions stated it."""
         divergences = self.event.part_level_rdp(accounting.ORDERS)
         if divergences is None:
             return None
         return accounting.epsilon(self.settings.tokens * divergences, self.settings.delta).epsilon
 
     def record(self) -> dict[str, Any]:
-        """The answer for programs."""
+        """Returns the answer as JSON output."""
         cost = self.cost
         return {
             **self.derived,
@@ -91,7 +91,7 @@ def plan_(
         str | None, typer.Option(help=f"The protocol to plan for. Default: {DEFAULT}; with --users, the better of two.")
     ] = None,
     tokens: Annotated[
-        int, typer.Option(parser=count, metavar="TOKENS", help="How many tokens the budget must last for.")
+        int, typer.Option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
     ] = 1024,
     epsilon: Annotated[float | None, typer.Option(help="The budget to plan for.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,

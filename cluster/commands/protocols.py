@@ -1,4 +1,4 @@
-"""`privmix protocols`: what there is to choose from."""
+"""Implements `privmix protocols`, which lists the protocols."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from services.privacy.settings import Settings
 def protocols(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List every protocol: what it promises, what it asks of the models, when to choose it, and its parameters."""
+    """List every protocol: its guarantee, the models that it queries, when to choose it, and its parameters."""
     if as_json:
         print(json.dumps([_record(settings) for settings in PROTOCOLS.values()], indent=2))
         return
@@ -47,7 +47,7 @@ def _record(settings: type[Settings]) -> dict[str, Any]:
 
 
 def _guarantee(settings: type[Settings]) -> Guarantee:
-    """That of the defaults, for the smallest ensemble that they fit; it does not depend on how large it is."""
+    """Returns the guarantee of the default settings. It does not depend on the number of parts."""
     return settings().plan(1).guarantee  # type: ignore[call-arg]
 
 

@@ -1,4 +1,4 @@
-"""`privmix quickstart`: everything once, for real, on one machine: corpus, ensemble, service, one private answer."""
+"""Implements `privmix quickstart`, which trains a demo ensemble, serves it and requests one private answer."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the quickstart came to."""
+    """Holds the result of the quickstart."""
 
     completion: str
     completion_tokens: int
@@ -51,11 +51,11 @@ class Outcome:
 
 
 def quickstart(
-    directory: Annotated[Path, typer.Option(help="Where corpus, ensemble and ledger are kept.")] = Path(
+    directory: Annotated[Path, typer.Option(help="The directory for corpus, ensemble and ledger.")] = Path(
         "run/quickstart"
     ),
-    port: Annotated[int, typer.Option(help="Where to serve, on 127.0.0.1.")] = 8000,
-    stay: Annotated[bool, typer.Option("--stay", help="Go on serving until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 8000,
+    stay: Annotated[bool, typer.Option("--stay", help="Keep serving until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and ask it one question over HTTP."""
@@ -79,7 +79,7 @@ def quickstart(
 
 
 def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
-    """Public model, demo corpus and trained ensemble, each made only where it is not there already."""
+    """Prepares the public model, the demo corpus and the ensemble; keeps what exists already."""
     directory.mkdir(parents=True, exist_ok=True)
     steps("Preparing the public model")
     resolve()
@@ -100,7 +100,7 @@ def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
 
 
 def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
-    """One completion through the HTTP route, and what the service says of its budget after it."""
+    """Requests one completion over HTTP, and then the service's privacy statement."""
     question = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
     with httpx.Client(base_url=service.url, timeout=300) as client:
         answer = client.post("/v1/completions", json=question).raise_for_status().json()
@@ -120,7 +120,7 @@ def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
 
 
 def show(outcome: Outcome, statement: dict[str, Any], service: Service, directory: Path) -> None:
-    """The answer, its price, and how to go on."""
+    """Prints the answer, its cost and the next steps."""
     console = Console(highlight=False)
     console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
     console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")

@@ -1,4 +1,4 @@
-"""`privmix scale`: more shards or fewer, while the service runs."""
+"""Implements `privmix scale`, which changes the number of shards of a running service."""
 
 import json
 from typing import Annotated
@@ -14,9 +14,9 @@ from services.ray_session import connected
 
 
 def scale(
-    shards: Annotated[int, typer.Option(min=1, help="How many blocks of parts serve from then on.")],
+    shards: Annotated[int, typer.Option(min=1, help="The new number of part groups that serve.")],
     address: Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")] = "auto",
-    namespace: Annotated[str, typer.Option(help="The service's, as in its configuration.")] = "privmix",
+    namespace: Annotated[str, typer.Option(help="The service's namespace, as in its configuration.")] = "privmix",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Let the next parts of the ensemble join, or the last leave; running streams go on.

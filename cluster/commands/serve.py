@@ -1,4 +1,4 @@
-"""`privmix serve`: the service in the foreground, until it is told to stop."""
+"""Implements `privmix serve`, which runs the service in the foreground until a signal stops it."""
 
 import signal
 import threading

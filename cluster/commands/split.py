@@ -1,4 +1,4 @@
-"""`privmix split`: text to train on, and held-out text of other users."""
+"""Implements `privmix split`, which divides a corpus by user into training text and held-out text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,20 +11,20 @@ from services.training.corpus import Corpus
 
 def split(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
-    train_out: Annotated[Path, typer.Option(help="Where the text to train on goes.")],
-    held_out_out: Annotated[Path, typer.Option(help="Where the held-out text goes.")],
+    train_out: Annotated[Path, typer.Option(help="The file for the training text.")],
+    held_out_out: Annotated[Path, typer.Option(help="The file for the held-out text.")],
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
     user_limit: Annotated[
-        int | None, typer.Option(help="Characters of each user to train on, the first. Default: all.")
+        int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
     salt_file: Annotated[
-        Path | None, typer.Option(help="Secret of the split, made on first use. Default: beside --train-out.")
+        Path | None, typer.Option(help="The secret of the split, created on first use. Default: beside --train-out.")
     ] = None,
     user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
     text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out.")] = False,
 ) -> None:
-    """Hold out whole users, by a keyed hash of their ids: whoever is evaluated on was never trained on."""
+    """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
     made = split_corpus(
         Corpus(corpus, user_field, text_field, skip_bad),
         train_out,

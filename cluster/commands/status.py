@@ -1,4 +1,4 @@
-"""`privmix status`: which actors of a running service work, and what they serve."""
+"""Implements `privmix status`, which shows the actors of a running service and what they serve."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ PROBE_S = 10.0
 
 def status(
     address: Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")] = "auto",
-    namespace: Annotated[str, typer.Option(help="The service's, as in its configuration.")] = "privmix",
+    namespace: Annotated[str, typer.Option(help="The service's namespace, as in its configuration.")] = "privmix",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show actors, shards, parts and versions of a running service; exit with 1 where one of them does not work."""
+    """Show actors, shards, parts and versions of a running service; exit with 1 if one of them does not work."""
     with connected(address):
         record = _record(namespace)
     if as_json:
@@ -49,7 +49,7 @@ def _record(namespace: str) -> dict[str, Any]:
 
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
-    """The budget actor and every coordinator, and what is wrong with each."""
+    """Returns the budget actor and every coordinator, each with its problem, if it has one."""
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
     for found in await asyncio.gather(*(status.troubles() for status in statuses)):

@@ -1,4 +1,4 @@
-"""`privmix topology`: which shard would serve which parts, before anything is started."""
+"""Implements `privmix topology`, which shows which shard serves which parts before anything is started."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,10 @@ from services.training.public_model import resolve
 
 def topology(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
-    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs the cluster has.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="The number of GPUs in the cluster.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the shards of a deployment: parts, copies, and what Ray reserves for each."""
+    """Show the shards of a deployment: parts, copies, and the resources that Ray reserves for each."""
     configuration = Configuration.load(config)
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)

@@ -1,4 +1,4 @@
-"""`privmix train`: a private corpus to an ensemble of adapters."""
+"""Implements `privmix train`, which trains an ensemble of adapters from a private corpus."""
 
 import json
 import time
@@ -26,7 +26,7 @@ _PRIVATE = DpSgdOptions()
 
 
 def _default(name: str) -> str:
-    """What an option is without being given, and with --dp-sgd."""
+    """Describes the default of an option, without and with --dp-sgd."""
     usual, private = (
         ",".join(value) if isinstance(value := getattr(options, name), tuple) else str(value)
         for options in (TrainingOptions(), DP_SGD_TRAINING)
@@ -36,7 +36,7 @@ def _default(name: str) -> str:
 
 def train(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
-    output: Annotated[Path, typer.Option(help="The ensemble's directory. A training that was stopped goes on there.")],
+    output: Annotated[Path, typer.Option(help="The ensemble's directory. An interrupted training continues there.")],
     parts: Annotated[
         int | None,
         typer.Option(
@@ -45,7 +45,12 @@ def train(
         ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(parser=count, metavar="TOKENS", help="Tokens that the budget is to last for: proposes parts.")
+        int,
+        typer.Option(
+            parser=count,
+            metavar="TOKENS",
+            help="The number of tokens that the budget must last for: proposes the number of parts.",
+        ),
     ] = 1024,
     halves: Annotated[
         bool,
@@ -60,9 +65,10 @@ def train(
     ] = None,
     user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
     text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out, and count them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     salt_file: Annotated[
-        Path | None, typer.Option(help="Secret of the partition, made on first use. Default: in the output directory.")
+        Path | None,
+        typer.Option(help="The secret of the partition, created on first use. Default: in the output directory."),
     ] = None,
     attention: Annotated[
         str | None,
@@ -82,38 +88,47 @@ def train(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help=f"At the first step; falls linearly to 0. {_default('learning_rate')}")
+        float | None,
+        typer.Option(help=f"The initial learning rate, which falls linearly to 0. {_default('learning_rate')}"),
     ] = None,
     warm_up: Annotated[
-        float | None, typer.Option(help=f"Share of the steps in which the rate rises from 0. {_default('warm_up')}")
+        float | None,
+        typer.Option(help=f"Share of the steps in which the learning rate rises from 0. {_default('warm_up')}"),
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help=f"Of AdamW. {_default('weight_decay')}")] = None,
-    epochs: Annotated[int | None, typer.Option(help=f"Times the text is gone through. {_default('epochs')}")] = None,
-    batch: Annotated[int | None, typer.Option(help=f"Blocks a step. {_default('batch')}")] = None,
-    block: Annotated[int | None, typer.Option(help=f"Tokens a block. {_default('block')}")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help=f"The weight decay of AdamW. {_default('weight_decay')}")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help=f"The number of passes over the text. {_default('epochs')}")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help=f"Blocks in a step. {_default('batch')}")] = None,
+    block: Annotated[int | None, typer.Option(help=f"Tokens in a block. {_default('block')}")] = None,
     precision: Annotated[str | None, typer.Option(help=f"auto, bfloat16 or float32. {_default('precision')}")] = None,
     cpus: Annotated[float, typer.Option(help="Processor cores for each adapter; more trains fewer at a time.")] = 1,
     gpus: Annotated[
-        float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one where there are any.")
+        float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one if the cluster has any.")
     ] = None,
     privately: Annotated[
         bool,
-        typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, in place of parts."),
+        typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, instead of parts."),
     ] = False,
     epsilon: Annotated[
-        float, typer.Option(help="Of the promise: of DP-SGD's, or to propose parts.")
+        float, typer.Option(help="The epsilon of DP-SGD, or for the proposal of parts.")
     ] = _PRIVATE.epsilon,
-    delta: Annotated[float, typer.Option(help="Of the promise: as --epsilon.")] = _PRIVATE.delta,
-    unit: Annotated[str, typer.Option(help="DP-SGD: whose presence is hidden, record or user.")] = _PRIVATE.unit,
-    clip: Annotated[float, typer.Option(help="DP-SGD: the length each unit's gradient is clipped to.")] = _PRIVATE.clip,
-    blocks: Annotated[int, typer.Option(help="DP-SGD: blocks of each unit's text; the rest is left out.")] = (
+    delta: Annotated[float, typer.Option(help="The delta; see --epsilon.")] = _PRIVATE.delta,
+    unit: Annotated[str, typer.Option(help="DP-SGD: the protected unit, record or user.")] = _PRIVATE.unit,
+    clip: Annotated[float, typer.Option(help="DP-SGD: the clipping norm of each unit's gradient.")] = _PRIVATE.clip,
+    blocks: Annotated[int, typer.Option(help="DP-SGD: the maximum number of blocks of each unit's text.")] = (
         _PRIVATE.blocks
     ),
-    expected_batch: Annotated[int, typer.Option(help="DP-SGD: units a step, on average; in place of --batch.")] = (
-        _PRIVATE.expected_batch
-    ),
+    expected_batch: Annotated[
+        int, typer.Option(help="DP-SGD: average number of units in a step; replaces --batch.")
+    ] = (_PRIVATE.expected_batch),
     population: Annotated[
-        int | None, typer.Option(help="DP-SGD: units to plan for. Default: as many as there are, then a public number.")
+        int | None,
+        typer.Option(
+            help="DP-SGD: the number of units to plan for. Default: their actual number, which becomes public."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
 ) -> None:
@@ -175,7 +190,7 @@ def train(
 def _proposed(
     corpus: Corpus, output: Path, model: str | None, options: TrainingOptions, promise: tuple[float, float, int]
 ) -> int:
-    """The number of parts where none is given: that of the ensemble in `output`, else the proposal for the corpus."""
+    """Returns the default number of parts: that of the ensemble in `output`, or else the proposal for the corpus."""
     if (output / MANIFEST).exists():
         return len(Manifest.load(output).parts)
     epsilon, delta, tokens = promise

@@ -1,4 +1,4 @@
-"""`privmix tune`: which protocol and settings to choose, from text that is not private."""
+"""Implements `privmix tune`, which recommends a protocol and its settings from text that is not private."""
 
 import math
 import secrets
@@ -32,22 +32,28 @@ _TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=1e-3)
 
 
 def tune(
-    set_aside: Annotated[Path, typer.Option(help="Text that is public, or set aside for tuning: never the private.")],
-    output: Annotated[Path, typer.Option(help="Where the answer goes; a tuning that was stopped goes on there.")],
+    set_aside: Annotated[
+        Path, typer.Option(help="Text that is public, or set aside for tuning; never the private corpus.")
+    ],
+    output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
     epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
-    tokens: Annotated[int, typer.Option(help="Tokens the budget must last for, and those of a run.")] = 1024,
-    parts: Annotated[list[int], typer.Option(help="A size of an ensemble to train; again for more.")] = list(PARTS),  # noqa: B006
+    tokens: Annotated[
+        int, typer.Option(help="The number of tokens that the budget must last for, and of a run.")
+    ] = 1024,
+    parts: Annotated[list[int], typer.Option(help="A number of parts to train; repeat for more.")] = list(PARTS),  # noqa: B006
     ensemble: Annotated[
-        list[Path], typer.Option(help="An ensemble of other set-aside text, in place of training; again for more.")
+        list[Path], typer.Option(help="An ensemble of other set-aside text, instead of training one; repeat for more.")
     ] = [],  # noqa: B006
     private: Annotated[
-        Path | None, typer.Option(help="The private corpus, to make sure that nothing of it is in the sample.")
+        Path | None, typer.Option(help="The private corpus, to verify that the sample contains nothing of it.")
     ] = None,
     private_ensemble: Annotated[
-        Path | None, typer.Option(help="The deployment's ensemble, to make sure of the same by its marks.")
+        Path | None, typer.Option(help="The deployment's ensemble, to verify the same by its marks.")
     ] = None,
-    salt_file: Annotated[Path | None, typer.Option(help="Of that ensemble, where it is not in its directory.")] = None,
+    salt_file: Annotated[
+        Path | None, typer.Option(help="The salt of that ensemble, if it is not in its directory.")
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs, each on other text where it suffices.")] = 3,
     model: Annotated[str | None, typer.Option(help="Public model to train on.")] = None,
     any_guarantee: Annotated[
@@ -86,10 +92,10 @@ def tune(
 def _check(
     sample: Corpus, private: Path | None, deployed: Path | None, salt_file: Path | None, ensembles: Sequence[Path]
 ) -> None:
-    """Refuses a sample that has anything of the private corpus, as far as that can be known.
+    """Refuses a sample that shares users or texts with the private corpus, as far as this can be checked.
 
     Raises:
-        InputError: it has, or what is to tell cannot be read.
+        InputError: the sample contains private text, or the corpus or its marks cannot be read.
     """
     documents = list(sample)
     if private is not None:

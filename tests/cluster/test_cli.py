@@ -32,7 +32,7 @@ def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> Non
         pass
 
     result = CliRunner().invoke(app, ["work"])
-    words = str(error) or "interrupted; run it again to go on"
+    words = str(error) or "interrupted; run it again to continue"
     assert (result.exit_code, result.stderr) == (code, f"privmix work: {words}\n")
     assert CliRunner().invoke(app, ["rest"]).exit_code == 0
 
