@@ -57,7 +57,7 @@ def evaluate(
     """Compare what every method makes of held-out text at the same budget, with the guarantee it really has.
 
     The result was measured on private models: it is for the operator. Exits with 0 when the report is written, 2 when
-    something given cannot be used, 1 when a task failed, and 130 when it was interrupted; run it again to go on.
+    something given cannot be used, 1 when a task failed, and 130 when it was interrupted; run it again to continue.
     """
     started = time.monotonic()
     evaluation = evaluate_methods(

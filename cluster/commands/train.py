@@ -135,7 +135,7 @@ def train(
     """Fine-tune one adapter on each part of a private corpus, or with --dp-sgd a single one on all of it.
 
     Exits with 0 when the ensemble is complete, 2 when something given cannot be used, 1 when training failed, and 130
-    when it was interrupted; run it again to go on.
+    when it was interrupted; run it again to continue.
     """
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)

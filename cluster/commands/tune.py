@@ -66,7 +66,7 @@ def tune(
     """Search parts, q, radius and protocol for the best perplexity at a budget, and what each costs to compute.
 
     Exits with 0 when there is an answer, 2 when something given cannot be used or the sample is private, 1 when a task
-    failed, and 130 when it was interrupted; run it again to go on.
+    failed, and 130 when it was interrupted; run it again to continue.
     """
     typer.echo(WARNING, err=True)
     sample = Corpus(set_aside, user_field, text_field)

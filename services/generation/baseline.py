@@ -1,6 +1,6 @@
-"""The same prompts continued by the public model alone: the row that private text has to beat.
+"""Continues a job's prompts with the public model alone, as the baseline for the private text.
 
-No private text is read, so nothing is charged. Texts are appended batch by batch; what is there is not made again.
+It reads no private text, so nothing is charged. It appends texts in batches and keeps existing texts.
 """
 
 import json
@@ -21,11 +21,11 @@ _BATCH = 8
 
 
 def write_baseline(directory: Path, request: Request, model: Path, progress: Callable[[int], None]) -> None:
-    """Append what `directory`/baseline.jsonl lacks.
+    """Appends the missing texts to `directory`/baseline.jsonl.
 
     Args:
-        model: directory of the public model.
-        progress: is told the number of texts that are there.
+        model: the public model's directory.
+        progress: called with the number of finished texts.
 
     Raises:
         InputError: the file is damaged.
@@ -52,7 +52,7 @@ def write_baseline(directory: Path, request: Request, model: Path, progress: Cal
 
 
 def load_baseline(directory: Path) -> list[dict[str, Any]] | None:
-    """The public model's texts; None where there are none."""
+    """Returns the public model's texts; None if the file does not exist."""
     path = directory / FILE
     if not path.exists():
         return None
@@ -79,9 +79,9 @@ def _record(item: Item, answer: list[int], sampling: Sampling, tokenizer: Any) -
     if ended:
         answer = answer[: answer.index(tokenizer.eos_token_id)]
     text: str = tokenizer.decode(answer, skip_special_tokens=True)
-    found = [place for stop in sampling.stop if (place := text.find(stop)) >= 0]
-    stopped = ended or bool(found)
-    text = text[: min(found, default=len(text))]
+    stops = [position for stop in sampling.stop if (position := text.find(stop)) >= 0]
+    stopped = ended or bool(stops)
+    text = text[: min(stops, default=len(text))]
     return {
         "id": item.index,
         **item.fields,
@@ -92,7 +92,7 @@ def _record(item: Item, answer: list[int], sampling: Sampling, tokenizer: Any) -
 
 
 def _finished(path: Path) -> set[int]:
-    """The items that are there; a last line that was cut off is removed."""
+    """Returns the ids of the finished items, after removing an incomplete last line."""
     if not path.exists():
         return set()
     content = path.read_bytes()

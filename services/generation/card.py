@@ -1,4 +1,4 @@
-"""The data card of a job: what protects the private text, what it cost, and how the texts were made."""
+"""Writes the data card of a job: the guarantee of the private text, its cost, and how the texts were generated."""
 
 import json
 from collections import Counter
@@ -24,11 +24,11 @@ NOTES = (
 
 
 def write_card(job: Job, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
-    """Write both files of the card, each whole; returns its content.
+    """Writes both files of the card, each atomically; returns its content.
 
     Args:
-        statement: of `/v1/privacy`, after the last text.
-        base_model: the public model that the ensemble was trained on, where it is known: a service does not tell.
+        statement: the response of `/v1/privacy` after the last text.
+        base_model: the public model of the ensemble, if it is known; a service does not report it.
     """
     card = _card(job, statement) | {"base_model": base_model}
     write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
@@ -75,7 +75,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(job: Job) -> dict[str, Counter[str]]:
-    """How often each value of each field occurs among the whole texts."""
+    """Counts the values of each field in the complete texts."""
     counts: dict[str, Counter[str]] = {}
     for text in job.texts:
         if text.finish_reason is not None:

@@ -1,6 +1,6 @@
-"""A private service over HTTP, as a job asks it: what it promises, what is left, and one text as a stream.
+"""Implements the HTTP client of a job: it reads the privacy statement and streams texts.
 
-The route is OpenAI's `/v1/completions` with `stream`, so that what was delivered is known before a text is whole.
+It uses OpenAI's `/v1/completions` with `stream`, so that the delivered tokens are known before a text is complete.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LONGEST_WAIT_S = 30.0
 
 
 class GenerationError(WorkError):
-    """The job stopped; what was delivered is kept, and running it again goes on."""
+    """The job stopped. It keeps the delivered text, and running it again continues it."""
 
 
 class BudgetEndedError(GenerationError):
@@ -27,11 +27,11 @@ class BudgetEndedError(GenerationError):
 
 
 class StreamBrokenError(GenerationError):
-    """An answer broke off after some of it was delivered; the rest can be asked for."""
+    """A stream broke off after a part of the text was delivered. The rest can be requested."""
 
 
 class _TransientError(Exception):
-    """A failure that can pass; `wait_s` is what the service asks for, where it says."""
+    """A temporary failure. `wait_s` is the delay that the service requests, if it does."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class _TransientError(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a text is sampled; what OpenAI's fields of the same names mean."""
+    """Holds the sampling options of a text, with the meaning of OpenAI's fields of the same names."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -60,7 +60,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of an answer. `tokens` counts all of the request's so far; the last piece has a `finish_reason`."""
+    """Holds a piece of a streamed text. `tokens` counts the request's tokens so far; the last has a `finish_reason`."""
 
     text: str
     tokens: int
@@ -70,7 +70,7 @@ class Piece:
 
 
 class Service:
-    """One service; an asynchronous context manager."""
+    """Connects to one service. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -79,19 +79,19 @@ class Service:
         try:
             self._client = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=_TIMEOUT)
         except (httpx.InvalidURL, ValueError) as error:
-            raise InputError(f"url: {url!r} is none: {error}") from error
+            raise InputError(f"url: {url!r} is not a URL: {error}") from error
         self.model = ""
         self.context_length: int | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect, and choose the model.
+        """Connects and chooses the model.
 
         Raises:
-            InputError: there is no service, it refuses the key, or it does not serve the model.
+            InputError: no service answers, it refuses the key, or it does not serve the model.
         """
         await self._client.__aenter__()
         try:
-            models = {one["id"]: one for one in (await self._get("/v1/models"))["data"]}
+            models = {model["id"]: model for model in (await self._get("/v1/models"))["data"]}
             if self._wanted is not None and self._wanted not in models:
                 raise InputError(f"model: {self._wanted!r} is not served at {self._url}; there is {', '.join(models)}")
             self.model = self._wanted or next(iter(models))
@@ -105,14 +105,14 @@ class Service:
         await self._client.aclose()
 
     async def privacy(self) -> dict[str, Any]:
-        """The statement of `/v1/privacy`.
+        """Returns the statement of `/v1/privacy`.
 
         Raises:
-            InputError: there is none.
+            InputError: the service has no such statement.
         """
         statement: dict[str, Any] = await self._get("/v1/privacy")
         if not {"guarantee", "tokens_left", "tokens_charged"} <= statement.keys():
-            raise InputError(f"url: {self._url}/v1/privacy is no statement of a privacy budget; is this privmix?")
+            raise InputError(f"url: {self._url}/v1/privacy is not a privacy statement; is this privmix?")
         return statement
 
     async def prompt_tokens(self, prompt: str) -> int:
@@ -120,13 +120,12 @@ class Service:
         return int(answer["count"])
 
     async def stream(self, prompt: str, sampling: Sampling) -> AsyncIterator[Piece]:
-        """One answer, piece by piece. A request that was refused or failed before it began is repeated where that can
-        help; nothing was charged for it.
+        """Streams one text. Repeats a request that failed before its first token, because nothing was charged for it.
 
         Raises:
-            BudgetEndedError: nothing was released, and nothing will be.
-            StreamBrokenError: some of the answer was delivered.
-            GenerationError: the service failed, or refused the request.
+            BudgetEndedError: the budget is used up. Nothing was released.
+            StreamBrokenError: the stream broke off after a part of the text.
+            GenerationError: the service failed or refused the request.
         """
         for attempt in range(_ATTEMPTS):
             begun = False
@@ -136,13 +135,13 @@ class Service:
                     yield piece
                 return
             except (_TransientError, httpx.TransportError) as error:
-                message = f"the service failed: {str(error) or type(error).__name__}; run again to go on"
+                message = f"the service failed: {str(error) or type(error).__name__}; run again to continue"
                 if begun:
                     raise StreamBrokenError(message) from error
                 if attempt + 1 == _ATTEMPTS:
                     raise GenerationError(message) from error
-                asked = error.wait_s if isinstance(error, _TransientError) else None
-                await asyncio.sleep(min(_LONGEST_WAIT_S, asked if asked is not None else 0.5 * 2**attempt))
+                wait_s = error.wait_s if isinstance(error, _TransientError) else None
+                await asyncio.sleep(min(_LONGEST_WAIT_S, wait_s if wait_s is not None else 0.5 * 2**attempt))
 
     async def _stream(self, prompt: str, sampling: Sampling) -> AsyncIterator[Piece]:
         body = {
@@ -203,7 +202,7 @@ def _piece(chunk: dict[str, Any]) -> Piece | None:
 
 
 def _failure(response: httpx.Response) -> Exception:
-    """What a refusal means for the job. No request that was refused was charged."""
+    """Converts a refusal to the job's exception. A refused request is never charged."""
     error, message = _error(response), _message(response)
     if error.get("type") == "insufficient_quota" or error.get("code") == "privacy_budget_exhausted":
         return BudgetEndedError(f"the budget is used up: {message}")

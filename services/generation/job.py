@@ -1,9 +1,9 @@
-"""A batch of private texts that survives being killed: one directory, one journal, one writer.
+"""Generates a batch of private texts and survives a kill: it has one directory, one journal and one writer.
 
-The journal is the truth, append-only: a record before an item is asked for, and one for each piece that was delivered,
-of which the last says how the text ended. `synthetic.jsonl` follows from it. A text that is whole is never asked for
-again; one that was in flight goes on after what was delivered. So a kill costs at most the tokens that the service had
-released and this process had not read: of each answer in flight, those on their way until the service notices.
+The append-only journal is authoritative. It has a record before each request, and one for each delivered piece; the
+last piece says how the text ended. `synthetic.jsonl` derives from it. A complete text is never requested again; an
+incomplete text continues after its delivered part. So a kill costs at most the tokens that the service had released but
+this process had not read: for each stream, those in transit until the service notices.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Statement = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What a job is to make: the same for as long as its directory is used."""
+    """Describes the texts of a job. It never changes for a directory."""
 
     template: str
     items: tuple[Item, ...]
@@ -42,19 +42,19 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """Names the request; a directory keeps to one."""
+        """A hash that identifies the request. A directory accepts only one request."""
         content = json.dumps([_FORMAT, self.template, [asdict(item) for item in self.items], asdict(self.sampling)])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Text:
-    """One item so far.
+    """Holds the current text of one item.
 
     Attributes:
-        tokens: released for it, as far as this job knows.
-        asked: how often a request was made for it.
-        answered_by: "public" or "mixed" where the public model answered some of it; see the gateway's `privmix`.
+        tokens: the number of released tokens, as far as this job knows.
+        asked: the number of requests for it.
+        answered_by: "public" or "mixed" if the public model answered all or some of it; see the gateway's `privmix`.
     """
 
     item: Item
@@ -65,7 +65,7 @@ class Text:
     answered_by: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """A line of the output."""
+        """Returns a line of the output."""
         answered = {"answered_by": self.answered_by} if self.answered_by else {}
         return {
             "id": self.item.index,
@@ -79,7 +79,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is: whole texts, tokens delivered, and what the budget has left by the last statement."""
+    """Reports the progress of a job: complete texts, delivered tokens, and the tokens left by the last statement."""
 
     done: int
     items: int
@@ -88,7 +88,7 @@ class Progress:
 
 
 class Job:
-    """A directory whose lock this process holds; see `opened`."""
+    """Runs the job of a directory whose lock this process holds; see `opened`."""
 
     def __init__(self, directory: Path, request: Request, described: dict[str, Any], journal: TextIO) -> None:
         self.directory = directory
@@ -98,40 +98,40 @@ class Job:
         self._output: TextIO | None = None
         self.texts = [Text(item) for item in request.items]
         self.tokens = 0
-        """Tokens that were delivered, as far as this job knows."""
+        """The number of delivered tokens, as far as this job knows."""
         self.done = 0
-        """Whole texts."""
+        """The number of complete texts."""
 
     @property
     def described(self) -> Mapping[str, Any]:
-        """`job.json`."""
+        """The content of `job.json`."""
         return self._described
 
     @property
     def open(self) -> list[Text]:
-        """Texts that are not whole."""
+        """The incomplete texts."""
         return [text for text in self.texts if text.finish_reason is None]
 
     @property
     def most_tokens(self) -> int:
-        """What the open texts can take, at most."""
+        """The maximum number of tokens that the open texts can need."""
         return sum(self.request.sampling.max_tokens - text.tokens for text in self.open)
 
     async def run(
         self, service: Service, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
     ) -> Statement:
-        """Ask for every open text.
+        """Generates every open text.
 
         Args:
-            concurrency: answers in flight at a time.
-            partial: begin although the budget cannot pay for all, and end well where it is used up.
+            concurrency: the number of concurrent streams.
+            partial: start even if the budget cannot pay for all texts, and end without an error when it is used up.
 
         Returns:
             the service's statement after the last text.
 
         Raises:
-            InputError: refused before any token is spent.
-            GenerationError: stopped on the way; what was delivered is kept.
+            InputError: the job was refused before any token was spent.
+            GenerationError: the job stopped. It keeps the delivered text.
         """
         before = await service.privacy()
         await self._check(service, before, partial)
@@ -139,8 +139,8 @@ class Job:
             self._describe(model=service.model, privacy_before=before)
         elif self._described["model"] != service.model:
             raise InputError(
-                f"model: {self.directory} has texts of {self._described['model']!r}, and this service answers as "
-                f"{service.model!r}; take another --output"
+                f"model: {self.directory} has texts of {self._described['model']!r}, but this service serves "
+                f"{service.model!r}; choose another --output"
             )
         waiting = iter(self.open)
         delivered = _Delivered(self, before["tokens_left"], progress)
@@ -189,11 +189,11 @@ class Job:
                 delivered.ended = True
 
     async def _make(self, index: int, service: Service, delivered: "_Delivered") -> None:
-        """Ask for the rest of a text; a stream that breaks off is gone on with, as after a kill."""
+        """Generates the rest of a text. Continues after a broken stream, as after a kill."""
         for attempt in range(_ATTEMPTS):
             text = self.texts[index]
             if text.tokens >= self.request.sampling.max_tokens:
-                break  # the last token came, and its end did not
+                break  # the last token was delivered, but not its finish_reason
             try:
                 await self._ask(text, service, delivered)
                 break
@@ -220,9 +220,9 @@ class Job:
 
     def _append(self, text: Text) -> None:
         if self._output is None:
-            # What is there is made anew from the journal, which may know of more than was appended.
-            whole = [each.record() for each in self.texts if each.finish_reason is not None and each is not text]
-            write_lines(self.directory / OUTPUT, whole)
+            # Write the file again from the journal, which may contain more texts than were appended.
+            complete = [other.record() for other in self.texts if other.finish_reason is not None and other is not text]
+            write_lines(self.directory / OUTPUT, complete)
             self._output = (self.directory / OUTPUT).open("a", encoding="utf-8")
         self._output.write(json.dumps(text.record(), ensure_ascii=False) + "\n")
         _sync(self._output)
@@ -249,7 +249,7 @@ class Job:
         self.done += (self.texts[index].finish_reason is not None) - (text.finish_reason is not None)
 
     def replay(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what an earlier process wrote."""
+        """Applies the journal of earlier processes."""
         for record in records:
             self._apply(record)
 
@@ -258,14 +258,14 @@ class Job:
         write_atomically(self.directory / JOB, json.dumps(self._described, indent=2).encode() + b"\n")
 
     def close(self) -> None:
-        """Leave the output as the journal has it."""
+        """Writes the output from the journal."""
         if self._output is not None:
             self._output.close()
         write_lines(self.directory / OUTPUT, [text.record() for text in self.texts if text.finish_reason is not None])
 
 
 class _Delivered:
-    """What the workers of one run have in common."""
+    """Shares the progress of one run among its workers."""
 
     def __init__(self, job: Job, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
         self._job = job
@@ -276,7 +276,7 @@ class _Delivered:
         self.changed()
 
     def changed(self) -> None:
-        """Show how far the job is."""
+        """Reports the progress."""
         job = self._job
         rest = None if self._left is None else max(0, self._left - (job.tokens - self._before))
         self._progress(Progress(job.done, len(job.texts), job.tokens, rest))
@@ -284,10 +284,10 @@ class _Delivered:
 
 @contextmanager
 def opened(directory: Path, request: Request) -> Iterator[Job]:
-    """The job of a directory, begun or gone on with; no other process may write there meanwhile.
+    """Opens a new or existing job and locks its directory.
 
     Raises:
-        InputError: the directory is another job's.
+        InputError: the directory belongs to another job.
         GenerationError: another process works on it.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -338,7 +338,7 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
         if described.get("request") != request.digest:
             raise InputError(
                 f"output {directory}: has a job with another template, prompts or sampling; take another directory, or "
-                "repeat the options of that job to go on with it"
+                "repeat the options of that job to continue it"
             )
         return described
     if any(path.name != _LOCK for path in directory.iterdir()):
@@ -358,7 +358,7 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
 
 
 def _read_journal(path: Path) -> list[dict[str, Any]]:
-    """The records; a last line that was cut off when its process died is removed."""
+    """Returns the records, after removing an incomplete last line of a killed process."""
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
@@ -373,7 +373,7 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _record(piece: Piece, before: int) -> dict[str, Any]:
-    """What the journal keeps of a piece of an answer that began after `before` tokens of its text."""
+    """Returns the journal's record of a piece, of a stream that began after `before` tokens of the text."""
     record: dict[str, Any] = {"text": piece.text, "tokens": before + piece.tokens}
     if piece.finish_reason is not None and piece.ended_by is None:
         record["finish_reason"] = piece.finish_reason
@@ -383,7 +383,7 @@ def _record(piece: Piece, before: int) -> dict[str, Any]:
 
 
 def _both(text: Text, record: Mapping[str, Any]) -> str | None:
-    """Return who answered a text, after another piece of it: "mixed" where the pieces differ."""
+    """Returns which model answered the text including a new piece: "mixed" if the pieces differ."""
     now = record.get("answered_by")
     if not text.text or now == text.answered_by:
         return now

@@ -1,7 +1,7 @@
-"""How good a set of texts is: its variety, its perplexity, what a classifier learns from it, and how near real text is.
+"""Measures the quality of texts: variety, perplexity, a classifier's accuracy, and closeness to real text.
 
-Sets are compared with each other: private synthetic text, the public model's own continuations of the same prompts and,
-for the operator, the real text. What is measured on the real text is private: it follows from it, with no guarantee.
+It compares private synthetic text, the public model's continuations of the same prompts and, for the operator, the real
+text. Measurements on the real text are private: they depend on it and have no guarantee.
 """
 
 import math
@@ -22,15 +22,15 @@ Reals = NDArray[np.float64]
 
 NGRAMS = (1, 2, 3)
 COPIED_WORDS = 8
-"""Words in a row that count as copied: fewer are often a phrase that everyone says."""
-_TOKENS = 512  # of a text, at most, that a model is asked about
+"""The number of consecutive words that counts as copied; shorter sequences are often common phrases."""
+_TOKENS = 512  # the maximum number of tokens of a text that a model reads
 _SCALING, _POINTS, _BUCKET, _VARIANCE = 5.0, 25, 10, 0.9  # MAUVE's constants
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Variety:
-    """Distinct-n: the share of n-grams that differ, of the same number of words of every set (Li et al. 2016)."""
+    """Holds distinct-n, the share of distinct n-grams in the same number of words of every set (Li et al. 2016)."""
 
     words: int
     distinct: Mapping[int, float]
@@ -38,7 +38,7 @@ class Variety:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Words a text."""
+    """Holds the mean and the 5, 50 and 95 % quantiles of the number of words in a text."""
 
     mean: float
     low: float
@@ -48,7 +48,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Utility:
-    """What a classifier (TF-IDF, logistic regression) reaches on real text that none was trained on."""
+    """Holds the accuracy of a classifier (TF-IDF, logistic regression) on real text outside the training sets."""
 
     accuracy: float
     trained_on: int
@@ -58,11 +58,11 @@ class Utility:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How near a set is to the private text.
+    """Measures how close a set is to the private text.
 
     Attributes:
-        copied: share of texts with `COPIED_WORDS` words in a row that the real text has.
-        nearest_mean, nearest_high: TF-IDF cosine with the nearest real text: the mean and the 95th percentile.
+        copied: the share of texts with `COPIED_WORDS` consecutive words of the real text.
+        nearest_mean, nearest_high: the mean and the 95th percentile of the TF-IDF cosine with the nearest real text.
     """
 
     copied: float
@@ -77,7 +77,7 @@ def lengths(texts: Sequence[str]) -> Lengths:
 
 
 def variety(sets: Mapping[str, Sequence[str]]) -> dict[str, Variety]:
-    """Of every set, on its first words, as many of each as the shortest has: distinct-n falls with the length."""
+    """Computes distinct-n on the first words of every set, as many as in the shortest set: it falls with length."""
     streams = {name: [word for text in texts for word in text.lower().split()] for name, texts in sets.items()}
     count = min(map(len, streams.values()))
     return {name: Variety(count, _distinct(words[:count])) for name, words in streams.items()}
@@ -92,10 +92,10 @@ def _distinct(words: Sequence[str]) -> dict[int, float]:
 
 
 class Reader:
-    """A model that reads texts: their perplexity, with or without an adapter, and their features.
+    """Computes the perplexity of texts, with or without an adapter, and their features.
 
     Args:
-        precision: of the perplexity; `auto` is the faster one on this machine.
+        precision: the precision for perplexities; `auto` chooses the fastest on this machine.
     """
 
     def __init__(self, model: Path, precision: Precision = "auto") -> None:
@@ -107,7 +107,7 @@ class Reader:
         self._scorer: Scorer | None = None
 
     def perplexity(self, texts: Sequence[str], adapter: AdapterFiles | None = None) -> float:
-        """exp of the mean loss in nats a token, of all texts together; infinite where there is no token."""
+        """Returns the perplexity of all texts together: exp of the mean loss in nats; inf if there are no tokens."""
         if self._scorer is None:
             self._scorer = Scorer(self._model, self._precision)
         blocks = [block for text in texts if len((block := self._block(text)).tokens) > 1]
@@ -121,26 +121,26 @@ class Reader:
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str]) -> Reals:
-        """float64 [texts, hidden]: the last layer at the last token of each."""
+        """Returns the last layer at the last token of each text, float64 [texts, hidden]."""
         from transformers import AutoModel
 
-        network, found = AutoModel.from_pretrained(self._model).eval(), []
+        network, features = AutoModel.from_pretrained(self._model).eval(), []
         for text in texts:
             tokens = torch.tensor([self._block(text).tokens])
-            found.append(network(input_ids=tokens).last_hidden_state[0, -1].double().numpy())
-        return np.stack(found)
+            features.append(network(input_ids=tokens).last_hidden_state[0, -1].double().numpy())
+        return np.stack(features)
 
     def _block(self, text: str) -> Block:
         tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:_TOKENS]
-        whole = (self._tokenizer.eos_token_id, *tokens)  # what a document follows in training
+        whole = (self._tokenizer.eos_token_id, *tokens)  # in training, a document follows this token
         return Block(whole, tuple(range(1, len(whole))))
 
 
 def mauve(ours: Reals, real: Reals) -> float:
-    """MAUVE of two sets of features [texts, hidden] (Pillutla et al. 2021, Section 3), between 0 and 1.
+    """Returns MAUVE of two sets of features [texts, hidden], between 0 and 1 (Pillutla et al. 2021, Section 3).
 
     The features are quantised together by k-means after PCA, and the score is the area under the divergence curve of
-    the two histograms. Values compare only with those of the same features and numbers of texts.
+    the two histograms. Values are comparable only for the same features and numbers of texts.
     """
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
@@ -157,12 +157,12 @@ def mauve(ours: Reals, real: Reals) -> float:
 
 
 def divergence_area(p: Reals, q: Reals) -> float:
-    """The area under the divergence curve of two histograms: exp(-c KL(q|r)), exp(-c KL(p|r)) over mixtures r."""
+    """Returns the area under the curve (exp(-c KL(q|r)), exp(-c KL(p|r))) of two histograms over mixtures r."""
     weights = np.linspace(1e-6, 1 - 1e-6, _POINTS)
     mixtures = [weight * p + (1 - weight) * q for weight in weights]
     x = [0.0, *(math.exp(-_SCALING * _kl(q, each)) for each in reversed(mixtures)), 1.0]
     y = [1.0, *(math.exp(-_SCALING * _kl(p, each)) for each in reversed(mixtures)), 0.0]
-    # Both orders, as the two directions differ by the integration alone.
+    # Averages both directions, which differ only by the numerical integration.
     return float((_area(x, y) + _area(y[::-1], x[::-1])) / 2)
 
 
@@ -176,7 +176,7 @@ def _kl(p: Reals, q: Reals) -> float:
 
 
 def utility(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> Utility | None:
-    """Train on (text, label) pairs, test on real ones; None where the training texts have one label alone."""
+    """Trains a classifier on (text, label) pairs and tests it on real ones; None if there is only one label."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -193,7 +193,7 @@ def utility(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -
 
 
 def overlap(texts: Sequence[str], real: Sequence[str]) -> Overlap:
-    """How near texts are to the real ones; a text that is itself among them is as near as can be."""
+    """Measures how close texts are to the real texts. A text that is among them has the maximum closeness."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     known = {gram for text in real for gram in _grams(text)}

@@ -1,7 +1,7 @@
-"""The quality of a job's texts as files: JSON, and one HTML page with its figures that needs nothing else.
+"""Reports the quality of a job's texts as JSON and as one self-contained HTML page.
 
-The public model's continuations of the same prompts are the row to beat. With the real text there are more rows and
-columns, which are private: that page has another name, and says so.
+The baseline is the public model's continuations of the same prompts. With the real text, the report has further rows
+and columns, which are private: that page has another name and says so.
 """
 
 import json
@@ -32,24 +32,24 @@ SYNTHETIC, BASELINE, REAL = "private synthetic", "public model", "real text"
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 LEAST_FOR_MAUVE = 100
-"""Texts of a set: with fewer there are fewer than ten buckets to compare. Its authors use thousands."""
+"""The minimum number of texts of a set for MAUVE: it yields ten buckets. The authors use thousands of texts."""
 _TEST_SHARE = 0.3
-_SALT = bytes(32)  # the split of the real text into train and test is no secret: it is shown to nobody
+_SALT = bytes(32)  # the split of the real text needs no secret, because it is not published
 
 
 @dataclass(frozen=True)
 class Real:
-    """The private text, in two halves by user: one that the real row is of, one to test on."""
+    """Holds the private text, divided by user: one part for the row of real text, the other for tests."""
 
     train: tuple[tuple[str, str | None], ...]
     test: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def load(cls, path: Path, user_field: str, text_field: str, label_field: str | None) -> "Real":
-        """Read a corpus.
+        """Reads a corpus.
 
         Raises:
-            InputError: it cannot be used, or has too few users for two halves.
+            InputError: the corpus is invalid, or has too few users to divide.
         """
         halves: dict[bool, list[tuple[str, str | None]]] = {False: [], True: []}
         labels = iter(_labels(path, label_field))
@@ -63,7 +63,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Row:
-    """One set of texts. `private` says that its numbers follow from the private text without a guarantee."""
+    """Holds the measurements of one set of texts. `private` marks numbers that depend on private text, unprotected."""
 
     name: str
     texts: int
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and what they were measured with."""
+    """Holds all rows, and the model and the label with which they were measured."""
 
     rows: tuple[Row, ...]
     card: Mapping[str, Any]
@@ -87,7 +87,7 @@ class Report:
     operator: bool
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the report as JSON output."""
         return asdict(self)
 
 
@@ -99,16 +99,16 @@ def make_report(
     finetuned: Path | None = None,
     label_field: str | None = None,
 ) -> tuple[Report, Path]:
-    """Measure a job's texts beside the baseline that is there, write the files, and return the page's path.
+    """Measures a job's texts and its baseline, if there is one, writes the files, and returns the page's path.
 
     Args:
-        model: directory of the public model: perplexity and features are its.
-        real: the private text; with it the report is the operator's.
-        finetuned: an ensemble of one part, for a second perplexity; private too.
-        label_field: what a classifier predicts, a field of the job's texts and of the real ones.
+        model: the directory of the public model, which computes perplexities and features.
+        real: the private text. With it, the report is for the operator only.
+        finetuned: an ensemble of one part, for a second perplexity, which is private too.
+        label_field: the field that the classifier predicts, in the job's texts and in the real text.
 
     Raises:
-        InputError: there are no texts, or what was given does not fit them.
+        InputError: there are no texts, or an argument does not match them.
     """
     load_job(directory)
     sets = {SYNTHETIC: _pairs(load_output(directory), label_field)}
@@ -133,7 +133,7 @@ def make_report(
 
 
 def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
-    """The HTML page, its figures inside."""
+    """Renders the HTML page with embedded figures."""
     shown = {name: each for name, each in texts.items() if name != REAL}
     return pages.render(
         _TEMPLATE,
@@ -143,7 +143,7 @@ def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
             "lengths": {theme: pages.picture(_lengths_figure(texts, theme)) for theme in PALETTES},
             "distinct": {theme: pages.picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
         },
-        # Never the real text, not even for the operator: the page may be passed on by mistake.
+        # The page never shows real text, not even to the operator, because someone may pass it on by mistake.
         samples={name: [text for text in each if text.strip()][:5] for name, each in shown.items()},
         copied_words=quality.COPIED_WORDS,
         least_for_mauve=LEAST_FOR_MAUVE,
@@ -191,7 +191,7 @@ def _pairs(records: Sequence[Mapping[str, Any]], label_field: str | None) -> tup
 
 
 def _labels(path: Path, label_field: str | None) -> Sequence[str]:
-    """The label of every line of a JSON Lines file, in their order."""
+    """Yields the label of every line of a JSON Lines file, in order."""
     if label_field is None:
         return []
     if path.is_dir():

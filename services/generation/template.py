@@ -1,4 +1,4 @@
-"""A template of prompts to the items of a job.
+"""Expands a template of prompts to the items of a job.
 
 items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
 """
@@ -12,12 +12,12 @@ from string import Formatter
 from services.errors import InputError
 
 COUNT = "count"
-"""The field of a row that says how many texts it asks for; one where it is absent."""
+"""The field of a row with its number of texts; by default one."""
 LABEL = "label"
 DEFAULT = "Label: {label}\nText:"
-"""The template of labels, where none is given."""
+"""The default template of labels."""
 RESERVED = frozenset({"id", "text", "tokens", "finish_reason", "answered_by"})
-"""Names of a text's own fields in the output."""
+"""The field names that the output reserves."""
 MOST_ITEMS = 1_000_000
 
 Fields = Mapping[str, str | int | float | bool]
@@ -25,7 +25,7 @@ Fields = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class Item:
-    """One text to be: its number in the job, the fields of its row, and its prompt."""
+    """Describes one text to generate: its number in the job, the fields of its row, and its prompt."""
 
     index: int
     fields: Fields
@@ -33,16 +33,16 @@ class Item:
 
 
 def items(template: str, rows: Iterable[Fields]) -> list[Item]:
-    """The items of all rows, in their order; a row with a `count` stands for as many items.
+    """Returns the items of all rows, in order. A row with `count` yields that number of items.
 
     Args:
-        template: a prompt with the names of fields in braces; `{{` and `}}` are braces.
+        template: a prompt with field names in braces; `{{` and `}}` are literal braces.
 
     Raises:
-        InputError: the template or a row cannot be used; names the line, counted from 1.
+        InputError: the template or a row is invalid. The message names the line, counted from 1.
     """
     names = _names(template)
-    made: list[Item] = []
+    expanded: list[Item] = []
     for line, row in enumerate(rows, start=1):
         fields = {name: value for name, value in row.items() if name != COUNT}
         count = row.get(COUNT, 1)
@@ -53,22 +53,22 @@ def items(template: str, rows: Iterable[Fields]) -> list[Item]:
         if missing := [name for name in names if name not in fields]:
             known = ", ".join(fields) or "none"
             raise InputError(f"template: line {line} of the prompts has no field {missing[0]!r}; it has {known}")
-        if len(made) + count > MOST_ITEMS:
+        if len(expanded) + count > MOST_ITEMS:
             raise InputError(f"prompts: line {line}: more than {MOST_ITEMS:,} items in one job; make several jobs")
         prompt = template.format_map(fields)
         if not prompt:
             raise InputError(f"template: the prompt of line {line} is empty")
-        made += [Item(len(made) + number, fields, prompt) for number in range(count)]
-    if not made:
+        expanded += [Item(len(expanded) + number, fields, prompt) for number in range(count)]
+    if not expanded:
         raise InputError("prompts: there are none; give a file with --prompts, or --label NAME=COUNT")
-    return made
+    return expanded
 
 
 def read_rows(path: Path) -> list[Fields]:
-    """The rows of a JSON Lines file of objects with plain values.
+    """Reads the rows of a JSON Lines file of objects with plain values.
 
     Raises:
-        InputError: the file or a line cannot be used.
+        InputError: the file or a line is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -78,7 +78,7 @@ def read_rows(path: Path) -> list[Fields]:
 
 
 def parse_labels(texts: Sequence[str]) -> list[Fields]:
-    """Rows of `NAME=COUNT`.
+    """Parses `NAME=COUNT` into rows.
 
     Raises:
         InputError: a text has another form.
@@ -111,7 +111,7 @@ def _rows(path: Path, lines: Sequence[str]) -> Iterator[Fields]:
 
 
 def _names(template: str) -> list[str]:
-    """The fields that a template uses: plain names, so that it cannot reach into objects."""
+    """Returns the field names in a template. Only plain names are valid, so a template cannot access attributes."""
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:
@@ -121,6 +121,6 @@ def _names(template: str) -> list[str]:
         if name is None:
             continue
         if not name.isidentifier() or specification or conversion:
-            raise InputError(f"template: {{{name}}} is no name of a field; write {{{{ and }}}} for braces")
+            raise InputError(f"template: {{{name}}} is not a field name; write {{{{ and }}}} for braces")
         names.append(name)
     return names

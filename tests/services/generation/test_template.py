@@ -32,9 +32,9 @@ def test_a_wrong_label_is_named(text: str) -> None:
     ("template", "row", "problem"),
     [
         ("{topic}", {"label": "x"}, "template: line 1 of the prompts has no field 'topic'; it has label"),
-        ("{label.__class__}", {"label": "x"}, "no name of a field"),
-        ("{label!r}", {"label": "x"}, "no name of a field"),
-        ("{0}", {"label": "x"}, "no name of a field"),
+        ("{label.__class__}", {"label": "x"}, "not a field name"),
+        ("{label!r}", {"label": "x"}, "not a field name"),
+        ("{0}", {"label": "x"}, "not a field name"),
         ("{label", {"label": "x"}, "^template: "),
         ("{label}", {"label": ""}, "the prompt of line 1 is empty"),
         ("{label}", {"label": "x", "count": 0}, "line 1: count"),
