@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from services.privacy.accounting import planning
-from services.privacy.accounting.bounded_range import ROUNDING, bounded_range_rdp, hockey_stick
+from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -33,7 +33,6 @@ from services.privacy.events import (
     Guarantee,
     Orders,
     check_parts,
-    real_orders,
 )
 from services.privacy.mollifiers.blocks import rows_at_once
 from services.privacy.mollifiers.candidates import sequences
@@ -46,9 +45,6 @@ from services.privacy.worlds import Pair, one_hot, replaced
 
 Reals = NDArray[np.float64]
 
-# Cells and nodes of the quadrature of a moment, and what it may be off by, relatively.
-_HALVINGS, _NODES = 30, 16
-_QUADRATURE_ERROR = 1e-9
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16
 
@@ -73,10 +69,10 @@ class _BoundedRangeEvent(Event):
         """eta: the width of the range of log(B / B')."""
 
     def rdp(self, orders: Orders) -> Divergences:
-        """Exact for bounded range where every part is drawn; else that of the dominating pair, if it is smaller."""
-        orders = real_orders(orders)
-        pair = (_pair_log_moment(orders, self.drawn, self.range) + ROUNDING) / (orders - 1)
-        return np.minimum(bounded_range_rdp(orders, self.range), pair)
+        """Exact for bounded range where every part is drawn, else the bound of Theorem 3."""
+        if self.drawn == 1:
+            return bounded_range_rdp(orders, self.range)
+        return sampled_rdp(orders, self.range, self.drawn)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         most = np.log1p(self.drawn * np.expm1(self.range))
@@ -295,30 +291,3 @@ def _summed(answers: Answers, radius: float) -> Tensor:
         block = slice(start, start + at_once)
         sums.index_add_(0, owners[block], ratios[block].double().log_().clamp_(-radius, radius))
     return sums
-
-
-def _pair_log_moment(orders: Reals, drawn: float, eta: float) -> Reals:
-    """log E_Q[(P/Q)^a] of the pair whose hockey-stick divergences are `hockey_stick` in both directions.
-
-    E_Q f(P/Q) = f(1) + the integral of f''(x) times the divergence at x = e^epsilon; by symmetry that of x < 1 is
-    x^-1 times that at 1/x, which leaves a (a-1) times the integral over x > 1 of (x^(a-2) + x^(-a-1)) delta(log x).
-    """
-    nodes, weights = _quadrature()
-    v = eta * nodes  # log z
-    log_x = np.log1p(drawn * np.expm1(v))
-    log_delta = np.log(drawn / np.expm1(eta)) + 2 * (v / 2 + np.log(np.expm1(eta * (1 - nodes) / 2)))
-    log_measure = np.log(eta * weights * drawn) + v  # dx = g dz = g z dv
-    a = orders[:, None]
-    log_f = np.logaddexp((a - 2) * log_x, (-a - 1) * log_x)
-    log_excess = np.log(orders * (orders - 1)) + np.logaddexp.reduce(log_f + log_delta + log_measure, axis=1)
-    return np.asarray(np.logaddexp(0.0, log_excess + _QUADRATURE_ERROR))
-
-
-@lru_cache(maxsize=1)
-def _quadrature() -> tuple[Reals, Reals]:
-    """Gauss-Legendre nodes and weights on [0, 1], in cells that halve towards both ends, where powers peak."""
-    halves = 0.5 ** np.arange(1, _HALVINGS)
-    edges = np.concatenate([[0.0], halves[::-1], 1 - halves[1:], [1.0]])
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    widths = np.diff(edges)[:, None]
-    return (edges[:-1, None] + widths * (nodes + 1) / 2).ravel(), (widths * weights / 2).ravel()
