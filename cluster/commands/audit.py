@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from services.audit.report import sections
 from services.audit.report.finding import finite
 from services.audit.report.page import Report, Section, finding_rows
 from services.audit.report.sections import Subject
-from services.audit.worlds import shadow_ensembles, testbed
+from services.audit.worlds import adjacent, shadow_ensembles, testbed
 from services.audit.worlds.canaries import Canary
 from services.audit.worlds.distributions import NoPairError
 from services.evaluation import methods
@@ -35,7 +37,7 @@ _EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.
 _ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
 _MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
 _PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
-_GROUND, _SHADOWS = testbed.Size(), shadow_ensembles.Size()
+_GROUND, _SHADOWS, _ADJACENT = testbed.Size(), shadow_ensembles.Size(), adjacent.Size()
 
 API_KEY = "PRIVMIX_API_KEY"
 
@@ -100,8 +102,8 @@ def likelihood(
             section = sections.likelihood_section(subjects, delta, releases, confidence, steps)
         except NoPairError as error:
             raise bad("protocol", str(error)) from error
-        draws = sections.draws_section(subjects, releases, steps)
-        return finish([section, draws], output, as_json)
+        mechanism = sections.mechanism_section(subjects, releases, steps)
+        return finish([section, mechanism], output, as_json)
     return finish([section], output, as_json)
 
 
@@ -200,6 +202,41 @@ def one_run(
     finish([section], output, as_json)
 
 
+@audit.command()
+def plant(
+    directory: Room = ROOM / "adjacent",
+    parts: Parts = _ADJACENT.parts,
+    repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
+    as_json: AsJson = False,
+) -> None:
+    """Two ensembles to serve, trained with and without one user's text: the worst case for an audit over HTTP.
+
+    Serve DIRECTORY/with and DIRECTORY/without with the same configuration, from ledgers of their own, and compare them
+    with `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
+    """
+    steps = Steps()
+    steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
+    found = adjacent.plant(directory, adjacent.Size(parts, repetitions), display(as_json))
+    if as_json:
+        print(json.dumps({"directory": str(directory), **asdict(found)}, indent=2))
+        return
+    rows = [{"model": "public", "with the user": found.public, "without": found.public}]
+    for part, (present, absent) in enumerate(zip(*found.shares.values(), strict=True)):
+        rows.append({"model": f"part {part}", "with the user": present, "without": absent})
+    question, shown = found.question, console()
+    title = f"Chance of {question.planted!r} rather than {question.usual!r} after {question.prompt!r}"
+    shown.print(_table(title, rows))
+    shown.print(
+        f"Serve {escape(str(directory / adjacent.WITH))} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:"
+    )
+    shown.print(
+        f"  privmix audit likelihood --url-with URL --url-without URL --prompt {shlex.quote(question.prompt)} "
+        "--releases 4000",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
 @audit.command(name="membership", context_settings=ACCEPTED)
 def membership_(
     context: typer.Context,
@@ -237,7 +274,7 @@ def all_(
     certified = _subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
         sections.likelihood_section(certified, delta, releases, confidence, steps),
-        sections.draws_section(certified, releases, steps),
+        sections.mechanism_section(certified, releases, steps),
         sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
     compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)

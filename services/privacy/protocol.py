@@ -145,7 +145,8 @@ class Protocol(ABC):
     def formula(self, public: Reals, rows: Reals) -> Reals | None:
         """Returns the distribution of one token given the draw by the paper's formula, float64 [V].
 
-        It shares no code with `release`; audits compare the released tokens with it. None if there is no such formula.
+        It shares no code with `release`; audits compare the releases with it. It uses the radius that remains after the
+        mechanism makes room for rounding, if it does. None if there is no such formula.
 
         Args:
             public: float64 [V], probabilities of the public model.

@@ -1,6 +1,10 @@
 """From what an attack got right to a lower bound on epsilon that holds with a stated confidence."""
 
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import bisect
 from scipy.stats import beta, binom
@@ -9,6 +13,8 @@ Reals = NDArray[np.float64]
 
 # Epsilons are looked for below this.
 _LARGEST = 200.0
+# Epsilons at which a trade-off curve is known, and the least p-value that is told from 0.
+_CURVE_POINTS, _LEAST_P_VALUE = 400, 1e-30
 
 
 def clopper_pearson(count: ArrayLike, total: int, confidence: float) -> tuple[Reals, Reals]:
@@ -61,3 +67,70 @@ def one_run_epsilon(planted: int, guesses: int, correct: int, delta: float, conf
         return _LARGEST
     low, high = 0.0, _LARGEST
     return max(0.0, float(bisect(excess, low, high, xtol=1e-9)) - 1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """A trade-off function f (Dong, Roth, Su 2022), by the hockey-stick divergences that it allows.
+
+    ``P[E] <= e^epsilon Q[E] + delta(epsilon)`` for every event E and both orders of P and Q. Epsilons between those
+    given are left out, which allows more and so proves less.
+
+    Attributes:
+        epsilons: float64 [K], at least 0.
+        deltas: float64 [K].
+    """
+
+    epsilons: Reals
+    deltas: Reals
+
+    @classmethod
+    def of_pld(cls, pld: PrivacyLossDistribution) -> Self:
+        """The curve of a dominating pair, up to the epsilon at which next to nothing is left."""
+        epsilons = np.linspace(0.0, min(_LARGEST, max(1e-3, pld.get_epsilon_for_delta(1e-12))), _CURVE_POINTS)
+        return cls(epsilons, np.asarray(pld.get_delta_for_epsilon(epsilons)))
+
+    def least(self, chance: float) -> float:
+        """The least chance in one world of an event whose chance in the other is this: inverse of ``1 - f``."""
+        below = (chance - self.deltas) * np.exp(-self.epsilons)
+        above = 1 - self.deltas - np.exp(self.epsilons) * (1 - chance)  # of the event's complement
+        return float(max(0.0, below.max(), above.max()))
+
+
+def f_one_run_p_value(curve: TradeOff, planted: int, guesses: int, correct: int) -> float:
+    """Chance that f-differential privacy lets so many guesses be right (Mahloujifar, Melis, Chaudhuri 2024).
+
+    Each of m = ``planted`` coins is fair, n = ``guesses`` of them are guessed, and C is how many of those are right.
+    Let T_j = P[C >= j]. "The guess of coin i is right and C >= j" becomes "the guess of coin i is wrong and C >= j - 1"
+    when coin i alone is turned over, so that f-differential privacy relates their chances. Their means over the coins:
+
+        r_j = E[C 1{C >= j}] / m = (j T_j + sum_{i>j} T_i) / m,
+        h_{j-1} = E[(n - C) 1{C >= j-1}] / m = ((n - j + 1) T_{j-1} - sum_{i>=j} T_i) / m,
+
+    and, f being convex, ``h_{j-1} >= least(r_j)``. So ``T_{j-1} >= (m least(r_j) + sum_{i>=j} T_i) / (n - j + 1)``. The
+    right side grows with every T_i. So from T_c = tau, and 0 above it, the smallest possible T follow downwards; a tau
+    that leads to T_0 > 1 is impossible.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+    if not 0 <= correct <= guesses <= planted:
+        raise ValueError(f"correct <= guesses <= planted must hold, got {correct}, {guesses} and {planted}")
+
+    def possible(tau: float) -> bool:
+        tail, above = tau, 0.0  # T_j, and the sum of those above it
+        for j in range(correct, 0, -1):
+            least = curve.least(min(1.0, (j * tail + above) / planted))
+            above += tail
+            tail = max(tail, (planted * least + above) / (guesses - j + 1))
+            if tail > 1:
+                return False
+        return True
+
+    if possible(1.0):
+        return 1.0
+    low, high = np.log(_LEAST_P_VALUE), 0.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if possible(float(np.exp(middle))) else (low, middle)
+    return float(np.exp(high))

@@ -92,7 +92,11 @@ def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 def _finding_row(finding: Finding) -> dict[str, str]:
     details = finding.details
-    guessed = {"right guesses": f"{details['correct']} of {details['guesses']}"} if "correct" in details else {}
+    guessed = (
+        {"notion": details["notion"], "right guesses": f"{details['correct']} of {details['guesses']}"}
+        if "correct" in details
+        else {}
+    )
     exact = {} if finding.exact is None else {"exact": number(finding.exact)}
     return {
         "mechanism": finding.subject,

@@ -221,7 +221,8 @@ class AdaPMixed(Protocol):
         """Returns the distribution of a token whose query passes the screening."""
         if self.radius is None:
             return None
-        moved = [projection.defined(public, row, self.radius, self.projection) for row in rows]
+        radius = self.radius - slack(self.parts, self.radius)
+        moved = [projection.defined(public, row, radius, self.projection) for row in rows]
         return np.asarray(np.mean(moved, axis=0))
 
     @cached_property

@@ -202,7 +202,8 @@ class Exponential(Protocol):
         }
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
-        clipped = np.clip(np.log(rows / public), -self.radius, self.radius)
+        radius = self.radius - slack(self.sample, self.radius)
+        clipped = np.clip(np.log(rows / public), -radius, radius)
         weights = public * np.exp(clipped.mean(axis=0))
         return np.asarray(weights / weights.sum())
 

@@ -199,7 +199,8 @@ class PMixed(Protocol):
     def formula(self, public: Reals, rows: Reals) -> Reals | None:
         if self.radius is None:
             return None
-        moved = [projection.defined(public, row, self.radius, self.projection) for row in rows]
+        radius = self.radius - slack(1, self.radius)
+        moved = [projection.defined(public, row, radius, self.projection) for row in rows]
         return np.asarray(np.mean(moved, axis=0) if moved else public / public.sum())
 
     @property
