@@ -13,16 +13,17 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from services.audit.worlds.testbed import SALT, begun_with
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
 from services.evaluation.ensembles import Ensemble
 from services.files import write_atomically, write_lines
+from services.progress import Display
 from services.training.corpus import Corpus
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
 from services.training.plan import carry_out
-from services.training.progress import Display
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -86,6 +87,7 @@ def plant(directory: Path, size: Size, display: Display | None = None) -> Adjace
         TrainingError: as `train`.
     """
     begun_with(directory, size)
+    transformers_logging.disable_progress_bar()
     model = resolve()
     tokenizer = AutoTokenizer.from_pretrained(model)
     if not (directory / QUESTION).exists():
