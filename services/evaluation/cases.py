@@ -1,4 +1,4 @@
-"""Which protocols of which ensemble are evaluated, each once, and what came out of every run of them, kept on disk."""
+"""Describes the protocols to evaluate and stores the outcome of each run on disk, so that it is computed only once."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Case:
-    """Settings to be evaluated on an ensemble."""
+    """Names settings to evaluate on an ensemble."""
 
     ensemble: Path
     settings: Settings
@@ -26,7 +26,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Planned:
-    """A case whose protocol can be had: its models' rows are in `files`."""
+    """Holds a case, its protocol, and the files with its models' rows."""
 
     case: Case
     protocol: Protocol
@@ -34,7 +34,7 @@ class Planned:
 
 
 class Outcomes:
-    """A directory with the outcomes of single runs, so that one that is known is not computed again."""
+    """Stores the outcomes of single runs in a directory."""
 
     def __init__(self, directory: Path, text: Text) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,9 @@ class Outcomes:
         write_atomically(self._path(planned, run), json.dumps(asdict(outcome)).encode())
 
     def first(self, planned: Planned, runs: int) -> list[Outcome]:
-        """Of so many runs, the first; they are there."""
-        found = [self.get(planned, run) for run in range(runs)]
-        return [outcome for outcome in found if outcome is not None]
+        """Returns the outcomes of the first `runs` runs, without missing ones."""
+        stored = [self.get(planned, run) for run in range(runs)]
+        return [outcome for outcome in stored if outcome is not None]
 
     def _path(self, planned: Planned, run: int) -> Path:
         content = [
@@ -66,7 +66,7 @@ class Outcomes:
 
 
 def grouped(missing: Iterator[tuple[int, Planned]], size: int) -> Mapping[str, tuple[int, list[Planned]]]:
-    """Tasks of up to `size` protocols that read the same rows of the same run, by name."""
+    """Groups protocols that read the same rows of the same run into named tasks of up to `size` protocols."""
     by_rows: dict[tuple[int, EnsembleRows], list[Planned]] = {}
     for run, planned in missing:
         by_rows.setdefault((run, planned.files), []).append(planned)

@@ -1,6 +1,6 @@
-"""A whole comparison from one corpus: split by user, train ensembles of several sizes, evaluate every method.
+"""Runs a whole comparison from one corpus: splits it by user, trains ensembles of several sizes, evaluates all methods.
 
-Each step keeps what it made in the output directory, and goes on there when it is run again.
+Each step keeps its results in the output directory and continues there when it runs again.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from services.training.plan import carry_out
 PARTS = (16, 8, 4)
 
 TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=1e-3)
-"""One pass over the text, in small steps: what two processor cores do in half an hour."""
+"""One pass over the text in small steps, which two processor cores finish in half an hour."""
 
-# The model without privacy needs to share nothing.
+# The model without privacy shares no keys and values with others.
 _PLAIN = {"attention": "own", "targets": PLAIN_TARGETS}
 DP_SGD_EPOCHS = 2
-"""Over one block of each user, which is all that is read of them: the noise asks for many steps."""
+"""Passes over one block of each user. DP-SGD reads no more of a user; the noise requires many steps."""
 DP_SGD_RATE = 2e-3
 
 
@@ -42,15 +42,15 @@ def compare(
     options: EvaluationOptions | None = None,
     display: Callable[[], Display] = Display,
 ) -> Evaluation:
-    """Split, train what is missing, and evaluate in `output`; DP-SGD is trained for each budget, by user.
+    """Splits the corpus, trains missing models and evaluates in `output`. Trains DP-SGD by user for each budget.
 
     Args:
-        parts: the sizes of the ensembles. The first is the table's, with models of half-parts for SubMix.
+        parts: the numbers of parts. The table shows the first, which also has models of half-parts for SubMix.
         held_out, user_limit: see `split`.
-        display: makes that of one step.
+        display: creates the display of one step.
 
     Raises:
-        InputError: something given cannot be used.
+        InputError: an argument is invalid.
         WorkError: an adapter or an evaluation failed.
     """
     texts, ensembles = output / "corpus", output / "ensembles"
@@ -78,7 +78,7 @@ def compare(
             )
             for budget, directory in zip(options.budgets, private, strict=True)
         ]
-        # The adapters with most text first, so that no machine waits at the end for one of these.
+        # Train the adapters with the most text first, so that no machine waits for them at the end.
         plans += [
             train.plan(
                 Corpus(train_file),

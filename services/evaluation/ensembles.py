@@ -1,4 +1,4 @@
-"""The ensembles that are evaluated: all of one public model, each what its manifest says."""
+"""Loads the ensembles to evaluate and verifies that they match their manifests and share one public model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A directory that `privmix train` wrote."""
+    """Represents a directory that `privmix train` wrote."""
 
     directory: Path
     manifest: Manifest
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Raises ManifestError where there is none."""
+        """Loads the manifest. Raises ManifestError if it is missing or invalid."""
         return cls(directory, Manifest.load(directory))
 
     @property
@@ -29,29 +29,29 @@ class Ensemble:
 
     @property
     def halves(self) -> tuple[Adapter, ...]:
-        """In the order of a protocol's models: 2i and 2i + 1 are those of part i; none where none were trained."""
+        """The half-part adapters in model order: 2i and 2i + 1 belong to part i. Empty if none were trained."""
         return tuple(half for part in self.manifest.parts for half in part.halves or ())
 
     def files(self, adapter: Adapter) -> AdapterFiles:
-        """Where the adapter's files are, and how it attends."""
+        """Returns the adapter's files and its attention."""
         return AdapterFiles(self.manifest.adapter_path(self.directory, adapter), self.manifest.attention)
 
 
 def has_halves(directory: Path) -> bool:
-    """Whether an ensemble was trained there, and models of its half-parts with it."""
+    """Returns whether the directory has an ensemble with models of half-parts."""
     return (directory / FILE).exists() and bool(Ensemble.load(directory).halves)
 
 
 @dataclass(frozen=True)
 class Ensembles:
-    """What is compared.
+    """Holds the ensembles to compare.
 
     Attributes:
-        main: the ensemble of the table, that with the most parts; the first of those with as many.
+        main: the ensemble of the table: the first one with the most parts.
         others: ensembles of other sizes, for the figure over parts.
         finetuned: an ensemble of one part.
-        dp_sgd: ensembles of one part that DP-SGD trained, by ascending epsilon.
-        base: the public model of all of them.
+        dp_sgd: ensembles of one part trained with DP-SGD, by ascending epsilon.
+        base: the directory of their public model.
     """
 
     main: Ensemble
@@ -62,11 +62,11 @@ class Ensembles:
 
     @classmethod
     def load(cls, directories: Sequence[Path], finetuned: Path | None, dp_sgd: Sequence[Path]) -> Self:
-        """Read and verify all manifests.
+        """Reads and verifies all manifests.
 
         Raises:
-            InputError: an option's ensemble is missing, damaged, of another public model, of the wrong size, or was
-                not trained as the option says.
+            InputError: an ensemble is missing or damaged, has another public model or the wrong size, or was not
+                trained as its option requires.
         """
         if not directories:
             raise InputError("ensemble: name at least one directory")
@@ -90,23 +90,23 @@ class Ensembles:
         return (self.main, *self.others, *finetuned, *self.dp_sgd)
 
     def dp_sgd_for(self, epsilon: float) -> Ensemble | None:
-        """What DP-SGD trained for this budget: the largest that it allows, else the smallest there is."""
-        allowed = [each for each in self.dp_sgd if _promised(each) <= epsilon]
+        """Returns the DP-SGD ensemble with the largest epsilon within the budget, or else the smallest epsilon."""
+        allowed = [ensemble for ensemble in self.dp_sgd if _promised(ensemble) <= epsilon]
         return next(iter(allowed[-1:] or self.dp_sgd[:1]), None)
 
 
 def _single(option: str, directory: Path) -> Ensemble:
-    found = Ensemble.load(directory)
-    if found.parts != 1:
-        raise InputError(f"{option} {directory}: has {found.parts} parts; name an ensemble of one part")
-    return found
+    ensemble = Ensemble.load(directory)
+    if ensemble.parts != 1:
+        raise InputError(f"{option} {directory}: has {ensemble.parts} parts; name an ensemble of one part")
+    return ensemble
 
 
 def private_training(manifest: Manifest) -> PrivateTraining:
-    """What DP-SGD promised when it trained an ensemble.
+    """Returns the record of an ensemble's DP-SGD training.
 
     Raises:
-        InputError: it was not trained so.
+        InputError: the ensemble was not trained with DP-SGD.
     """
     if manifest.dp_sgd is None:
         raise InputError("dp-sgd: this ensemble was not trained by DP-SGD; train one with `privmix train --dp-sgd`")

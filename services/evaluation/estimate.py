@@ -1,4 +1,4 @@
-"""Means over runs, and how far they may be off."""
+"""Estimates means over runs with confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over independent runs with its 95 % interval (Student's t); no interval from a single run.
+    """Holds a mean over independent runs with its 95 % interval (Student's t); a single run has no interval.
 
     Attributes:
         runs: the value of each run.
@@ -26,21 +26,23 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of the values themselves."""
+        """Estimates the mean of the values."""
         mean, half = _mean(values)
         return cls(mean, *_around(mean, half), tuple(values))
 
     @classmethod
     def of_logarithms(cls, logs: Sequence[float]) -> Self:
-        """Of the exponentials, on their logarithms: the geometric mean. With runs of one length that of perplexities
-        is the perplexity of all their tokens together."""
+        """Estimates the geometric mean from logarithms.
+
+        For the perplexities of runs of equal length, it is the perplexity of all tokens together.
+        """
         mean, half = _mean(logs)
         low, high = (None if end is None else math.exp(end) for end in _around(mean, half))
         return cls(math.exp(mean), low, high, tuple(map(math.exp, logs)))
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and half the width of its interval."""
+    """Returns the mean and half the width of its interval."""
     mean = float(np.mean(values))
     if len(values) < 2 or not math.isfinite(mean):
         return mean, None

@@ -1,10 +1,10 @@
-"""Held-out text to the perplexity of every method, at the same budget, with the guarantee that each really has.
+"""Evaluates every method on held-out text at the same budget: its perplexity and its actual guarantee.
 
     evaluate(Corpus(Path("heldout.jsonl")), Path("evaluation"), Ensembles.load([Path("ensemble")]))
 
-Whatever is computed is kept below the output directory under names that say what it follows from: an evaluation that
-was stopped goes on where it was, and one with other methods computes these alone. Distributions of private models are
-private, and so are the results.
+Intermediate results are stored below the output directory under hashes of their inputs. So an interrupted evaluation
+continues, and one with further methods computes only these. Outputs of private models are private, and so are the
+results.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,14 +34,13 @@ from services.training.manifest import Adapter
 
 
 class EvaluationOptions(BaseModel):
-    """What is evaluated, and how much of it.
+    """Configures an evaluation.
 
     Attributes:
-        epsilons, tokens: of the budgets, with a table for each pair. Sweeps are at the largest epsilon and the fewest
-            tokens.
-        run_tokens: positions of a run; None: the fewest tokens of a budget.
-        sweeps: the ablation figures that are wanted.
-        sweep_runs: how many of the runs these take, where a table takes all: points of a line are of the same text.
+        epsilons, tokens: the budgets, with a table for each pair. Sweeps use the largest epsilon and the fewest tokens.
+        run_tokens: the number of positions in a run; None means the fewest tokens of a budget.
+        sweeps: the ablation figures to compute.
+        sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -59,7 +58,7 @@ class EvaluationOptions(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
-        """These options, or an `InputError` that names the first impossible one."""
+        """Validates these options. Raises `InputError` that names the first invalid one."""
         try:
             options = cls.model_validate(values)
             _ = options.budgets
@@ -84,10 +83,10 @@ class EvaluationOptions(BaseModel):
 def evaluate(
     held_out: Corpus, output: Path, ensembles: Ensembles, options: EvaluationOptions, display: Display | None = None
 ) -> Evaluation:
-    """Compute what is missing in `output`, on the connected Ray cluster or one started for this call.
+    """Computes the missing results in `output`, on the connected Ray cluster or on one started for this call.
 
     Raises:
-        InputError: something given cannot be used (`CorpusError` and `ManifestError` are such).
+        InputError: an argument is invalid (includes `CorpusError` and `ManifestError`).
         WorkError: a task failed, or another evaluation is writing to `output`.
     """
     with _only_writer(output), display or Display() as shown:
@@ -103,7 +102,7 @@ def evaluate(
 
 
 class _Comparison:
-    """The cases of one evaluation, and what they came to."""
+    """Plans and computes the cases of one evaluation."""
 
     def __init__(self, ensembles: Ensembles, options: EvaluationOptions, bench: Workbench) -> None:
         self._ensembles = ensembles
@@ -142,7 +141,7 @@ class _Comparison:
             yield from ((ensemble, adapter) for adapter in (*ensemble.manifest.parts, *halves))
 
     def _wanted(self) -> Iterator[tuple[int, Planned]]:
-        """Each run with each protocol that takes part in it."""
+        """Yields each run with each of its protocols."""
         runs: dict[Case, int] = {}
         for case, count in self._cases():
             runs[case] = max(count, runs.get(case, 0))
@@ -153,7 +152,7 @@ class _Comparison:
                     yield run, planned
 
     def _cases(self) -> Iterator[tuple[Case, int]]:
-        """What is wanted, and over how many runs."""
+        """Yields the cases to evaluate, each with its number of runs."""
         for budget in self._options.budgets:
             yield from ((case, len(self._text.runs)) for _, case in self._rows_of_table(budget))
         for _, points in self._swept():
@@ -247,7 +246,7 @@ def _only_writer(output: Path) -> Iterator[None]:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"output {output}: cannot be made: {error.strerror}") from error
+        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
     try:
         with FileLock(output / ".evaluation.lock", timeout=0):
             yield

@@ -1,4 +1,4 @@
-"""What an ensemble may be expected to gain over the public model, before anything is trained.
+"""Estimates the expected gain of an ensemble over the public model before any training.
 
     propose(Population(users=50_000), Budget(epsilon=8, delta=1e-5, tokens=1_000_000))
 
@@ -47,7 +47,7 @@ LEAVES_OUT = (
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest, the mean and the largest of several measurements."""
+    """Holds the smallest, the mean and the largest of several measurements."""
 
     low: float
     mean: float
@@ -60,7 +60,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Population:
-    """What is known of a corpus: its users and, perhaps, its tokens."""
+    """Describes the size of a corpus: its users and, if known, its tokens."""
 
     users: int
     tokens: int | None = None
@@ -68,7 +68,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A protocol for a number of parts, and what to expect of it.
+    """Holds a protocol for a number of parts and its expected gain.
 
     Attributes:
         kept: share of the ensemble's gain, in nats a token, that the protocol keeps.
@@ -86,7 +86,7 @@ class Proposal:
         return (self.gain or self.kept).mean
 
     def expectation(self) -> dict[str, Any]:
-        """For programs: the ranges, where they come from, and what they leave out."""
+        """Returns the JSON output: the ranges, their source, and what they leave out."""
         return {
             "share_kept": asdict(self.kept),
             "nats_a_token": None if self.gain is None else asdict(self.gain),
@@ -164,7 +164,7 @@ class Measured:
 
 
 def source() -> str:
-    """Where every expectation comes from, in one sentence."""
+    """Returns the source of all expectations in one sentence."""
     return Measured.load().source
 
 
@@ -230,7 +230,7 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal | None:
 
 
 def _expect(protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
-    """None where the budget does not last with so many parts."""
+    """Returns the proposal for a number of parts; None if the budget does not last."""
     limits = budget.limits()
     # The law of PMixed is a mean over all parts; q only says how often the public model answers alone.
     settings: Settings = (

@@ -1,4 +1,4 @@
-"""The figures of a report: perplexity of every method, and against each quantity that was swept."""
+"""Draws the figures of a report: the perplexity of every method, and its dependence on each swept quantity."""
 
 import io
 import math
@@ -19,7 +19,7 @@ Theme = Literal["light", "dark"]
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of one theme; `lines` are told apart by people who do not see all colours (Okabe & Ito 2008)."""
+    """Holds the colours of one theme. Colour-blind people can distinguish `lines` (Okabe & Ito 2008)."""
 
     ink: str
     muted: str
@@ -64,7 +64,7 @@ TITLES = {
 
 
 def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
-    """PNG: how far every method's perplexity is from the public model's on the same tokens, with its interval."""
+    """Draws a PNG of every method's change in perplexity from the public model's on the same tokens, with intervals."""
     palette = PALETTES[theme]
     labels = [each.label for each in tables[0].results if any(_changed(table, each.label) for table in tables)]
     figure, axes = _canvas(palette, height=1.2 + 0.36 * len(labels))
@@ -92,7 +92,7 @@ def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
 
 
 def sweep(found: SweepResult, theme: Theme = "light") -> bytes:
-    """PNG: perplexity against the quantity, a line for each method, dashed lines for what does not depend on it."""
+    """Draws a PNG of perplexity over the quantity: a line for each method, and dashed lines for references."""
     palette = PALETTES[theme]
     with_cost = found.quantity == "radius"
     figure, axes = _canvas(palette, height=6.2 if with_cost else 4.2, rows=2 if with_cost else 1)
@@ -165,7 +165,7 @@ def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def style(palette: Palette, label: str) -> tuple[str, str]:
-    """A label's colour and marker, the same in every figure; no two have both in common."""
+    """Returns a label's colour and marker, a unique pair that is the same in every figure."""
     index = labels().index(label)
     return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
 
@@ -207,7 +207,7 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _changed(table: Table, label: str) -> Estimate | None:
-    """A method's change from the public model, whose own is none."""
+    """Returns a method's change from the public model; None for the public model itself."""
     found = next(each for each in table.results if each.label == label)
     return None if found.protocol == "public" else found.change
 

@@ -1,4 +1,4 @@
-"""What is compared: the settings of every protocol at one budget, and sweeps over one quantity."""
+"""Lists the settings to compare: those of every protocol at one budget, and sweeps over one quantity."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from services.training.manifest import Manifest
 
 
 class Budget(BaseModel):
-    """What every private method of a table is given."""
+    """Holds the budget of all private methods of a table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -29,31 +29,31 @@ class Budget(BaseModel):
 
 
 def dp_sgd(budget: Budget, manifest: Manifest) -> Settings:
-    """The settings of the model that DP-SGD trained, whose guarantee is that of its training.
+    """Returns the settings of a model trained with DP-SGD, with the guarantee of its training.
 
     Raises:
-        InputError: it was not trained so.
+        InputError: the ensemble was not trained with DP-SGD.
     """
     training = private_training(manifest)
-    # No limit on tokens: what they cost was spent on training, whatever this table's budget.
+    # Tokens are unlimited, because the whole cost was spent on training, whatever this table's budget is.
     limits = {**budget.limits(), "epsilon": None, "delta": training.delta}
     return DpSgdSettings(**asdict(training.event), **limits)
 
 
 def private(budget: Budget, parts: int, halves: bool) -> Iterator[Settings]:
-    """The rows of a table at one budget; with ``halves`` also those that need models of half-parts."""
+    """Yields the settings of a table at one budget; with ``halves`` also those that need models of half-parts."""
     for settings in PROTOCOLS.values():
         if halves or not settings.mechanism.halves:
             yield from settings.compared(parts, budget.limits())
 
 
 def planned(budget: Budget, parts: int) -> Iterator[Settings]:
-    """Those without noise, whose cost is known beforehand, so that what a longer life costs shows at any length."""
-    return (each for each in private(budget, parts, halves=False) if not each.mechanism.noisy)
+    """Yields the settings without noise. Their cost is fixed in advance, so runs of any length show its effect."""
+    return (settings for settings in private(budget, parts, halves=False) if not settings.mechanism.noisy)
 
 
 def of_size(budget: Budget, parts: int) -> Iterator[Settings]:
-    """The points of the sweep over `parts` at one size of ensemble."""
+    """Yields the settings of the sweep over `parts` for one ensemble."""
     yield EnsembleSettings()
     yield from planned(budget, parts)
 
@@ -64,7 +64,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 @dataclass(frozen=True)
 class Point:
-    """One value of what a sweep varies, of one of its lines."""
+    """Is one point of a line of a sweep."""
 
     value: float
     settings: Settings
@@ -72,7 +72,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Perplexity against one quantity, everything else as in the table. Points of one label make a line."""
+    """Varies one quantity; everything else is as in the table. Points with the same label form a line."""
 
     quantity: Quantity
     points: tuple[Point, ...]
@@ -86,7 +86,7 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
-    """The sweeps within one ensemble. That over parts is made of several (`of_size`)."""
+    """Yields the sweeps within one ensemble. The sweep over parts needs several ensembles (`of_size`)."""
     epsilons = [budget.model_copy(update={"epsilon": epsilon}) for epsilon in EPSILONS]
     yield Sweep("epsilon", tuple(Point(each.epsilon, one) for each in epsilons for one in private(each, parts, halves)))
     lasting = [budget.model_copy(update={"tokens": tokens}) for tokens in TOKENS]
@@ -94,13 +94,13 @@ def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
     without_noise = list(planned(budget, parts))
     yield _varied("q", [q for q in SHARES if q * parts >= 1], without_noise, parts)
     yield _varied("order", ORDERS, private(budget, parts, halves), parts)
-    # Without a budget: what these cost is reported instead.
+    # These have no budget; the figure shows their cost instead.
     yield _varied("radius", RADII, (each.model_copy(update={"epsilon": None}) for each in without_noise), parts)
 
 
 @cache
 def labels() -> tuple[str, ...]:
-    """The label of every line that a figure may have."""
+    """Returns the labels of all lines that a figure may contain."""
     budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
     compared = [*private(budget, 16, halves=True), EnsembleSettings()]
     return tuple(dict.fromkeys(each.label for each in compared))

@@ -1,4 +1,4 @@
-"""An evaluation as files: JSON, CSV, PNG figures, and one HTML page that needs nothing else."""
+"""Writes an evaluation as JSON, CSV, PNG figures and one self-contained HTML page."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
 def write_report(evaluation: Evaluation, output: Path) -> tuple[Path, ...]:
-    """Write all files of the report; each appears whole.
+    """Writes all files of the report, each atomically.
 
     Returns:
         their paths, the HTML page first.
@@ -44,14 +44,14 @@ def write_report(evaluation: Evaluation, output: Path) -> tuple[Path, ...]:
 
 
 def record(evaluation: Evaluation) -> dict[str, Any]:
-    """For programs. What is infinite stands there as "infinite": JSON has no such number."""
+    """Returns the JSON output. Infinite numbers become "infinite", because JSON cannot represent them."""
     content = {"model": evaluation.base_model, **_plain(asdict(evaluation))}
     del content["base_model"]
     return content
 
 
 def page(evaluation: Evaluation) -> str:
-    """The HTML report, its figures inside."""
+    """Renders the HTML report with embedded figures."""
     return render(
         _TEMPLATE,
         filters={"number": _number, "percent": _percent, "epsilon": _epsilon, "interval": _interval},
@@ -68,7 +68,7 @@ def page(evaluation: Evaluation) -> str:
 
 
 def _findings(evaluation: Evaluation) -> Iterator[str]:
-    """The sentences of the summary."""
+    """Yields the sentences of the summary."""
     for table in evaluation.tables:
         public, whole = _of(table, "public"), _of(table, "ensemble")
         certified = [
@@ -92,7 +92,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _kept(table: Table, found: Result) -> float | None:
-    """How much of the ensemble's gain in log-perplexity over the public model a method keeps."""
+    """Returns the share of the ensemble's gain in log-perplexity over the public model that a method keeps."""
     whole = _of(table, "ensemble").change
     if found.change is None or found.protocol == "public" or whole is None or math.log(whole.mean) >= 0:
         return None
@@ -149,7 +149,7 @@ def _plain(value: Any) -> Any:
 
 
 def _csv(evaluation: Evaluation) -> str:
-    """A line for each method of each table and for each point of each sweep."""
+    """Returns CSV with a line for each method of each table and for each point of each sweep."""
     lines: list[tuple[str, float | str, Table | SweepResult, Result]] = [
         *(("table", "", table, each) for table in evaluation.tables for each in table.results),
         *((sweep.quantity, point.value, sweep, point.result) for sweep in evaluation.sweeps for point in sweep.points),

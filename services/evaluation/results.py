@@ -1,4 +1,4 @@
-"""What an evaluation found, as plain data: for JSON, for the table and for the figures."""
+"""Holds the results of an evaluation as plain data, for JSON, the tables and the figures."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from services.privacy.settings import Settings
 
 @dataclass(frozen=True)
 class Reached:
-    """What the evaluated tokens cost.
+    """Holds the epsilon of the evaluated tokens.
 
     Attributes:
-        rdp: epsilon from Rényi divergences; None where there is no bound.
-        pld: from the privacy loss distribution; None where no dominating pair is known.
-        measured: where the budget limits losses measured on the private text: what they came to, the largest of all
-            runs. For the operator alone.
+        rdp: from Rényi divergences; None if there is no bound.
+        pld: from the privacy loss distribution; None if no dominating pair is known.
+        measured: from losses measured on the private text, the largest of all runs, if the budget limits them. Only the
+            operator may see it.
     """
 
     rdp: float | None = None
@@ -32,18 +32,18 @@ class Reached:
 
 @dataclass(frozen=True)
 class Result:
-    """One method.
+    """Holds the result of one method.
 
     Attributes:
-        status, notion, adjacency, sentence: of its guarantee: how far it reaches, what epsilon measures, which two
-            corpora it is about, and all of it in words.
-        perplexity: over the runs; infinite where a token that occurred could not have been released.
-        possible: the share of tokens that could, and `possible_perplexity` theirs alone.
-        change: of perplexity from the public model's on the same tokens: 0.8 is a fifth less.
-        hits: the chance that the token released is the one that stood there.
-        answered: the share of tokens answered before the budget ended.
-        asked: part models asked for a token, on average.
-        problem: why these settings cannot be had; there are no numbers then.
+        status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
+        perplexity: over the runs; infinite if a true token has probability 0.
+        possible: the share of true tokens with a positive probability.
+        possible_perplexity: the perplexity of those tokens.
+        change: the ratio of the perplexity to the public model's on the same tokens: 0.8 is a fifth less.
+        hits: the probability that the released token is the true one.
+        answered: the share of tokens answered before the budget was used up.
+        asked: the average number of part models queried for a token.
+        problem: why the settings are impossible; there are no numbers then.
     """
 
     label: str
@@ -68,7 +68,7 @@ class Result:
 def result(
     label: str, settings: Settings, protocol: Protocol, outcomes: Sequence[Outcome], public: Sequence[Outcome]
 ) -> Result:
-    """From the outcomes of all runs, and those of the public model on the same positions."""
+    """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions."""
     possible = sum(each.possible for each in outcomes) / sum(each.positions for each in outcomes)
     losses = [each.loss for each in outcomes]
     everywhere = possible == 1
@@ -99,7 +99,7 @@ def result(
 
 
 def impossible(label: str, settings: Settings, parts: int, problem: str) -> Result:
-    """For settings that the budget or the ensemble does not allow."""
+    """Returns the result of settings that the budget or the ensemble does not allow."""
     return Result(
         label=label,
         protocol=settings.protocol,
@@ -114,10 +114,10 @@ def impossible(label: str, settings: Settings, parts: int, problem: str) -> Resu
 
 
 def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[Outcome]) -> Reached:
-    """What so many tokens cost, by every accountant that knows the protocol."""
+    """Computes the cost of a number of tokens with every accountant that supports the protocol."""
     epsilons = [each.epsilon for each in outcomes if each.epsilon is not None]
     measured = max(epsilons) if protocol.event.measured and settings.enforced == "measured" and epsilons else None
-    # The cost of published methods is known at one order alone.
+    # The cost of published methods is known at only one order.
     orders = accounting.ORDERS if protocol.order is None or protocol.event.measured else [protocol.order]
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
         return Reached(measured=measured)
@@ -126,7 +126,7 @@ def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Seque
 
 
 def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
-    """What was chosen and what follows from the budget, without what the protocol does not use."""
+    """Returns the chosen parameters and those derived from the budget, without parameters that have no effect."""
     own = {name for name in type(settings).model_fields if name not in Settings.model_fields}
     chosen = {name: getattr(settings, name) for name in sorted(own)}
     derived = {name: getattr(protocol, name) for name in sorted(own) if hasattr(protocol, name)}
@@ -146,7 +146,7 @@ def _infinite(runs: int) -> Estimate:
 
 @dataclass(frozen=True)
 class Table:
-    """All methods at one budget, those without privacy first."""
+    """Holds the results of all methods at one budget, references first."""
 
     budget: Budget
     results: tuple[Result, ...]
@@ -154,7 +154,7 @@ class Table:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One value of what a sweep varies."""
+    """Holds the result at one value of the varied quantity."""
 
     value: float
     result: Result
@@ -162,7 +162,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Perplexity against one quantity; `references` are the lines that do not depend on it."""
+    """Holds results over one quantity. `references` do not depend on it."""
 
     quantity: Quantity
     budget: Budget
@@ -172,12 +172,14 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that was found.
+    """Holds all results of an evaluation.
 
     Attributes:
-        positions: tokens of a run; `runs` of them, which share no text where `apart`.
-        parts: of the main ensemble.
-        sweep_runs: how many of the runs the sweeps took.
+        positions: the number of tokens in a run.
+        runs: the number of runs.
+        apart: whether the runs share no text.
+        parts: the number of parts of the main ensemble.
+        sweep_runs: the number of runs in the sweeps.
     """
 
     documents: int

@@ -1,8 +1,8 @@
-"""Hidden states of models at the positions of a text, on disk: a memory-mapped file for each (text, model).
+"""Stores the hidden states of models at the positions of a text, in a memory-mapped file for each (text, model).
 
-`Reader` makes distributions of them. A file's name is a hash of everything that its content depends on, and a file
-appears whole: hidden states of another model, adapter or text are never taken for these, and an evaluation that was
-stopped goes on with the next file.
+`Reader` computes distributions from them. The name of a file is a hash of all inputs of its content, and files appear
+atomically. So hidden states of another model, adapter or text are never reused, and an interrupted evaluation continues
+with the next file.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ HIDDEN_TYPE = np.float32
 
 @dataclass(frozen=True)
 class Origin:
-    """Everything that the content of a file depends on.
+    """Holds all inputs of the content of a file.
 
     Attributes:
-        base: revision of the base model.
-        adapter: SHA-256 of the adapter; None for the base model itself.
-        attention: whose keys and values the adapter attends to; None for the base model itself.
-        text: digest of the text.
-        precision: in which the models are evaluated.
+        base: the revision of the base model.
+        adapter: the SHA-256 of the adapter; None for the base model.
+        attention: whose keys and values the adapter attends to; None for the base model.
+        text: the digest of the text.
+        precision: the precision of the models.
     """
 
     base: str
@@ -55,9 +55,9 @@ class Origin:
 
 @contextmanager
 def writing(path: Path, shape: tuple[int, int]) -> Iterator[Callable[[int, Tensor], None]]:
-    """Makes a file of `shape` [positions, D], which appears when the block ends.
+    """Writes a file of `shape` [positions, D], which appears when the block ends.
 
-    The block gets a function that writes hidden states [n, D] from a position on.
+    Yields a function that writes hidden states [n, D] from a position on.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -80,7 +80,7 @@ def read(path: Path) -> NDArray[np.floating]:
 
 
 def is_whole(path: Path, positions: int) -> bool:
-    """Whether a file has the hidden states of `positions` positions; a damaged file has not."""
+    """Returns whether a file is intact and has the hidden states of `positions` positions."""
     try:
         hidden = read(path)
     except (OSError, ValueError, EOFError):
@@ -90,8 +90,8 @@ def is_whole(path: Path, positions: int) -> bool:
 
 @dataclass(frozen=True)
 class EnsembleRows:
-    """The files of one ensemble: the output layer of the public model (`scoring.Head`), the public model's hidden
-    states, and those of its models in the order of their numbers."""
+    """Names the files of one ensemble: the public model's output layer (`scoring.Head`) and hidden states, and the
+    hidden states of the ensemble's models in the order of their numbers."""
 
     head: Path
     public: Path
@@ -99,7 +99,7 @@ class EnsembleRows:
 
 
 class Reader:
-    """Log-probabilities of an ensemble at some positions."""
+    """Computes log-probabilities of an ensemble at given positions."""
 
     def __init__(self, files: EnsembleRows) -> None:
         self._head = _head(files.head)
@@ -109,7 +109,7 @@ class Reader:
         self.vocabulary = self._head.vocabulary
 
     def __call__(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """float32 [S, V] of the public model, and [S * models, V] of all models, the rows of a position together."""
+        """Returns float32 [S, V] of the public model and [S * models, V] of all models, grouped by position."""
         public = torch.from_numpy(np.array(self._public[positions]))
         models = torch.from_numpy(np.stack([hidden[positions] for hidden in self._models], axis=1))
         return self._head.log_probabilities(public), self._head.log_probabilities(models.flatten(0, 1))

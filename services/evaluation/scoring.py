@@ -1,7 +1,7 @@
-"""Next-token distributions at every position of a block, in one forward pass.
+"""Computes next-token distributions at every position of a block in one forward pass.
 
-`Engine.next_token` returns the distribution after one context. Held-out text is known beforehand, and one forward pass
-over a block has the distributions at all of its positions.
+`Engine.next_token` returns the distribution after one context. Held-out text is known in advance, so one forward pass
+over a block yields the distributions at all of its positions.
 
 A model's last hidden state is smaller than its distribution by the ratio of the vocabulary to the hidden size, 85 in
 SmolLM2-135M. Adapters leave the output layer (`Head`) as it is, so hidden states can be kept, and distributions made
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
 
 
 class Head:
-    """A model's output layer: log-probabilities of hidden states.
+    """Computes log-probabilities from hidden states with a model's output layer.
 
     Args:
         weight: [V, D].
@@ -72,7 +72,7 @@ class Head:
 
 
 class Scorer:
-    """A base model that is scored with some adapters after others, or with none.
+    """Scores a base model, without adapters or with changing adapters.
 
     Raises:
         InputError: the model changes its logits after the output layer.

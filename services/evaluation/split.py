@@ -1,7 +1,6 @@
-"""A corpus split in two by user: text to train on, and text of other users to evaluate on.
+"""Splits a corpus by user into text for training and text of other users for evaluation.
 
-Split by line, a speaker would stand on both sides, and what a model has learnt of a person would count as what it has
-learnt of the language.
+If it split by line, a user could be on both sides, and an evaluation would reward a model for memorising that user.
 """
 
 import hmac
@@ -19,7 +18,7 @@ _BITS = 64
 
 @dataclass(frozen=True)
 class Split:
-    """How many documents and users went to each side."""
+    """Counts the documents and users on each side."""
 
     train_documents: int
     train_users: int
@@ -28,9 +27,9 @@ class Split:
 
 
 def held_out(user: str, salt: bytes, share: float) -> bool:
-    """Whether a user's text is held out, with probability `share`: a keyed hash of the user's id, and nothing else.
+    """Returns whether a user's text is held out, with probability `share`. It depends only on a keyed hash of the id.
 
-    Under a prefix of its own, so that with one salt for both it tells nothing about the user's part.
+    The hash has a separate prefix, so that it reveals nothing about the user's part, even with the same salt.
     """
     digest = hmac.digest(salt, b"privmix held out\0" + user.encode(), "sha256")
     number = int.from_bytes(digest[: _BITS // 8], "big")
@@ -40,13 +39,14 @@ def held_out(user: str, salt: bytes, share: float) -> bool:
 def split(
     corpus: Corpus, train: Path, held_out_file: Path, *, share: float, salt_file: Path, user_limit: int | None = None
 ) -> Split:
-    """Write the two sides of a corpus as JSON Lines with the fields `user` and `text`; each appears whole.
+    """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
     Args:
-        share: the expected share of users that are held out, in (0, 1). How much of the text that is depends on them.
-        salt_file: the secret of the split, drawn on first use; with the same one a user stays on the same side.
-        user_limit: characters of each training user's text that are kept, the first; None keeps all. It depends on
-            nobody else's text, so parts stay separate; it bounds what one user contributes, and the time to train.
+        share: the expected share of held-out users, in (0, 1). Their share of the text may differ.
+        salt_file: the secret of the split, drawn on first use. With the same secret, a user stays on the same side.
+        user_limit: the number of characters to keep of each training user, from the beginning; None keeps all. It
+            does not depend on other users' text, so parts stay separate. It bounds each user's contribution and the
+            training time.
 
     Raises:
         InputError: the share or the limit is out of range, a side is empty, or a file cannot be written.
@@ -71,7 +71,7 @@ def split(
         if not sides[side]:
             raise InputError(
                 f"held-out: {share:g} leaves no user on the {what} side of {corpus.path}; "
-                f"choose another share, or remove {salt_file} to draw again"
+                f"choose another share, or remove {salt_file} to draw a new one"
             )
     for side, path in ((False, train), (True, held_out_file)):
         write_lines(path, sides[side])

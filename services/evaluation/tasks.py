@@ -1,6 +1,6 @@
-"""The Ray tasks of an evaluation: rows, one task for some models, and trials, one task for some methods of a run.
+"""Implements the Ray tasks of an evaluation: they compute rows for some models, or trials of some protocols in a run.
 
-Tasks read and write files in the evaluation's directory; on a cluster of several machines all must see it.
+Tasks read and write files in the evaluation's directory, so all machines of the cluster must share it.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from services.privacy.settings import Settings
 
 
 def score_public(base: Path, text: Text, precision: Precision, head: Path, public: Path) -> None:
-    """Write the public model's output layer, and its hidden states."""
+    """Writes the public model's output layer and its hidden states."""
     scorer = _scorer(base, precision)
     scorer.head.save(head)
     _score(scorer, [], text, [public])
 
 
 def score(base: Path, adapters: Sequence[tuple[AdapterFiles, Path]], text: Text, precision: Precision) -> None:
-    """Write the hidden states of some adapters, each to its file."""
+    """Writes the hidden states of some adapters, each to its file."""
     _score(_scorer(base, precision), [files for files, _ in adapters], text, [path for _, path in adapters])
 
 
 def _score(scorer: Scorer, adapters: Sequence[AdapterFiles], text: Text, targets: Sequence[Path]) -> None:
     shape = (text.positions, scorer.head.size)
     with ExitStack() as files:
-        put = [files.enter_context(writing(target, shape)) for target in targets]
-        for which, index, hidden in scorer.hidden_states(text.blocks, adapters):
-            put[which](text.offsets[index], hidden)
+        writers = [files.enter_context(writing(target, shape)) for target in targets]
+        for model, index, hidden in scorer.hidden_states(text.blocks, adapters):
+            writers[model](text.offsets[index], hidden)
 
 
 def trials(
@@ -46,11 +46,11 @@ def trials(
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
 ) -> list[Outcome]:
-    """`run_trials` on rows from files."""
+    """Runs `run_trials` on rows from files."""
     return run_trials(planned, Reader(files), positions, tokens)
 
 
 @lru_cache(maxsize=1)
 def _scorer(base: Path, precision: Precision) -> Scorer:
-    """Kept from one task to the next of the same worker: most of a short task would go into loading the model."""
+    """Returns the scorer, cached in the worker process, because loading the model takes longer than a short task."""
     return Scorer(base, precision)

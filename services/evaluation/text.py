@@ -1,4 +1,4 @@
-"""Held-out text as blocks of tokens, and the positions of it that each run evaluates."""
+"""Cuts held-out text into blocks of tokens and chooses the positions that each run evaluates."""
 
 import hashlib
 from collections import defaultdict
@@ -19,7 +19,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Tokens of one user's text, of which each is predicted from those before it in the block.
+    """Holds tokens of one user's text. Each target is predicted from the tokens before it in the block.
 
     Attributes:
         tokens: the context and, from the second on, the targets.
@@ -32,10 +32,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Text:
-    """The blocks that are evaluated. Their targets, one block after another, are the positions 0 … positions - 1.
+    """Holds the blocks to evaluate. Their targets, block after block, are the positions 0 … positions - 1.
 
     Attributes:
-        runs: for each run the positions that it evaluates, in the order in which a service would release them.
+        runs: the positions of each run, in the order in which a service would release the tokens.
     """
 
     blocks: tuple[Block, ...]
@@ -52,31 +52,31 @@ class Text:
 
     @cached_property
     def true_tokens(self) -> NDArray[np.int64]:
-        """int64 [positions]: what really stood there."""
+        """The true token at each position, int64 [positions]."""
         return np.array([block.tokens[index] for block in self.blocks for index in block.targets], dtype=np.int64)
 
     @cached_property
     def digest(self) -> str:
-        """Names the text: rows that were computed for another one have another name."""
+        """A hash that identifies the text, so that rows of another text are not reused."""
         listing = repr([(block.tokens, block.targets) for block in self.blocks])
         return hashlib.sha256(listing.encode()).hexdigest()
 
     @property
     def apart(self) -> bool:
-        """Whether no two runs share a position."""
+        """Whether the runs share no positions."""
         return sum(map(len, self.runs)) <= self.positions
 
 
 def held_out_text(
     documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int, runs: int, seed: int = 0
 ) -> Text:
-    """The part of a held-out corpus that `runs` runs of `tokens` tokens each need, drawn block by block.
+    """Draws enough blocks of a held-out corpus for `runs` runs of `tokens` tokens.
 
-    A run evaluates fewer where the corpus has fewer; runs share positions where it does not suffice for all.
+    If the corpus is too small, runs share positions; if it has fewer than `tokens` tokens, runs are shorter.
 
     Args:
-        context: tokens a block, at most.
-        seed: decides which blocks; it is no secret.
+        context: the maximum number of tokens in a block.
+        seed: the seed for drawing blocks. It is not secret.
 
     Raises:
         InputError: the corpus has no text to evaluate.
@@ -84,26 +84,26 @@ def held_out_text(
     blocks = [block for user in _streams(documents, tokenizer) for block in _cut(user, context)]
     if not blocks:
         raise InputError("held-out text: has no document of at least two tokens")
-    chosen, found = [], 0
+    chosen, positions = [], 0
     for index in np.random.default_rng(seed).permutation(len(blocks)):
-        if found >= tokens * runs:
+        if positions >= tokens * runs:
             break
         chosen.append(blocks[index])
-        found += len(chosen[-1].targets)
-    length = min(tokens, found)
-    starts = [(run * length) % found for run in range(runs)]
-    return Text(tuple(chosen), tuple((start + np.arange(length)) % found for start in starts))
+        positions += len(chosen[-1].targets)
+    length = min(tokens, positions)
+    starts = [(run * length) % positions for run in range(runs)]
+    return Text(tuple(chosen), tuple((start + np.arange(length)) % positions for start in starts))
 
 
-# A token, and whether it is evaluated.
+# Pairs of a token and whether it is evaluated.
 _Stream = list[tuple[int, bool]]
 
 
 def _streams(documents: Iterable[Document], tokenizer: Any) -> Iterable[_Stream]:
-    """Each user's documents in their order, each ended as in training: by a token that is context, never evaluated.
+    """Returns each user's documents in order, each followed by the end token of training, which is not evaluated.
 
-    Another separator (a blank line, say) is one that the models were not trained with: on the speeches, an adapter's
-    gain over the public model falls from 0.34 to 0.15 nats a token.
+    Adapters were not trained with other separators such as a blank line: on the speeches, with one, an adapter's gain
+    over the public model falls from 0.34 to 0.15 nats per token.
     """
     users: dict[str, _Stream] = defaultdict(list)
     for document in documents:

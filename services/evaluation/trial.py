@@ -1,7 +1,7 @@
-"""One protocol over the positions of one run: it draws, answers and pays as a service does.
+"""Runs one protocol over the positions of one run: it draws, answers and pays like a service.
 
-Where a budget lasts for more tokens than a run has positions, the run stands for a text that repeats it: each position
-is paid for several times.
+If a budget lasts for more tokens than a run has positions, the run represents a text that repeats it: each position is
+charged several times.
 """
 
 import math
@@ -24,23 +24,24 @@ from services.privacy.settings import Settings
 Reals = NDArray[np.float64]
 
 _POSITIONS_AT_ONCE = 32
-# Log-probabilities that are held at once: what several passes over them go through.
+# The maximum number of log-probabilities in a batch, which several passes process.
 _VALUES_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of one protocol came to. Private, as all that is measured on private models.
+    """Holds the result of one run of one protocol. It is private, like all measurements on private models.
 
     Attributes:
-        positions: tokens evaluated.
-        answered: those that the protocol answered; the public model answered the others, after the budget's end.
-        charged: tokens that the budget paid for.
-        possible: those that could have been released at all.
-        loss: mean of -log p, in nats, over the possible ones.
-        hits: mean chance that the token released is the true one.
-        asked: mean number of part models asked for a token.
-        epsilon: what the answered tokens came to at the order of the ledger; None where it is without limit.
+        positions: the number of evaluated tokens.
+        answered: the number of tokens that the protocol answered. The public model answered the others, after the
+            budget was used up.
+        charged: the number of charged tokens.
+        possible: the number of true tokens with a positive probability.
+        loss: the mean of -log p, in nats, over the possible tokens.
+        hits: the mean probability that the released token is the true one.
+        asked: the mean number of part models queried for a token.
+        epsilon: the epsilon of the answered tokens at the ledger's order; None if it is unbounded.
     """
 
     positions: int
@@ -54,10 +55,10 @@ class Outcome:
 
 
 class Trial:
-    """See `Outcome`; positions come in batches, in the order in which a service would release them.
+    """Computes an `Outcome` from batches of positions, in the order in which a service would release the tokens.
 
     Args:
-        positions: how many there are in all.
+        positions: the total number of positions.
     """
 
     def __init__(self, settings: Settings, protocol: Protocol, positions: int) -> None:
@@ -71,7 +72,7 @@ class Trial:
         self._asked = 0
 
     def add(self, answers: Answers, tokens: Tensor) -> None:
-        """Takes the answers of all models [S positions] and the true tokens int64 [S]."""
+        """Adds a batch of S positions: the answers of all models, and the true tokens, int64 [S]."""
         asked = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
         draws = [self._protocol.draw() for _ in range(asked)]
         drawn = _select(answers, draws)
@@ -106,7 +107,7 @@ class Trial:
         )
 
     def _released(self, answers: Answers, drawn: Answers) -> tuple[Tensor, Reals | None]:
-        """Weights of the tokens, and losses: by the law where it is known, else by what was drawn."""
+        """Returns the tokens' weights and losses, from the law of the protocol if it is known, else from the draw."""
         law = self._protocol.law(answers.first(len(drawn.models)))
         if law is not None:
             return law, None
@@ -114,7 +115,7 @@ class Trial:
         return release.weights, release.losses
 
     def _public_chances(self, answers: Answers, tokens: Tensor, first: int) -> Reals:
-        """Those of the tokens from `first` on, where the budget has ended."""
+        """Returns the public model's probabilities of the tokens from `first` on, after the budget is used up."""
         left = answers.public[first:]
         if not len(left):
             return np.empty(0)
@@ -123,7 +124,7 @@ class Trial:
         )
 
     def _known_logs(self, drawn: Answers, tokens: Tensor, chances: Reals) -> Reals:
-        """log p of the true tokens, or an upper bound where the protocol has only that."""
+        """Returns log p of the true tokens, or an upper bound if the protocol provides only that."""
         bounds = self._protocol.chance_bounds(drawn, tokens[: len(drawn.models)])
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(chances if bounds is None else bounds))
@@ -135,13 +136,13 @@ def run_trials(
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
 ) -> list[Outcome]:
-    """The outcomes of several protocols of one ensemble on one run, whose rows are read and shaped once for all.
+    """Runs several protocols of one ensemble on one run. Reads and shapes the rows once for all of them.
 
     Args:
-        planned: settings, and the protocols that follow from them.
-        reader: of the models that all of them draw from: the parts', or those of their halves.
-        positions: those of the run, in order.
-        tokens: int64, the true token at each of them.
+        planned: settings and their protocols.
+        reader: reads the rows of the models from which all protocols draw: those of parts, or of half-parts.
+        positions: the positions of the run, in order.
+        tokens: the true token at each position, int64.
     """
     trials = [Trial(settings, protocol, len(positions)) for settings, protocol in planned]
     for batch in _batches(positions, reader.models, reader.vocabulary):
@@ -160,7 +161,7 @@ def _batches(positions: NDArray[np.int64], models: int, vocabulary: int) -> Iter
 
 
 def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
-    """The answers of the models drawn for each of the first positions, out of those of all models."""
+    """Selects, for each of the first positions, the answers of its drawn models."""
     if all(drawn == models for drawn, models in zip(draws, answers.models, strict=False)):
         return answers.first(len(draws))
     starts = [first for first, _ in answers.spans()]
@@ -169,6 +170,6 @@ def _select(answers: Answers, draws: Sequence[tuple[int, ...]]) -> Answers:
 
 
 def _chances(weights: Tensor, tokens: Tensor) -> Reals:
-    """float64 [S]: with which probability each token is sampled, from weights [S, V]."""
+    """Returns the probability of each token under weights [S, V], float64 [S]."""
     own = weights.gather(1, tokens[:, None])[:, 0].double()
     return np.asarray((own / weights.sum(dim=1).double()).numpy())

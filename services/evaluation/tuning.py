@@ -1,10 +1,10 @@
-"""Which protocol, how many parts and which q: what perplexity each buys, and how many rows of a model a token takes.
+"""Searches protocol, number of parts and q: measures the perplexity of each choice and the rows that a token needs.
 
     tune(Corpus(Path("set_aside.jsonl")), Path("tuning"), Budget(epsilon=8, delta=1e-5, tokens=1024))
 
-A choice made on private text says something about that text, which no ledger charges: so the sample must be public, or
-set aside for this and never be served from. Parameters that the budget determines (radius, sigma, scale) are the
-largest, or smallest, that it allows. What is found are the sample's numbers: a larger corpus teaches its parts more.
+A choice that depends on private text reveals information about it, which no ledger charges. So the sample must be
+public, or set aside and never served. Derived parameters (radius, sigma, scale) are the largest, or smallest, that the
+budget allows. The results hold for the sample; parts of a larger corpus learn more.
 """
 
 import math
@@ -40,21 +40,21 @@ PARTS = (4, 8, 16)
 HELD_OUT = 0.2
 CONTEXT = 256
 TOLERANCE = 0.01
-"""Perplexity by which the recommended choice may be worse than the best, relatively, where it is cheaper."""
+"""The relative perplexity by which the recommended choice may be worse than the best, if it is cheaper."""
 
-# Of what could not have released a token that occurred.
+# The perplexity if a true token has probability 0.
 _NEVER = Estimate(math.inf, None, None, ())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings on one ensemble, with what they came to.
+    """Holds settings on one ensemble and their results.
 
     Attributes:
-        parameters: what the configuration's `privacy` would say, derived ones included.
-        rows: of a model that a token takes on average, the public model's included.
-        perplexity, change: over the runs; `change` from the public model's on the same tokens.
-        on_front: whether none with the same kind of guarantee is better in one and no worse in the other.
+        parameters: the content of the configuration's `privacy`, with derived parameters.
+        rows: the average number of rows for a token, the public row included.
+        perplexity, change: over the runs; `change` is the ratio to the public model's on the same tokens.
+        on_front: whether no choice of the same guarantee is better in rows or perplexity and not worse in the other.
     """
 
     label: str
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All choices by rows and perplexity; `recommended` is a certified one."""
+    """Holds all choices, sorted by rows and perplexity. `recommended` is certified."""
 
     budget: Budget
     positions: int
@@ -80,17 +80,17 @@ class Tuning:
 
 
 def refuse_private(sample: Sequence[Document], marks: Marks, where: str) -> None:
-    """Makes sure that a sample is not what is to be protected.
+    """Checks that a sample shares no users and texts with the private corpus.
 
     Raises:
-        InputError: a user or a text of it is.
+        InputError: the sample shares a user or a text.
     """
-    found = marks.overlap(sample)
-    if found:
+    shared = marks.overlap(sample)
+    if shared:
         raise InputError(
-            f"set-aside: {found.users} of its users and {found.texts} of its {len(sample)} texts are in {where}: "
-            "tuning on private text says something about it that no ledger charges. Take a public sample, or text that "
-            "was set aside and is not trained on; users who only share an id with others need ids of their own"
+            f"set-aside: {shared.users} of its users and {shared.texts} of its {len(sample)} texts are in {where}: "
+            "tuning on private text reveals information that no ledger charges. Choose a public sample, or text that "
+            "was set aside and is not used for training; give different users different ids"
         )
 
 
@@ -107,17 +107,17 @@ def tune(
     any_guarantee: bool = False,
     display: Callable[[], Display] = Display,
 ) -> Tuning:
-    """Evaluate every choice in `output`; what is there from before is kept.
+    """Evaluates every choice in `output` and keeps earlier results.
 
     Args:
-        parts: sizes of ensembles to train on one side of the sample, split by user; the other side is evaluated.
-        ensembles: ensembles that were trained on other text that is public or set aside, in place of training any;
-            then all of the sample is evaluated.
-        any_guarantee: look at methods with a published or data-dependent guarantee too. None of them is recommended.
-        display: makes that of one step.
+        parts: the numbers of parts to train on one side of the sample, split by user. The other side is evaluated.
+        ensembles: ensembles trained on other public or set-aside text, instead of training. Then the whole sample is
+            evaluated.
+        any_guarantee: also evaluate methods with published or data-dependent guarantees. They are never recommended.
+        display: creates the display of one step.
 
     Raises:
-        InputError: something given cannot be used.
+        InputError: an argument is invalid.
         WorkError: an adapter or an evaluation failed.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def tune(
 
 
 def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Settings]:
-    """The settings that are searched for an ensemble of ``parts`` parts and that the budget allows."""
+    """Yields the settings to evaluate on an ensemble of ``parts`` parts that the budget allows."""
     shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
     for protocol in PROTOCOLS.values():
         for settings in protocol.tuned(parts, budget.limits(), shares):
@@ -145,7 +145,7 @@ def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Sett
 
 
 def _status(settings: Settings, parts: int) -> Status | None:
-    """How far the promise reaches; None where the budget does not allow these settings."""
+    """Returns the status of the guarantee; None if the budget does not allow these settings."""
     try:
         return settings.plan(parts).guarantee.status
     except ValueError:
@@ -153,12 +153,12 @@ def _status(settings: Settings, parts: int) -> Status | None:
 
 
 def front(choices: Sequence[Choice]) -> set[int]:
-    """Indices of the choices that no other of the same guarantee, or of a certified one, beats (Pareto)."""
-    return {index for index, one in enumerate(choices) if not any(_beats(other, one) for other in choices)}
+    """Returns the indices of the Pareto front: no choice of the same guarantee, or a certified one, beats them."""
+    return {index for index, choice in enumerate(choices) if not any(_beats(other, choice) for other in choices)}
 
 
 def recommend(choices: Sequence[Choice]) -> Choice:
-    """The cheapest certified choice whose perplexity is within `TOLERANCE` of the best certified one's."""
+    """Returns the cheapest certified choice whose perplexity is within `TOLERANCE` of the best certified one."""
     certified = [choice for choice in choices if choice.status == "certified"]
     best = min(choice.perplexity.mean for choice in certified)
     near = [choice for choice in certified if choice.perplexity.mean <= best * (1 + TOLERANCE)]
@@ -197,7 +197,7 @@ def _train(
 
 
 class _Search:
-    """The rows of all models, and the outcomes of all choices, kept below one directory."""
+    """Computes the rows of all models and the outcomes of all choices, and stores them below one directory."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where the rows of models and the outcomes of protocols over one text are computed once, and kept."""
+"""Computes and stores the rows of models and the outcomes of protocols over one text, each only once."""
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,16 +21,16 @@ from services.ray_session import connected
 from services.training.manifest import Adapter
 
 ROWS, OUTCOMES = "rows", "outcomes"
-# Protocols of a task: enough to share the distributions, few enough that tasks can be spread and resumed.
+# The maximum number of protocols in a task: enough to share the distributions, few enough to distribute and resume.
 _PROTOCOLS_AT_ONCE = 16
-# Models of a task: enough to share the public model's passes, few enough that tasks can be spread and resumed.
+# The maximum number of models in a task: enough to share the public pass, few enough to distribute and resume.
 _MODELS_AT_ONCE = 8
-# What must stay free on the disk beside the rows.
+# The disk space in bytes that must stay free beside the rows.
 _SPARE = 2**30
 
 
 class Workbench:
-    """Whatever is missing is computed on Ray; a cluster is entered into `cluster` once something is."""
+    """Computes missing results on Ray. Methods enter a connection into their argument `cluster` when they need one."""
 
     def __init__(
         self, base: Path, revision: str, text: Text, output: Path, precision: Precision, display: Display
@@ -45,7 +45,7 @@ class Workbench:
         self._display = display
 
     def files(self, ensemble: Ensemble, adapters: Iterable[Adapter]) -> EnsembleRows:
-        """Where the rows of these models of an ensemble are kept, and those of the public one."""
+        """Returns the files with the rows of the public model and of these models of an ensemble."""
         return EnsembleRows(self._head, self._path(), tuple(self._path(ensemble, adapter) for adapter in adapters))
 
     def compute_rows(self, models: Iterable[tuple[Ensemble, Adapter]], cluster: ExitStack) -> None:
@@ -62,7 +62,7 @@ class Workbench:
             for ensemble, adapter in models
         }
         for path in set(self._rows.iterdir()) - {self._head, public, *wanted}:
-            path.unlink()  # of another text or ensemble: private, and to no purpose
+            path.unlink()  # rows of another text or ensemble are private and useless here
         missing = [path for path in (public, *wanted) if not is_whole(path, self.text.positions)]
         if not missing:
             return
@@ -87,7 +87,7 @@ class Workbench:
             pass
 
     def compute_outcomes(self, wanted: Iterable[tuple[int, Planned]], cluster: ExitStack) -> None:
-        """Those that are not known yet, of protocols over runs.
+        """Computes the missing outcomes of protocols over runs.
 
         Raises:
             WorkError: a task failed.

@@ -45,7 +45,7 @@ def tune(sample: Path, output: Path, *options: object) -> Result:
 def test_the_private_file_is_refused(sample: Path, tmp_path: Path, private: list[dict[str, str]]) -> None:
     refused = tune(sample, tmp_path / "out", "--private", write(tmp_path / "private.jsonl", private))
     assert refused.exit_code == 2
-    assert "private.jsonl: tuning on private text says something" in refused.stderr
+    assert "private.jsonl: tuning on private text reveals information" in refused.stderr
     assert "cost privacy that nobody counts" in refused.stderr
     assert DOCUMENTS[5]["text"] not in refused.output
 
