@@ -1,4 +1,4 @@
-"""`privmix heads`: one small private model, released once, that answers any number of queries."""
+"""Implements `privmix heads`, which trains and compares small private models that are released once."""
 
 import json
 from pathlib import Path
@@ -31,8 +31,10 @@ Dataset = Annotated[
     str,
     typer.Option(help=f"{', '.join(DATASETS)}; a .csv or .parquet file; Hugging Face datasets by directory or id."),
 ]
-Target = Annotated[str | None, typer.Option(help="Column with the binary target, of a table of your own.")]
-UserField = Annotated[str | None, typer.Option(help="Column with a row's user; without it every row is its own.")]
+Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
+UserField = Annotated[
+    str | None, typer.Option(help="The column with a row's user. Default: each row is a separate record.")
+]
 Bounds = Annotated[
     Path | None,
     typer.Option(help='JSON with public [low, high] of every feature, {"age": [0, 120]}; certified methods need it.'),
@@ -46,9 +48,9 @@ def compare(
     target: Target = None,
     user_field: UserField = None,
     bounds: Bounds = None,
-    output: Annotated[Path, typer.Option(help="Where results and the report go; a comparison goes on there.")] = Path(
-        "run/heads"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="The directory for results and report. An interrupted comparison continues there.")
+    ] = Path("run/heads"),
     epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; may be repeated.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of the final round, for each method and epsilon.")] = 10,
     quick: Annotated[
@@ -79,21 +81,23 @@ def compare(
 
 @heads.command()
 def train(
-    output: Annotated[Path, typer.Option(help="The head's directory, made by this.")],
+    output: Annotated[Path, typer.Option(help="The head's new directory.")],
     dataset: Dataset = "rand",
     target: Target = None,
     user_field: UserField = None,
     bounds: Bounds = None,
-    method: Annotated[MethodName, typer.Option(help="How it is trained.")] = "expm-certified",
-    epsilon: Annotated[float, typer.Option(help="Of the method.")] = 1.0,
+    method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
     unproven: Annotated[
-        bool, typer.Option("--unproven", help="Allow a method of which nothing is proven; its head says so.")
+        bool, typer.Option("--unproven", help="Allow a method without a proven guarantee; the head's manifest says so.")
     ] = False,
     neighbours: Annotated[
-        Neighbours, typer.Option(help="expm-certified: what an observer cannot tell: a user replaced, or added.")
+        Neighbours, typer.Option(help="expm-certified: the adjacency, a user replaced or added.")
     ] = "replace",
-    ledger: Annotated[str | None, typer.Option(help="SQLite file or URL that the release is charged to, once.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Epsilon that a new ledger promises for all its heads.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="The ledger to charge once, a SQLite file or URL.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="The epsilon of a new ledger, for all heads of this table.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one head on all rows of a table with the setting chosen in advance, and charge its ledger once."""
@@ -115,14 +119,14 @@ def predict(
     user_field: UserField = None,
     bounds: Bounds = None,
 ) -> None:
-    """Print one prediction a line, in [0, 1], for the rows of a table; any number of them cost nothing more."""
+    """Print one prediction in [0, 1] on each line for the rows of a table. Predictions cost nothing more."""
     for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
 
 
 @heads.command()
 def audit(
-    epsilon: Annotated[float, typer.Option(help="That the methods are given.")] = 0.1,
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the methods.")] = 0.1,
     trials: Annotated[int, typer.Option(min=50, help="Releases from each of two neighbouring tables.")] = 500,
     attack: Annotated[
         list[str] | None, typer.Option(help="neighbours, one-run or membership; may be repeated. Default: all.")
@@ -131,7 +135,7 @@ def audit(
     shadows: Annotated[int, typer.Option(min=3, help="Models of half the rows, for membership.")] = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Attack heads, and bound epsilon from below; exit 1 where a proven guarantee breaks."""
+    """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
     chosen = set(attack or ("neighbours", "one-run", "membership"))
     if unknown := chosen - {"neighbours", "one-run", "membership"}:
         raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
@@ -162,7 +166,7 @@ def audit(
         raise typer.Exit(1)
 
 
-prepare = typer.Typer(name="prepare", help="Make tables for heads from published files.", no_args_is_help=True)
+prepare = typer.Typer(name="prepare", help="Create tables for heads from published files.", no_args_is_help=True)
 heads.add_typer(prepare)
 
 
@@ -171,13 +175,13 @@ def mimic_extract(
     file: Annotated[Path, typer.Argument(help="all_hourly_data.h5 of MIMIC-Extract.")],
     output: Annotated[Path, typer.Option(help="Directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
 ) -> None:
-    """The tables of the paper from MIMIC-Extract: mortality, and stays over three days, from the first 24 hours."""
+    """Create the paper's tables from MIMIC-Extract: mortality and stays over three days, from the first 24 hours."""
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
 
 
 def open_table(dataset: str, target: str | None, user: str | None, bounds: Path | None) -> Table:
-    """A data set by its name, or a table of the user's own."""
+    """Loads a built-in data set by its name, or the user's own table."""
     if dataset in DATASETS:
         for option, given in (("target", target), ("user-field", user), ("bounds", bounds)):
             if given is not None:

@@ -35,9 +35,9 @@ DRAWN_POINTS = 25
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer.
+    """Holds the result of planning one protocol.
 
-    `cost` is that of all tokens, None where there is no data-independent bound; `orders` are those to print.
+    `cost` is the cost of all tokens; None if there is no data-independent bound. `orders` are the orders to print.
     """
 
     settings: Settings

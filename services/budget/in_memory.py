@@ -1,4 +1,4 @@
-"""The budget of an evaluation: it grants what a ledger of the same terms grants, and writes nothing down."""
+"""Implements a budget for evaluations: it decides like a ledger with the same budget, but stores nothing."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ class InMemoryBudget:
 
     @property
     def charged(self) -> int:
-        """Tokens that are charged."""
+        """The number of charged tokens."""
         return self._spent[self._event]
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the charged tokens at the order of the terms. Private where losses are measured."""
+        """The epsilon of the charged tokens at the budget's order. It is private if losses are measured."""
         return self._filter.epsilon(self._spent, self._losses)
 
     def reserve(self, count: int) -> int:
-        """Returns how many of `count` tokens may be made. Charges them where the event has a fixed cost."""
+        """Returns how many of `count` tokens may be computed. Charges them if the event has a fixed cost."""
         if self._stopped:
             return 0
         if self._event.measured:

@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
 
 
 class Record(BaseModel):
-    """Is the body of a row. Fields never change their names or meanings, because old ledgers must stay readable."""
+    """Holds the body of a row. Fields never change their names or meanings, because old ledgers must stay readable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     kind: ClassVar[str]

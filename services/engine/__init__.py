@@ -1,4 +1,4 @@
-"""Engines: a base model and its adapters, which answer next-token queries.
+"""Registers the engines, which answer next-token queries with a base model and its adapters.
 
 A new engine is a file with a class that extends `engine.Engine`, and a line in `ENGINES`.
 """

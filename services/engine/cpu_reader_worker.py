@@ -13,7 +13,7 @@ from services.engine.reader_rows import ReaderRows, ReaderWorker
 
 
 class CPUReaderModelRunner(ReaderRows, CPUModelRunner):  # type: ignore[misc]
-    """A CPU model runner whose batches may have reader rows."""
+    """Adds reader rows to vLLM's CPU model runner."""
 
     def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
         manager = self.lora_manager._adapter_manager
@@ -22,7 +22,7 @@ class CPUReaderModelRunner(ReaderRows, CPUModelRunner):  # type: ignore[misc]
 
 
 class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
-    """A CPU worker around `CPUReaderModelRunner`."""
+    """Runs `CPUReaderModelRunner` in vLLM's CPU worker."""
 
     def init_device(self) -> None:
         super().init_device()

@@ -7,11 +7,11 @@ from services.engine.reader_rows import ReaderRows, ReaderWorker
 
 
 class GPUReaderModelRunner(ReaderRows, GPUModelRunner):  # type: ignore[misc]
-    """A GPU model runner whose batches may have reader rows."""
+    """Adds reader rows to vLLM's GPU model runner."""
 
 
 class GPUReaderWorker(ReaderWorker, Worker):  # type: ignore[misc]
-    """A GPU worker around `GPUReaderModelRunner`."""
+    """Runs `GPUReaderModelRunner` in vLLM's GPU worker."""
 
     def _make_model_runner(self) -> GPUModelRunner:
         return GPUReaderModelRunner(self.vllm_config, self.device)

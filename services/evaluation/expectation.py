@@ -96,10 +96,10 @@ class Proposal:
 
 
 def measure(corpus: Corpus, tokenizer: Path) -> Population:
-    """The users and, estimated from the first `_SAMPLED` documents, the tokens of a corpus.
+    """Counts the users of a corpus and estimates its tokens from the first `_SAMPLED` documents.
 
     Raises:
-        CorpusError: as reading the corpus.
+        CorpusError: the corpus is invalid.
     """
     from transformers import AutoTokenizer  # slow to import
 
@@ -117,7 +117,7 @@ def measure(corpus: Corpus, tokenizer: Path) -> Population:
 
 
 class Measured:
-    """The curves of `gain.json`: one a corpus and a held-out text."""
+    """Reads the curves of `gain.json`, one for each corpus and held-out text."""
 
     def __init__(self, table: dict[str, Any]) -> None:
         self._table = table
@@ -128,14 +128,14 @@ class Measured:
         return cls(json.loads(TABLE.read_bytes()))
 
     def kept(self, protocol: str, radius: float) -> list[float]:
-        """Share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
+        """Returns the share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
         return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
 
     def gain(self, part_tokens: float) -> list[float]:
-        """The gain of an adapter that is trained on `part_tokens` tokens, in nats a token, for each measurement.
+        """Returns the gain of an adapter trained on `part_tokens` tokens, in nats per token, for each measurement.
 
-        Its mean over the parts is at most what the mean of their distributions gains (Jensen), so for the ensemble it
-        errs on the low side.
+        By Jensen's inequality, the mean gain of the parts is at most the gain of the mean of their distributions. So it
+        underestimates the ensemble's gain.
         """
         return self._at(part_tokens, [corpus["gain_by_part_tokens"] for corpus in self._corpora])
 
@@ -155,7 +155,7 @@ class Measured:
 
     @staticmethod
     def _at(value: float, curves: Sequence[dict[str, Sequence[float]]]) -> list[float]:
-        """All curves at a value: straight lines between the measured ones, from the origin, flat after the last."""
+        """Interpolates all curves linearly at a value, from the origin; they are flat after the last measurement."""
         return [
             float(np.interp(value, [0.0, *map(float, curve)], [0.0, *(runs[run] for runs in curve.values())]))
             for curve in curves
@@ -169,18 +169,17 @@ def source() -> str:
 
 
 def propose(population: Population, budget: Budget, protocol: str | None = None, parts: int | None = None) -> Proposal:
-    """The fewest parts, and the protocol with the fewest rows a token, whose expected gain is within `TOLERANCE` of the
-    best.
+    """Proposes the fewest parts and the protocol with the fewest rows whose expected gain is near the best.
 
-    The number of parts is searched with PMixed, where no protocol is named: its radius is quick to plan, and the
-    exponential mechanism's turn is at nearly the same number.
+    Near means within `TOLERANCE`. Without `protocol`, it searches the number of parts with PMixED, whose radius is fast
+    to plan; the best number for the exponential mechanism is nearly the same.
 
     Args:
-        protocol: one that was measured, `pmixed` or `exponential`; None chooses.
-        parts: N, where it is chosen already.
+        protocol: a measured protocol, `pmixed` or `exponential`; None chooses one.
+        parts: N, the number of parts; None chooses it.
 
     Raises:
-        InputError: the field that no choice can serve, and why.
+        InputError: no choice meets the requirements. The message names the field and the reason.
     """
     if population.users < 1:
         raise InputError(f"users: must be at least 1, not {population.users}")
@@ -205,9 +204,9 @@ def propose(population: Population, budget: Budget, protocol: str | None = None,
 
 
 def candidates(population: Population) -> Iterator[int]:
-    """Numbers of parts worth a look: 2, 3, 4, 6, 8, 12, ..., while parts have enough users; 1 for one user.
+    """Yields the numbers of parts to consider: 2, 3, 4, 6, 8, 12, ..., while parts have enough users; 1 for one user.
 
-    Coarse on purpose: the number of parts is public, and one more user seldom changes it.
+    The list is coarse on purpose: the number of parts is public, and one more user rarely changes it.
     """
     users = population.users
     most = max(min(2, users), users // (USERS_A_PART if population.tokens is None else USERS_A_PART_AT_LEAST))
@@ -222,7 +221,7 @@ def candidates(population: Population) -> Iterator[int]:
 
 
 def _cheapest(choices: Sequence[Proposal]) -> Proposal | None:
-    """The first of those within the tolerance of the best; choices come in the order of what they cost."""
+    """Returns the first choice within the tolerance of the best. The choices must be in ascending order of cost."""
     if not choices:
         return None
     best = max(choice.worth for choice in choices)

@@ -64,7 +64,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 @dataclass(frozen=True)
 class Point:
-    """Is one point of a line of a sweep."""
+    """Holds one point of a line of a sweep."""
 
     value: float
     settings: Settings

@@ -98,12 +98,12 @@ class Scorer:
     def hidden_states(
         self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """The last hidden states before the targets of all blocks, under each adapter or, without any, the base model.
+        """Computes the last hidden states before the targets of all blocks, for each adapter or for the base model.
 
-        The public model goes over each block once for all readers together.
+        The public model reads each block once for all readers. Without adapters, it scores the base model.
 
         Yields:
-            in any order: the index of an adapter (0 for the base model) and of a block, with [targets, D].
+            the index of an adapter (0 for the base model), the index of a block, and [targets, D], in any order.
         """
         model = self._model
         names = [str(index) for index in range(len(adapters))]
@@ -126,11 +126,11 @@ class Scorer:
     def log_probabilities(
         self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
     ) -> Iterator[tuple[int, int, int, Tensor]]:
-        """Log-probabilities at the targets of all blocks, under each adapter or, without any, the base model.
+        """Computes log-probabilities at the targets of all blocks, for each adapter or, without any, the base model.
 
         Yields:
-            in any order: the index of an adapter (0 for the base model), of a block, and of a target in it, with
-            float32 [n, V] at this target and those after it.
+            the index of an adapter (0 for the base model), of a block, and of a target in the block, and float32 [n, V]
+            for this target and the targets after it, in any order.
         """
         for which, index, hidden in self.hidden_states(blocks, adapters):
             first = 0
@@ -140,7 +140,7 @@ class Scorer:
 
 
 class _Constant(nn.Module):
-    """An output layer whose logits are all the same: whatever the model does to them afterwards shows."""
+    """Returns constant logits, which reveal whether the model changes logits after the output layer."""
 
     VALUE = 64.0
 
@@ -161,7 +161,7 @@ def _products_of_bfloat16(narrow: bool) -> Iterator[None]:
 
 
 def _batches(blocks: Sequence[Block], tokens: int) -> Iterator[list[int]]:
-    """Indices of blocks of similar length, at most so many tokens together once they are filled up."""
+    """Yields batches of indices of blocks of similar length, with a bounded number of tokens after padding."""
     batch: list[int] = []
     for index in sorted(range(len(blocks)), key=lambda index: -len(blocks[index].tokens)):
         longest = len(blocks[batch[0]].tokens) if batch else 0

@@ -35,7 +35,7 @@ class Workbench:
     def __init__(
         self, base: Path, revision: str, text: Text, output: Path, precision: Precision, display: Display
     ) -> None:
-        """`base` is the public model's directory and `revision` its revision."""
+        """Initializes the workbench for the public model in `base` with its `revision`."""
         self.text = text
         self.outcomes = Outcomes(output / OUTCOMES, text)
         self._base = base

@@ -307,10 +307,10 @@ def opened(directory: Path, request: Request) -> Iterator[Job]:
 
 
 def load_output(directory: Path) -> list[dict[str, Any]]:
-    """The whole texts of a job.
+    """Loads the complete texts of a job.
 
     Raises:
-        InputError: there are none.
+        InputError: the job has no output file.
     """
     try:
         lines = (directory / OUTPUT).read_text(encoding="utf-8").splitlines()
@@ -320,10 +320,10 @@ def load_output(directory: Path) -> list[dict[str, Any]]:
 
 
 def load_job(directory: Path) -> dict[str, Any]:
-    """`job.json` of a job.
+    """Loads the `job.json` of a job.
 
     Raises:
-        InputError: there is none.
+        InputError: the file is missing or invalid.
     """
     try:
         described: dict[str, Any] = json.loads((directory / JOB).read_bytes())

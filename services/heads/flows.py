@@ -65,7 +65,7 @@ class Planar(nn.Module):
         self.b = nn.Parameter(torch.zeros(layers))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """From [S, D] to the images [S, D] and the logs of |det df/dz| [S]."""
+        """Maps z [S, D] to its images [S, D] and the logs of |det df/dz| [S]."""
         inner = (self.w * self.u).sum(dim=1, keepdim=True)
         moved = self.u + (softplus(inner) - 1 - inner) * self.w / self.w.square().sum(dim=1, keepdim=True)
         activations = []
@@ -106,7 +106,7 @@ class Sylvester(nn.Module):
         return q
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """From [S, D] to the images [S, D] and the logs of |det df/dz| [S]."""
+        """Maps z [S, D] to its images [S, D] and the logs of |det df/dz| [S]."""
         d1, d2 = torch.tanh(self.d1), torch.tanh(self.d2)
         r1, r2 = (self._upper * r + torch.diag_embed(d) for r, d in ((self.r1, d1), (self.r2, d2)))
         q = self.orthogonal()
@@ -120,7 +120,7 @@ class Sylvester(nn.Module):
 
 
 class Flow(nn.Module):
-    """Is a distribution over vectors of a fixed dimension: a base N(0, sigma^2 I) and layers."""
+    """Represents a distribution over vectors of a fixed dimension: a base N(0, sigma^2 I) and layers."""
 
     def __init__(self, dimension: int, settings: FlowSettings) -> None:
         super().__init__()

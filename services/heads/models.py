@@ -16,7 +16,7 @@ class LogisticRegression(nn.Module):
         self.linear = nn.Linear(features, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n]."""
+        """Returns the outputs, float [n]."""
         return torch.sigmoid(self.linear(x))[..., 0]
 
 
@@ -49,7 +49,7 @@ class GRUD(nn.Module):
         self.output = nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n]."""
+        """Returns the outputs, float [n]."""
         values, masks, since = torch.split(x, self.features, dim=-1)
         h = torch.zeros(len(x), self.hidden, dtype=x.dtype, device=x.device)
         for hour in range(x.shape[1]):

@@ -23,7 +23,7 @@ class CorpusError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Is one text of one user."""
+    """Holds one text of one user."""
 
     user: str
     text: str

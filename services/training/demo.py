@@ -54,7 +54,7 @@ _ANSWERS = (
 
 @dataclass(frozen=True)
 class Person:
-    """Is one fictional caller."""
+    """Describes one fictional caller."""
 
     user: str
     name: str

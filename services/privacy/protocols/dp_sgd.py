@@ -132,7 +132,7 @@ class DpSgd(Protocol):
 
 
 class DpSgdSettings(Settings):
-    """One model trained with DP-SGD: pays for its training, and then for no token."""
+    """One model trained with DP-SGD, charged once for its training and never for tokens."""
 
     mechanism: ClassVar[type[Protocol]] = DpSgd
     asks: ClassVar[str] = "the one model of `privmix train --dp-sgd`"

@@ -32,7 +32,7 @@ class EnsembleEvent(Event):
 
 @dataclass(frozen=True)
 class Ensemble(Protocol):
-    """The mean of all part models, without privacy."""
+    """Samples from the mean of all part models, without privacy."""
 
     name: ClassVar[str] = "ensemble"
     order = None

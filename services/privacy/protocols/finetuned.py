@@ -25,10 +25,10 @@ class FinetunedEvent(EnsembleEvent):
 
 @dataclass(frozen=True)
 class Finetuned(Ensemble):
-    """One model fine-tuned on the whole corpus, without privacy: an ensemble of one part.
+    """Samples from one model fine-tuned on the whole corpus, without privacy: an ensemble of one part.
 
     Raises:
-        ValueError: the ensemble has more parts.
+        ValueError: the ensemble has more than one part.
     """
 
     name: ClassVar[str] = "finetuned"

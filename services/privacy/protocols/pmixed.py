@@ -228,7 +228,7 @@ class PMixed(Protocol):
 
 
 class PMixedSettings(Settings):
-    """One part for a token, or the public model, moved close to the public model and sampled."""
+    """One random part for each token, moved close to the public model."""
 
     mechanism: ClassVar[type[Protocol]] = PMixed
     asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"

@@ -35,7 +35,7 @@ class PublicEvent(Event):
 
 @dataclass(frozen=True)
 class Public(Protocol):
-    """The public model alone."""
+    """Samples from the public model alone."""
 
     name: ClassVar[str] = "public"
     order = None

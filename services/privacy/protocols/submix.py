@@ -141,7 +141,7 @@ class SubMix(Protocol):
 
 
 class SubMixSettings(Settings):
-    """All half-part models, as far as a part's halves agree; a budget for every part, then the public model."""
+    """All half-part models, weighted by the agreement of halves, with one budget for each part."""
 
     mechanism: ClassVar[type[Protocol]] = SubMix
     asks: ClassVar[str] = "every half-part model, two a part"
