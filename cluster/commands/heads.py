@@ -10,14 +10,15 @@ from rich.table import Table as Shown
 from cluster.console import console, display
 from cluster.parameters import bad
 from services.audit.report.finding import Finding
-from services.heads import attacks, head, mimic
+from services.heads import attacks, head, mimic, uncertainty
 from services.heads import compare as comparison
 from services.heads.certified import CertifiedSettings
-from services.heads.data import DATASETS, Table, read_npz, read_table
+from services.heads.data import DATASETS, Table, read_npz, read_table, save_npz
 from services.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.heads.flows import FlowSettings
 from services.heads.methods import METHODS, MethodName, demand_certified
 from services.heads.report import write_report
+from services.heads.text import read_texts
 from services.privacy.sampling.selection import Neighbours
 from services.ray_session import connected
 
@@ -29,7 +30,7 @@ heads = typer.Typer(
 
 Dataset = Annotated[
     str,
-    typer.Option(help=f"{', '.join(DATASETS)}; a .csv or .parquet file; Hugging Face datasets by directory or id."),
+    typer.Option(help=f"{', '.join(DATASETS)}; a .csv, .parquet, .jsonl or .npz file; Hugging Face datasets."),
 ]
 Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
 UserField = Annotated[
@@ -125,6 +126,31 @@ def predict(
 
 
 @heads.command()
+def intervals(
+    dataset: Dataset = "rand",
+    target: Target = None,
+    user_field: UserField = None,
+    bounds: Bounds = None,
+    share: Annotated[float, typer.Option(help="Share of the samples' predictions in an interval.")] = 0.9,
+    temper: Annotated[float, typer.Option(help="Factor of the loss in the density; more narrows the intervals.")] = 2.0,
+    samples: Annotated[int, typer.Option(min=2, help="Parameter vectors drawn from the flow.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Print mean, low and high of each row's prediction, from many samples of one flow. For public data only."""
+    if not 0 < share < 1:
+        raise bad("share", "must lie between 0 and 1")
+    if temper <= 0:
+        raise bad("temper", "must be positive")
+    found = uncertainty.intervals(open_table(dataset, target, user_field, bounds), temper, share, samples)
+    rows = zip(found.mean.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+    if as_json:
+        typer.echo(json.dumps({"share": share, "intervals": [list(row) for row in rows]}))
+    else:
+        for row in rows:
+            typer.echo(" ".join(f"{value:.6f}" for value in row))
+
+
+@heads.command()
 def audit(
     epsilon: Annotated[float, typer.Option(help="The epsilon of the methods.")] = 0.1,
     trials: Annotated[int, typer.Option(min=50, help="Releases from each of two neighbouring tables.")] = 500,
@@ -178,6 +204,24 @@ def mimic_extract(
     """Create the paper's tables from MIMIC-Extract: mortality and stays over three days, from the first 24 hours."""
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
+
+
+@prepare.command(name="text")
+def texts(
+    file: Annotated[str, typer.Argument(help="A .jsonl, .csv or .parquet file, or Hugging Face datasets.")],
+    target: Annotated[str, typer.Option(help="Column with the label, which has two values.")],
+    output: Annotated[Path, typer.Option(help="The table, a file that ends with .npz.")],
+    text_field: Annotated[str, typer.Option(help="Column with the text.")] = "text",
+    user_field: UserField = None,
+    model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
+) -> None:
+    """A table from labelled texts: the public model's mean hidden states are the features, and have public bounds."""
+    if output.suffix != ".npz":
+        raise bad("output", "must end with .npz")
+    table = read_texts(file, text=text_field, target=target, user=user_field, model=model)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_npz(table, output)
+    typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")
 
 
 def open_table(dataset: str, target: str | None, user: str | None, bounds: Path | None) -> Table:

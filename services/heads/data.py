@@ -140,7 +140,7 @@ def breast_cancer() -> Table:
 def read_table(
     source: str, *, target: str, user: str | None = None, bounds: Path | None = None, name: str | None = None
 ) -> Table:
-    """Reads a CSV or Parquet file, a directory of Hugging Face `datasets`, or a data set from the hub.
+    """Reads a CSV, Parquet or JSON Lines file, a directory of Hugging Face `datasets`, or a data set from the hub.
 
     Args:
         source: the file, the directory or the hub id.
@@ -153,14 +153,7 @@ def read_table(
     Raises:
         DataError: the source cannot be read, or a column is invalid. The message names it.
     """
-    frame = _read(source)
-    for column in (target, user):
-        if column is not None and column not in frame:
-            raise DataError(f"{source}: has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
-    values = frame[target].dropna().unique()
-    if len(values) != 2 or frame[target].isna().any():
-        raise DataError(f"{source}: column {target!r} must have two values and none missing, it has {len(values)}")
-    y = (frame[target] == max(values)).to_numpy()
+    frame, y = labelled_rows(source, target, (user,))
     features = frame.drop(columns=[column for column in (target, user) if column is not None])
     for column in features:
         if not pd.api.types.is_numeric_dtype(features[column]):
@@ -169,9 +162,32 @@ def read_table(
     return _scaled(name or Path(source).stem, features, y, limits, None if user is None else frame[user])
 
 
+def labelled_rows(
+    source: str, target: str, columns: Sequence[str | None] = ()
+) -> tuple[pd.DataFrame, NDArray[np.bool_]]:
+    """Reads the rows of a source, and whether the target has the greater of its two values in each.
+
+    Args:
+        columns: further columns that the source must have; None is ignored.
+
+    Raises:
+        DataError: the source cannot be read, a column is missing, or the target has not two values.
+    """
+    frame = _read(source)
+    for column in (target, *columns):
+        if column is not None and column not in frame:
+            raise DataError(f"{source}: has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+    values = frame[target].dropna().unique()
+    if len(values) != 2 or frame[target].isna().any():
+        raise DataError(f"{source}: column {target!r} must have two values and none missing, it has {len(values)}")
+    return frame, (frame[target] == max(values)).to_numpy()
+
+
 def _read(source: str) -> pd.DataFrame:
     path = Path(source)
     try:
+        if path.suffix == ".jsonl":
+            return pd.read_json(path, lines=True)
         if path.suffix == ".csv":
             return pd.read_csv(path)
         if path.suffix == ".parquet":
@@ -183,8 +199,8 @@ def _read(source: str) -> pd.DataFrame:
     # The reader of each format raises its own error types.
     except Exception as error:
         raise DataError(
-            f"{source}: cannot be read ({type(error).__name__}: {error}); give a .csv or .parquet file, a directory of "
-            "Hugging Face datasets, or the id of one on the hub"
+            f"{source}: cannot be read ({type(error).__name__}: {error}); give a .csv, .parquet or .jsonl file, a "
+            "directory of Hugging Face datasets, or the id of one on the hub"
         ) from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.heads.data import DataError, Table
+from services.heads.data import DataError, Table, labelled_rows
 from services.training import public_model
 
 _BATCH = 16
@@ -76,3 +76,23 @@ def text_table(
         "public",
         "record" if users is None else "user",
     )
+
+
+def read_texts(source: str, *, text: str, target: str, user: str | None = None, model: str | None = None) -> Table:
+    """Reads labelled texts and embeds them.
+
+    Args:
+        source: a JSON Lines, CSV or Parquet file, a directory of Hugging Face `datasets`, or a hub id.
+        text: the column of the text.
+        target: the column of the label, with two values, as in `data.read_table`.
+        user: the column of the row's owner; by default each row has its own owner.
+        model: the public model (see `public_model.resolve`).
+
+    Raises:
+        DataError: the source cannot be read, or a column is invalid. The message names it.
+    """
+    frame, labels = labelled_rows(source, target, (text, user))
+    if frame[text].isna().any():
+        raise DataError(f"{source}: column {text!r} has rows without a text; leave them out")
+    users = None if user is None else frame[user].astype(str).tolist()
+    return text_table(frame[text].astype(str).tolist(), labels.astype(int).tolist(), users, model)

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.heads import expm_nf, methods
 from services.heads.data import Table
-from services.heads.expm_nf import Energy
+from services.heads.expm_nf import Energy, ExpMNFSettings
 from services.heads.flows import Draws
 from services.heads.models import Parametrised
 from services.heads.score import outputs
@@ -27,6 +28,23 @@ class Intervals:
     mean: Reals
     low: Reals
     high: Reals
+
+
+def intervals(table: Table, temper: float, share: float = 0.9, samples: int = 1000, seed: int = 0) -> Intervals:
+    """Fits a flow to a public table, with the setting chosen in advance, and returns intervals of its predictions.
+
+    Args:
+        temper: the factor of the loss in the density exp(-(temper / 2) L(theta)); the intervals narrow as it grows.
+        share: the share of the samples' predictions in an interval.
+        samples: the number of parameter vectors drawn from the flow.
+
+    Raises:
+        ValueError: the share is not between 0 and 1.
+    """
+    model = methods.parametrised(table)
+    settings = ExpMNFSettings.model_validate(methods.METHODS["expm-nf"].advance.model_dump())
+    fitted = expm_nf.train(model, torch.from_numpy(table.x), torch.from_numpy(table.y), temper, settings, seed)
+    return predictive_intervals(model, expm_nf.release(fitted, samples, seed), table, share)
 
 
 def predictive_intervals(model: Parametrised, draws: Draws, table: Table, share: float = 0.9) -> Intervals:

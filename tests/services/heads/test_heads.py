@@ -20,7 +20,7 @@ from services.heads.data import DataError, read_npz
 from services.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.heads.flows import FlowSettings
 from services.heads.report import write_report
-from services.heads.score import auc_of
+from services.heads.score import auc, auc_of
 from services.heads.uncertainty import most_probable, predictive_intervals
 from services.privacy.events import from_json
 from services.progress import Display
@@ -182,3 +182,39 @@ def test_a_label_of_text_is_learnt_from_the_public_model(public_model: Path) -> 
     method = methods.METHODS["non-private"]
     thetas = method.train(methods.build(table), table, 1.0, method.advance, 0)
     assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
+
+
+def test_texts_become_a_table_that_is_learnt_by_user(public_model: Path, tmp_path: Path) -> None:
+    lines = [
+        {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
+        for number in range(24)
+        for urgent, text in (("yes", "My chest hurts since {} o'clock!"), ("no", "Please move my check to {} o'clock."))
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, table, head_directory = CliRunner().invoke, str(tmp_path / "urgent.npz"), str(tmp_path / "head")
+    columns = ["--target", "urgent", "--user-field", "user"]
+    made = run(app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), *columns, "--output", table])
+    assert made.exit_code == 0, made.output
+    assert "48 texts" in made.stdout
+    assert "one user" in made.stdout
+    trained = run(app, ["heads", "train", "--dataset", table, "--epsilon", "100", "--output", head_directory, "--json"])
+    assert json.loads(trained.stdout)["guarantee"].startswith("epsilon-differential privacy")
+    predicted = run(app, ["heads", "predict", head_directory, "--dataset", table])
+    urgent = np.array([line["urgent"] == "yes" for line in lines])
+    assert auc(np.array([[float(value) for value in predicted.stdout.split()]]), urgent.astype(np.float32))[0] > 0.9
+    refused = run(
+        app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), "--target", "mood", "--output", table]
+    )
+    assert refused.exit_code == 2
+    assert "has no column 'mood'" in refused.stderr
+
+
+def test_intervals_contain_their_means(tmp_path: Path) -> None:
+    def widths(temper: float) -> np.ndarray:
+        options = ["--dataset", "breast-cancer", "--samples", "50", "--temper", str(temper), "--json"]
+        found = CliRunner().invoke(app, ["heads", "intervals", *options])
+        mean, low, high = np.array(json.loads(found.stdout)["intervals"]).T
+        assert ((low <= mean) & (mean <= high)).mean() > 0.95
+        return np.asarray(high - low)
+
+    assert widths(10.0).mean() < widths(0.01).mean()
