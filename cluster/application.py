@@ -11,10 +11,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 
-from cluster.configuration import Configuration
-from cluster.launch import check_ensemble, check_keys, gateway, start_actors
+from cluster.configuration import Configuration, EnsembleConfiguration
+from cluster.launch import EnsembleActors, check_ensemble, check_keys, gateway, start_actors
 from services.fleet import fleet
-from services.fleet.replicas import ShardReplica
+from services.fleet.replicas import DEPLOYMENT, ShardReplica
 
 _log = logging.getLogger("ray.serve")
 
@@ -38,6 +38,14 @@ def build(arguments: Arguments) -> Application:
     """
     configuration = Configuration.load(arguments.config)
     check_keys(configuration, _log.warning, listens=False)
-    actors = start_actors(configuration, check_ensemble(configuration, _log.info), _log.info, keep=True)
-    replicas = ShardReplica.options(num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
-    return gateway(configuration, actors, beside=replicas.bind(configuration.namespace, fleet.NAME))
+    checked = [check_ensemble(each, _log.info) for each in configuration.served]
+    actors = start_actors(configuration, checked, _log.info, keep=True)
+    return gateway(configuration, checked, *(_shards(each, actors[each.name]) for each in configuration.served))
+
+
+def _shards(configuration: EnsembleConfiguration, actors: EnsembleActors) -> Application:
+    """The deployment that stands for the shards of an ensemble: `shards`, or `shards-NAME` for one of `ensembles`."""
+    name = f"{DEPLOYMENT}-{configuration.name}" if configuration.own_shares else DEPLOYMENT
+    replicas = ShardReplica.options(name=name, num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
+    application: Application = replicas.bind(configuration.namespace, fleet.NAME, name)
+    return application

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from cluster.configuration import ConfigurationError
 from services.budget.errors import LedgerError
+from services.ensembles.records import EnsemblesError
 from services.errors import InputError, WorkError
 from services.keys.records import KeysError
 
@@ -24,6 +25,7 @@ VERBS = (
     "serve",
     "status",
     "scale",
+    "ensembles",
     "budget",
     "plan",
     "keys",
@@ -46,7 +48,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (ConfigurationError, InputError) as error:
             _end(ctx, str(error), 2)
-        except (KeysError, LedgerError, WorkError) as error:
+        except (EnsemblesError, KeysError, LedgerError, WorkError) as error:
             _end(ctx, str(error), 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to continue", 130)

@@ -4,8 +4,9 @@ A key of the file, `privacy.epsilon` say, is the environment's `PRIVMIX_PRIVACY_
 Relative paths in the file are relative to the file.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
 
 import yaml
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     Discriminator,
     Field,
     SecretStr,
+    StringConstraints,
     Tag,
     ValidationError,
     model_validator,
@@ -28,6 +30,9 @@ from services.gateway.fields import LEAST_TEMPERATURE
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Of one of `ensembles`: a model name, and a part of its actors' namespace and of its shares."""
+
 SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
 """Keys whose values no message shows."""
 
@@ -38,6 +43,9 @@ class ConfigurationError(Exception):
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 if TYPE_CHECKING:
@@ -138,14 +146,61 @@ class Keys(Section):
     )
 
 
+class Named(Section):
+    """One of `ensembles`. What a section leaves out is as in the section of that name at the top level.
+
+    `privacy` is taken whole, because what one protocol is told means nothing to another.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    ensemble: Path
+    model: str | None = None
+    privacy: Privacy | None = None
+    budget: Budget = Budget()
+    engine: Engine = Engine()
+    shards: Shards = Shards()
+    coordinator: Coordinator = Coordinator()
+
+
+@dataclass(frozen=True)
+class EnsembleConfiguration:
+    """All that concerns one ensemble.
+
+    Attributes:
+        names: the model names that clients use; the first is the ensemble's own.
+        namespace: Ray's, of its actors.
+        own_shares: whether keys can have shares of this ensemble alone.
+    """
+
+    names: tuple[str, ...]
+    namespace: str
+    own_shares: bool
+    ensemble: Path
+    model: str | None
+    privacy: Settings
+    budget: Budget
+    engine: Engine
+    shards: Shards
+    coordinator: Coordinator
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
 class Configuration(BaseSettings):
-    """The whole deployment. `Configuration.load(path)` reads a file; unknown keys are refused by name."""
+    """The whole deployment. `Configuration.load(path)` reads a file; unknown keys are refused by name.
+
+    A deployment has the ensemble that its top level names, or several under `ensembles`, each with a name, or both.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="PRIVMIX_", env_nested_delimiter="__", extra="forbid", frozen=True, protected_namespaces=()
     )
 
-    ensemble: Path
+    ensemble: Path | None = None
+    ensembles: dict[Annotated[str, StringConstraints(pattern=NAME)], Named] = {}
     model: str | None = Field(None, description="None: the base model that the ensemble's manifest names")
     namespace: str = Field("privmix", min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
@@ -187,30 +242,140 @@ class Configuration(BaseSettings):
             raise ConfigurationError("\n".join(map(_explain, error.errors()))) from error
         return configuration._from_folder(folder or Path())
 
+    @property
+    def served(self) -> tuple[EnsembleConfiguration, ...]:
+        """Every ensemble, that of the top level first."""
+        first = [] if self.ensemble is None else [self._top(self.ensemble)]
+        return (*first, *(self._named(name, named) for name, named in self.ensembles.items()))
+
+    def choose(self, name: str | None = None) -> EnsembleConfiguration:
+        """The ensemble of a model name; without one, the only ensemble that there is.
+
+        Raises:
+            ConfigurationError: there is none of this name; or no name is given, and there are several.
+        """
+        names = ", ".join(each.name for each in self.served)
+        if name is None:
+            if len(self.served) > 1:
+                raise ConfigurationError(f"--ensemble: there are several; name one of {names}")
+            return self.served[0]
+        for each in self.served:
+            if name in each.names:
+                return each
+        raise ConfigurationError(f"ensembles.{name}: there is no such ensemble; there are: {names}")
+
+    def _top(self, ensemble: Path) -> EnsembleConfiguration:
+        return EnsembleConfiguration(
+            names=self.http.served_model_names,
+            namespace=self.namespace,
+            own_shares=False,
+            ensemble=ensemble,
+            model=self.model,
+            privacy=self.privacy,
+            budget=self.budget,
+            engine=self.engine,
+            shards=self.shards,
+            coordinator=self.coordinator,
+        )
+
+    def _named(self, name: str, named: Named) -> EnsembleConfiguration:
+        return EnsembleConfiguration(
+            names=(name,),
+            namespace=f"{self.namespace}.{name}",
+            own_shares=True,
+            ensemble=named.ensemble,
+            model=named.model,
+            privacy=named.privacy or self.privacy,
+            budget=_over(self.budget, named.budget).model_copy(
+                update={"ledger": named.budget.ledger, "ledger_id": named.budget.ledger_id}
+            ),
+            engine=_over(self.engine, named.engine),
+            shards=_over(self.shards, named.shards),
+            coordinator=_over(self.coordinator, named.coordinator),
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.http.max_tokens >= self.engine.context_length:
+        if not self.served:
+            raise ValueError("ensemble: is missing; add it, or several under `ensembles`")
+        if self.ensemble is None and "served_model_names" in self.http.model_fields_set:
             raise ValueError(
-                f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in engine.context_length "
-                f"({self.engine.context_length}): lower the one or raise the other"
+                "http.served_model_names: are the names of the ensemble at the top level, and there is none; the names "
+                "under `ensembles` are model names"
             )
+        for each in self.served:
+            where = f"ensembles.{each.name}.engine" if each.own_shares else "engine"
+            if self.http.max_tokens >= each.engine.context_length:
+                raise ValueError(
+                    f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in {where}.context_length "
+                    f"({each.engine.context_length}): lower the one or raise the other"
+                )
         return self
 
     def _from_folder(self, folder: Path) -> Self:
-        ledger = self.budget.ledger
-        located = ledger if "://" in ledger else str((folder / ledger).absolute())
         keys = self.keys.database
-        if keys is not None and "://" not in keys:
-            keys = str((folder / keys).absolute())
-        model = str((folder / self.model).absolute()) if self.model and (folder / self.model).is_dir() else self.model
-        return self.model_copy(
+        located = self.model_copy(
             update={
-                "ensemble": (folder / self.ensemble).absolute(),
-                "model": model,
-                "budget": self.budget.model_copy(update={"ledger": located}),
-                "keys": self.keys.model_copy(update={"database": keys}),
+                "ensemble": None if self.ensemble is None else (folder / self.ensemble).absolute(),
+                "ensembles": {name: _located(name, named, folder) for name, named in self.ensembles.items()},
+                "model": _model_path(self.model, folder),
+                "budget": _at(self.budget.ledger, self.budget, folder),
+                "keys": self.keys.model_copy(update={"database": None if keys is None else _place(keys, folder)}),
             }
         )
+        located._check_apart()
+        return located
+
+    def _check_apart(self) -> None:
+        """
+        Raises:
+            ConfigurationError: two ensembles have a name, a directory or a ledger in common.
+        """
+        seen: dict[str, set[object]] = {"name": set(), "ensemble": set(), "budget.ledger": set()}
+        for each in self.served:
+            has: dict[str, set[object]] = {
+                "name": set(each.names),
+                "ensemble": {each.ensemble},
+                "budget.ledger": {each.budget.ledger},
+            }
+            for what, values in has.items():
+                if not seen[what].isdisjoint(values):
+                    raise ConfigurationError(
+                        f"ensembles.{each.name}: has the {what} of another ensemble; each has a name, a directory and "
+                        "a ledger of its own"
+                    )
+                seen[what] |= values
+
+
+def _over(base: AnySection, own: AnySection) -> AnySection:
+    """A section of one ensemble: what it leaves out is as at the top level."""
+    return base.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+
+def _located(name: str, named: Named, folder: Path) -> Named:
+    """One of `ensembles`, with paths that do not depend on where it is read; its own ledger by default."""
+    ledger = named.budget.ledger if "ledger" in named.budget.model_fields_set else f"{name}.ledger.db"
+    paths = {
+        "ensemble": (folder / named.ensemble).absolute(),
+        "model": _model_path(named.model, folder),
+        "budget": _at(ledger, named.budget, folder),
+    }
+    return named.model_copy(update=paths)
+
+
+def _at(ledger: str, budget: Budget, folder: Path) -> Budget:
+    return budget.model_copy(update={"ledger": _place(ledger, folder)})
+
+
+def _place(place: str, folder: Path) -> str:
+    return place if "://" in place else str((folder / place).absolute())
+
+
+def _model_path(model: str | None, folder: Path) -> str | None:
+    return str((folder / model).absolute()) if model and (folder / model).is_dir() else model
+
+
+_PROTOCOL_TAGS = {("privacy", name) for name in PROTOCOLS}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -226,10 +391,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: Any) -> str:
-    section, *keys = (*error["loc"], "configuration") if not error["loc"] else error["loc"]
-    if section == "privacy" and keys[:1] and keys[0] in PROTOCOLS:  # pydantic names the protocol before its key
-        keys = keys[1:]
-    key = ".".join(map(str, (section, *keys)))
+    keys = [str(each) for each in error["loc"]] or ["configuration"]
+    # Pydantic names the protocol before its key.
+    key = ".".join(
+        each for before, each in zip(["", *keys], keys, strict=False) if (before, each) not in _PROTOCOL_TAGS
+    )
     match error["type"]:
         case "protocol":
             return f"{key}.protocol: {error['msg']}, got {name_of(error['input'])!r}"

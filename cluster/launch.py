@@ -15,7 +15,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from ray.util import list_named_actors
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.alerts import actor as alerts
@@ -25,6 +25,8 @@ from services.budget import actor as budget
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from services.ensembles import actor as ensembles
+from services.ensembles.records import Ensemble, View
 from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
@@ -45,54 +47,40 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Actors:
-    """What answers behind the HTTP route; all of them detached and found by name. The fleet owns the shards."""
+class EnsembleActors:
+    """What answers for one ensemble; all of them detached and found by name. The fleet owns the shards."""
 
     promise: Promise
-    model: Path
     fleet: ActorHandle
     coordinators: tuple[ActorHandle, ...]
     budget: ActorHandle
-    keys: ActorHandle
-    batches: ActorHandle | None
-    alerts: ActorHandle | None
 
     def shard_map(self) -> ShardMap:
         """Who serves now."""
         shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
         return shard_map
 
-    def close(self) -> None:
-        """Give back what the coordinators hold of the budget, as far as they answer."""
-        with suppress(RayError, TimeoutError):  # their leases then stay charged, which is the safe side
-            ray.get([coordinator.close.remote() for coordinator in self.coordinators], timeout=CLOSING_S)
-        with suppress(RayError, LedgerError, TimeoutError):  # another deployment then waits until it is silent
-            ray.get(self.budget.release.remote(), timeout=CLOSING_S)
-
-    def kill(self) -> None:
-        for actor in filter(None, (self.alerts, self.batches)):  # first, as the others are not to be missed
-            ray.kill(actor)
-        for coordinator in self.coordinators:
-            ray.kill(coordinator)
-        with suppress(RayError, TimeoutError):
-            ray.get(self.fleet.close.remote(), timeout=CLOSING_S)
-        for actor in (self.fleet, self.budget, self.keys):
-            ray.kill(actor)
-
 
 @dataclass(frozen=True)
 class Service:
-    """What runs. `stop` gives unused budget back; whoever dies without it leaves the coordinator's lease spent."""
+    """What runs. `stop` gives unused budget back; without it the leases of the coordinators stay spent."""
 
     url: str
     configuration: Configuration
-    promise: Promise
-    actors: Actors
+    started: Sequence[Ensemble]
+    actors: Mapping[str, EnsembleActors]
+    """Of the ensembles that were `started` with it, by their names."""
 
     def stop(self) -> None:
+        """End the service, and the ensembles that were added while it ran."""
         serve.delete(APPLICATION)
-        self.actors.close()
-        self.actors.kill()
+        served = _served_now(self.configuration) or self.started
+        for name in (alerts.NAME, batches.NAME):  # first, as they use the others
+            _kill(name, self.configuration.namespace)
+        for ensemble in served:
+            stop_ensemble(ensemble)
+        for name in (ensembles.NAME, keys.NAME):
+            _kill(name, self.configuration.namespace)
 
 
 def launch(configuration: Configuration, report: Report = lambda step: None) -> Service:
@@ -105,17 +93,16 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing is
             left running.
     """
-    checked = check_ensemble(configuration, report, may_begin=configuration.budget.create)
+    checked = [check_ensemble(each, report, may_begin=each.budget.create) for each in configuration.served]
     check_keys(configuration, report)
     url = _listen(configuration)  # before anything is loaded: the port may be another's
-    actors = start_actors(configuration, checked, report)
-    report("Opening the HTTP route")
-    try:
-        serve.run(gateway(configuration, actors), name=APPLICATION, route_prefix="/")
-    except BaseException:
-        actors.kill()
-        raise
-    return Service(url, configuration, actors.promise, actors)
+    with _all_or_none(configuration.namespace):
+        actors = start_actors(configuration, checked, report)
+        report("Opening the HTTP route")
+        if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
+            report("WARNING: no CPU is left for the HTTP route, which waits for one: lower shards.num_cpus")
+        serve.run(gateway(configuration, checked), name=APPLICATION, route_prefix="/")
+    return Service(url, configuration, [each.served for each in checked], actors)
 
 
 def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
@@ -148,14 +135,36 @@ def keys_database(configuration: Configuration) -> str:
 class Checked:
     """An ensemble that is what its manifest says, and what its configuration promises of it."""
 
+    configuration: EnsembleConfiguration
     manifest: Manifest
     model: Path
     promise: Promise
     ledger: str
 
+    @property
+    def served(self) -> Ensemble:
+        """What gateways must know of it."""
+        configuration = self.configuration
+        coordinator = configuration.coordinator
+        return Ensemble(
+            names=configuration.names,
+            namespace=configuration.namespace,
+            model=self.model,
+            context_length=configuration.engine.context_length,
+            coordinators=coordinator_names(configuration),
+            budget=budget.NAME,
+            fleet=fleet.NAME,
+            capacity=coordinator.max_live * coordinator.replicas,
+            max_waiting=coordinator.max_waiting * coordinator.replicas,
+            own_shares=configuration.own_shares,
+            recovery_s=coordinator.recovery_s,
+            # A step can hang before it fails; then what it needs is waited for, and the first step after it can hang.
+            stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
+        )
+
 
 def check_ensemble(
-    configuration: Configuration, report: Report = lambda step: None, *, may_begin: bool = False
+    configuration: EnsembleConfiguration, report: Report = lambda step: None, *, may_begin: bool = False
 ) -> Checked:
     """What can be known to fit before anything is started.
 
@@ -165,19 +174,19 @@ def check_ensemble(
     Raises:
         ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it.
     """
-    report("Checking the ensemble against its manifest")
+    report(f"Checking the ensemble of {configuration.name} against its manifest")
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)
     manifest.verify(configuration.ensemble, model)
     promised = promise(configuration, manifest)
     report(promised.sentence)
-    return Checked(manifest, model, promised, _ledger_of(configuration, promised, report, may_begin))
+    return Checked(configuration, manifest, model, promised, _ledger_of(configuration, promised, report, may_begin))
 
 
 def start_actors(
-    configuration: Configuration, checked: Checked, report: Report = lambda step: None, *, keep: bool = False
-) -> Actors:
-    """Start what answers behind the HTTP route, and return once it can.
+    configuration: Configuration, checked: Sequence[Checked], report: Report = lambda step: None, *, keep: bool = False
+) -> dict[str, EnsembleActors]:
+    """Start what answers behind the HTTP route, and return, by ensemble, once it can.
 
     Args:
         keep: take the actors that live already under these names for one's own, instead of refusing to start.
@@ -185,12 +194,31 @@ def start_actors(
     Raises:
         LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
     """
-    manifest, model, promised = checked.manifest, checked.model, checked.promise
     with _all_or_none(configuration.namespace):
-        plans = plan_shards(
-            configuration, manifest, model, ray.cluster_resources().get("GPU", 0), halves=promised.protocol.halves
-        )
-        serving = shards_served(configuration, manifest)
+        started = {each.served.name: start_ensemble(each, report, keep=keep) for each in checked}
+        settings = gateway_settings(configuration, checked)
+        database, namespace = keys_database(configuration), configuration.namespace
+        keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
+        ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
+        _start_batches(configuration, settings, keep)
+        _start_alerts(configuration, keep)
+    return started
+
+
+def start_ensemble(checked: Checked, report: Report = lambda step: None, *, keep: bool = False) -> EnsembleActors:
+    """Start what answers for one ensemble, and return once it can.
+
+    Args:
+        keep: see `start_actors`.
+
+    Raises:
+        LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
+    """
+    configuration, promised, model = checked.configuration, checked.promise, checked.model
+    with _all_or_none(configuration.namespace):
+        gpus = ray.cluster_resources().get("GPU", 0)
+        plans = plan_shards(configuration, checked.manifest, model, gpus, halves=promised.protocol.halves)
+        serving = shards_served(configuration, checked.manifest)
         report(f"Loading {promised.protocol.parts} parts into {serving} shard{'s' * (serving > 1)}")
         fleet_actor = _start_fleet(configuration, promised, plans, serving, keep)
         try:
@@ -200,53 +228,68 @@ def start_actors(
         # A service that has the ledger goes on until this one makes its first charge.
         report("Opening the ledger")
         keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
-        keys_actor = keys.start(
-            keys_database(configuration),
-            capacity=_capacity(configuration),
-            max_waiting=configuration.coordinator.max_waiting * configuration.coordinator.replicas,
-            namespace=configuration.namespace,
-            lifetime="detached",
-            keep=keep,
-        )
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
-        batches_actor = _start_batches(configuration, model, keep)
-        alerts_actor = _start_alerts(configuration, keep)
-    return Actors(promised, model, fleet_actor, coordinators, keeper, keys_actor, batches_actor, alerts_actor)
+    return EnsembleActors(promised, fleet_actor, coordinators, keeper)
 
 
-def coordinator_names(configuration: Configuration) -> tuple[str, ...]:
+def stop_ensemble(ensemble: Ensemble) -> None:
+    """End the actors of one ensemble; what they hold of its budget is given back first, as far as they answer."""
+    for name in ensemble.coordinators:
+        _tell(name, ensemble.namespace, "close")  # leases of one that does not answer stay charged: the safe side
+    _tell(ensemble.budget, ensemble.namespace, "release")  # else another deployment waits until it is silent
+    for name in ensemble.coordinators:
+        _kill(name, ensemble.namespace)
+    _tell(ensemble.fleet, ensemble.namespace, "close")
+    for name in (ensemble.fleet, ensemble.budget):
+        _kill(name, ensemble.namespace)
+
+
+def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
     """The names of the coordinators' actors."""
     return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
 
 
-def gateway(configuration: Configuration, actors: Actors, beside: Application | None = None) -> Application:
-    """The HTTP route as a Serve application, with another deployment beside it."""
-    settings = gateway_settings(configuration, actors.model)
+def gateway(configuration: Configuration, checked: Sequence[Checked], *beside: Application) -> Application:
+    """The HTTP route as a Serve application, with other deployments beside it."""
+    settings = gateway_settings(configuration, checked)
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings, beside)
+    application: Application = route.bind(settings, *beside)
     return application
 
 
-def gateway_settings(configuration: Configuration, model: Path) -> GatewaySettings:
+def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -> GatewaySettings:
     """What the gateways, and the batches' actor like them, must be told."""
     return GatewaySettings(
-        model=model,
-        context_length=configuration.engine.context_length,
         namespace=configuration.namespace,
-        coordinator_actors=coordinator_names(configuration),
-        budget_actor=budget.NAME,
-        fleet_actor=fleet.NAME,
+        ensembles=tuple(each.served for each in checked),
+        ensembles_actor=ensembles.NAME,
         keys_actor=keys.NAME,
-        recovery_s=configuration.coordinator.recovery_s,
-        # A step can hang before it fails; then what it needs is waited for, and the first step after it can hang.
-        stall_timeout_s=configuration.coordinator.recovery_s + 2 * configuration.coordinator.step_timeout_s,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
         batches=configuration.batches,
-        **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous"}),
+        **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous", "served_model_names"}),
     )
+
+
+def _served_now(configuration: Configuration) -> list[Ensemble]:
+    """The ensembles of a running service, including those that were added; none if the service does not answer."""
+    with suppress(RayError, ValueError):
+        view: View = ray.get(ray.get_actor(ensembles.NAME, configuration.namespace).view.remote(), timeout=CLOSING_S)
+        return [each.ensemble for each in view.listed]
+    return []
+
+
+def _tell(name: str, namespace: str, method: str) -> None:
+    """Call an actor that is about to be ended, if it lives and answers."""
+    with suppress(RayError, LedgerError, TimeoutError, ValueError):
+        ray.get(getattr(ray.get_actor(name, namespace), method).remote(), timeout=CLOSING_S)
+
+
+def _kill(name: str, namespace: str) -> None:
+    with suppress(ValueError):  # it has ended by itself
+        ray.kill(ray.get_actor(name, namespace))
 
 
 @contextmanager
@@ -256,17 +299,18 @@ def _all_or_none(namespace: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for name in _living(namespace) - before:
-            with suppress(ValueError):  # it has ended by itself
-                ray.kill(ray.get_actor(name, namespace))
+        for name, where in _living(namespace) - before:
+            _kill(name, where)
         raise
 
 
-def _living(namespace: str) -> set[str]:
-    return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
+def _living(namespace: str) -> set[tuple[str, str]]:
+    """Names and namespaces of the actors of a service: its own, and those of the ensembles that it names."""
+    living = {(actor["name"], actor["namespace"]) for actor in list_named_actors(all_namespaces=True)}
+    return {(name, where) for name, where in living if where == namespace or where.startswith(f"{namespace}.")}
 
 
-def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle | None:
+def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> ActorHandle | None:
     try:
         keeper = ray.get_actor(budget.NAME, configuration.namespace)
     except ValueError:
@@ -278,7 +322,7 @@ def _kept_budget(configuration: Configuration, promised: Promise) -> ActorHandle
     return keeper
 
 
-def _ledger_of(configuration: Configuration, promised: Promise, report: Report, may_begin: bool) -> str:
+def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: Report, may_begin: bool) -> str:
     """The id of the ensemble's one ledger: a second one would forget what was spent."""
     settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
     try:
@@ -291,7 +335,7 @@ def _ledger_of(configuration: Configuration, promised: Promise, report: Report, 
         raise ConfigurationError(f"budget.ledger: {error}") from error
 
 
-def _start_budget(configuration: Configuration, checked: Checked) -> ActorHandle:
+def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> ActorHandle:
     return budget.start(
         configuration.budget.ledger,
         checked.promise.terms,
@@ -303,7 +347,7 @@ def _start_budget(configuration: Configuration, checked: Checked) -> ActorHandle
 
 
 def _start_fleet(
-    configuration: Configuration, promised: Promise, plans: Sequence[ShardPlan], serving: int, keep: bool
+    configuration: EnsembleConfiguration, promised: Promise, plans: Sequence[ShardPlan], serving: int, keep: bool
 ) -> ActorHandle:
     settings = FleetSettings(
         namespace=configuration.namespace,
@@ -324,7 +368,7 @@ def _start_fleet(
 
 
 def _start_coordinator(
-    configuration: Configuration, promised: Promise, model: Path, name: str, keep: bool
+    configuration: EnsembleConfiguration, promised: Promise, model: Path, name: str, keep: bool
 ) -> ActorHandle:
     settings = CoordinatorSettings(
         model=model,
@@ -342,32 +386,19 @@ def _start_coordinator(
     return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
 
 
-def _capacity(configuration: Configuration) -> int:
-    """Generations that the coordinators advance together."""
-    return configuration.coordinator.max_live * configuration.coordinator.replicas
-
-
-def _start_batches(configuration: Configuration, model: Path, keep: bool) -> ActorHandle | None:
+def _start_batches(configuration: Configuration, settings: GatewaySettings, keep: bool) -> None:
     if not configuration.batches.enabled:
-        return None
-    settings = gateway_settings(configuration, model)
-    capacity = _capacity(configuration)
-    return batches.start(keys_database(configuration), settings, capacity=capacity, lifetime="detached", keep=keep)
+        return
+    capacity = max(each.capacity for each in settings.ensembles)
+    batches.start(keys_database(configuration), settings, capacity=capacity, lifetime="detached", keep=keep)
 
 
-def _start_alerts(configuration: Configuration, keep: bool) -> ActorHandle | None:
-    watched = Watched(
-        ensemble=configuration.http.served_model_names[0],
-        namespace=configuration.namespace,
-        coordinators=coordinator_names(configuration),
-        budget=budget.NAME,
-        fleet=fleet.NAME,
-        keys=keys.NAME,
-    )
-    return alerts.start(keys_database(configuration), configuration.alerts, watched, lifetime="detached", keep=keep)
+def _start_alerts(configuration: Configuration, keep: bool) -> None:
+    watched = Watched(configuration.namespace, keys.NAME, ensembles.NAME)
+    alerts.start(keys_database(configuration), configuration.alerts, watched, lifetime="detached", keep=keep)
 
 
-def _reserved(configuration: Configuration) -> dict[str, object]:
+def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:
     """What a coordinator reserves; several of them run on different nodes where there are as many."""
     coordinator = configuration.coordinator
     return {
@@ -378,7 +409,9 @@ def _reserved(configuration: Configuration) -> dict[str, object]:
     }
 
 
-def _options(configuration: Configuration, name: str, environment: Mapping[str, str], keep: bool) -> dict[str, object]:
+def _options(
+    configuration: EnsembleConfiguration, name: str, environment: Mapping[str, str], keep: bool
+) -> dict[str, object]:
     return {
         "name": name,
         "get_if_exists": keep,

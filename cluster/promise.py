@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import ConfigurationError, EnsembleConfiguration
 from cluster.topology import parts_served
 from services.budget.errors import LedgerMissing
 from services.budget.filter import UNLIMITED, Filter, cost
@@ -31,7 +31,7 @@ class Promise:
         return sentence(self.terms, self.protocol)
 
 
-def promise(configuration: Configuration, manifest: Manifest) -> Promise:
+def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise:
     """Plans the ensemble's protocol for the configured budget.
 
     The Rényi order of a ledger never changes: an order chosen after tokens were seen would void the guarantee.

@@ -4,16 +4,30 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.configuration import ConfigurationError
-from services.fleet.fleet import NAME
+from services.ensembles import actor as ensembles
+from services.fleet import fleet
 
 
 def fleet_of(namespace: str) -> ActorHandle:
-    """Returns the fleet actor of a service.
+    """Returns the fleet actor of one ensemble, by the namespace of its actors.
 
     Raises:
         ConfigurationError: no service runs under this namespace.
     """
+    return _actor(fleet.NAME, namespace)
+
+
+def ensembles_of(namespace: str) -> ActorHandle:
+    """Returns the actor that lists the ensembles of a service.
+
+    Raises:
+        ConfigurationError: no service runs under this namespace.
+    """
+    return _actor(ensembles.NAME, namespace)
+
+
+def _actor(name: str, namespace: str) -> ActorHandle:
     try:
-        return ray.get_actor(NAME, namespace)
+        return ray.get_actor(name, namespace)
     except ValueError as error:
         raise ConfigurationError(f"namespace: no service runs as {namespace!r} on this Ray cluster") from error

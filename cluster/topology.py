@@ -5,14 +5,14 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import ConfigurationError, EnsembleConfiguration
 from services.engine.engine import EngineSettings
 from services.fleet.plan import ShardPlan
 from services.training.manifest import Adapter, Manifest
 
 
 def plan_shards(
-    configuration: Configuration, manifest: Manifest, model: Path, gpus: float, halves: bool = False
+    configuration: EnsembleConfiguration, manifest: Manifest, model: Path, gpus: float, halves: bool = False
 ) -> list[ShardPlan]:
     """Consecutive blocks of `shards.parts_per_shard` parts, one shard each, of which the first `shards.count` serve.
 
@@ -47,7 +47,7 @@ def plan_shards(
     ]
 
 
-def shards_served(configuration: Configuration, manifest: Manifest) -> int:
+def shards_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
     """How many blocks serve from the start.
 
     Raises:
@@ -69,12 +69,12 @@ def shards_served(configuration: Configuration, manifest: Manifest) -> int:
     return wanted
 
 
-def parts_served(configuration: Configuration, manifest: Manifest) -> int:
+def parts_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
     """N from the start: the parts of the blocks that serve."""
     return min(len(manifest.parts), shards_served(configuration, manifest) * configuration.shards.parts_per_shard)
 
 
-def _halves(configuration: Configuration, manifest: Manifest) -> tuple[Adapter, ...]:
+def _halves(configuration: EnsembleConfiguration, manifest: Manifest) -> tuple[Adapter, ...]:
     if any(part.halves is None for part in manifest.parts):
         raise ConfigurationError(
             f"ensemble: {configuration.ensemble} has no adapters for the halves of its parts; "
@@ -89,7 +89,7 @@ def _blocks(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
 
 
 def _engine_settings(
-    configuration: Configuration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
+    configuration: EnsembleConfiguration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
 ) -> EngineSettings:
     """Engines that reserve a fraction of a GPU share it: each takes its fraction of the memory for engines."""
     engine = configuration.engine
@@ -106,7 +106,7 @@ def _engine_settings(
     )
 
 
-def _environment(configuration: Configuration, num_gpus: float) -> dict[str, str]:
+def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[str, str]:
     """Of a shard's process.
 
     Ray gives an actor one thread for each CPU it reserves; an engine on the CPU uses them all. On a GPU the products of

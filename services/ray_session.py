@@ -6,8 +6,9 @@ therefore accepts only clients with its token, and listens on the loopback inter
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import ray
@@ -47,6 +48,14 @@ def connected(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Connects to the cluster of a running service. What Ray prints goes to standard error: standard output is for the
+    result, which is printed after this."""
+    with connected(address), redirect_stdout(sys.stderr):
+        yield
 
 
 def secure(address: str | None) -> None:

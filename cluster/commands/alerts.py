@@ -45,7 +45,7 @@ def send_test(
 
 async def _sent(configuration: Configuration) -> list[str | None]:
     """Sends the alert; returns for each webhook None, or why it did not accept the alert."""
-    ensemble = configuration.http.served_model_names[0]
+    ensemble = configuration.served[0].name
     text = f"A test: {ensemble} can reach this webhook."
     alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)
     settings = configuration.alerts

@@ -29,6 +29,10 @@ def budget(
         float | None, typer.Option(min=0, max=1, help="The delta for --recompute. Default: the budget's.")
     ] = None,
     by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
+    ensemble: Annotated[
+        str | None,
+        typer.Option(help="With --by-key: its name under `ensembles`, where the service has several."),
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +52,7 @@ def budget(
     everything = statement(balance)
     stated = everything if operator else everything.ledger()
     recomputed = recompute(balance, delta or balance.terms.delta) if again else None
-    used = used_by_key(keys or beside(ledger)) if by_key else None
+    used = used_by_key(keys or beside(ledger), ensemble) if by_key else None
     if as_json:
         record = stated.model_dump(mode="json")
         record |= {"recomputed": recomputed.model_dump()} if recomputed else {}

@@ -98,7 +98,8 @@ def make(
     configuration = None if config is None else Configuration.load(config)
     base_model = None
     if configuration is not None:
-        base_model = configuration.model or Manifest.load(configuration.ensemble).base_model
+        chosen = configuration.choose(model)
+        base_model = chosen.model or Manifest.load(chosen.ensemble).base_model
     started = time.monotonic()
     with opened(output, request) as job:
         with _service(url, key, configuration) as (address, secret), _Shown(len(request.items), as_json) as shown:

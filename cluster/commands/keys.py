@@ -89,6 +89,8 @@ def list_keys(database: DatabaseOption = DEFAULT, as_json: JsonOption = False) -
         table.add_column(column, justify="right")
     for account in accounts:
         table.add_row(*_cells(account))
+        for ensemble, each in account.ensembles.items():
+            table.add_row(f"  of {escape(ensemble)}", *[""] * 5, *amounts(each.share, each.usage))
     Console().print(table)
 
 
@@ -103,17 +105,21 @@ def limit(
     live_streams: StreamsOption = None,
     largest_request: LargestOption = None,
     group: Annotated[bool, typer.Option("--group", help="Set the common share of a group.")] = False,
+    ensemble: Annotated[
+        str | None, typer.Option(help="Set the share of one ensemble, by its name under `ensembles`.")
+    ] = None,
     database: DatabaseOption = DEFAULT,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
     share = _share(context)
     store = KeyStore(Database(database, create=False))
     if group:
-        store.limit_group(key, share)
+        store.limit_group(key, share, ensemble)
     else:
-        store.limit(key, share)
+        store.limit(key, share, ensemble)
     limits = ", ".join(f"{name} {value}" for name, value in share.model_dump(exclude_none=True).items())
-    Console().print(f"{escape(key)}: {limits or 'no limits'}")
+    where = "" if ensemble is None else f" of {escape(ensemble)}"
+    Console().print(f"{escape(key)}{where}: {limits or 'no limits'}")
 
 
 @keys.command()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.configuration import Configuration
+from cluster.options import EnsembleOption
 from cluster.promise import promise
 from services.budget import export as exporting
 from services.budget import move as moving
@@ -33,10 +34,11 @@ Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or 
 @ledger.command()
 def init(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
+    ensemble: EnsembleOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
-    configuration = Configuration.load(config)
+    configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)
     with _ledger_errors_printed():
         promised = promise(configuration, manifest)

@@ -105,16 +105,17 @@ def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
     with httpx.Client(base_url=service.url, timeout=300) as client:
         answer = client.post("/v1/completions", json=question).raise_for_status().json()
         statement = client.get("/v1/privacy").raise_for_status().json()
-    protocol = service.promise.protocol
+    (actors,) = service.actors.values()
+    promise, protocol = actors.promise, actors.promise.protocol
     return Outcome(
         completion=answer["choices"][0]["text"],
         completion_tokens=answer["usage"]["completion_tokens"],
         epsilon_spent=statement["epsilon_spent"],
         epsilon_total=statement["epsilon"],
         delta=statement["delta"],
-        radius=service.promise.settings.derived_from(protocol).get("radius"),
+        radius=promise.settings.derived_from(protocol).get("radius"),
         parts=protocol.parts,
-        shards=len(service.actors.shard_map().shards),
+        shards=len(actors.shard_map().shards),
         seconds=round(steps.seconds, 1),
     ), statement
 

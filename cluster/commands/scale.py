@@ -7,23 +7,24 @@ import ray
 import typer
 from rich.console import Console
 
+from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
 from cluster.running import fleet_of
 from services.fleet.fleet import FleetError
 from services.fleet.shard_map import ShardMap
-from services.ray_session import connected
+from services.ray_session import joined
 
 
 def scale(
     shards: Annotated[int, typer.Option(min=1, help="The new number of part groups that serve.")],
-    address: Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")] = "auto",
-    namespace: Annotated[str, typer.Option(help="The service's namespace, as in its configuration.")] = "privmix",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    address: AddressOption = "auto",
+    namespace: EnsembleNamespaceOption = "privmix",
+    as_json: JsonOption = False,
 ) -> None:
     """Let the next parts of the ensemble join, or the last leave; running streams go on.
 
     `privmix plan --parts N` says beforehand what N does to a token's cost, /v1/privacy afterwards.
     """
-    with connected(address):
+    with joined(address):
         fleet = fleet_of(namespace)
         try:
             shard_map: ShardMap = ray.get(fleet.scale.remote(shards))

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 import ray
 import typer
@@ -12,22 +12,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
 from cluster.running import fleet_of
 from services.budget import actor as budget
 from services.fleet import fleet
 from services.gateway.status import Status
-from services.ray_session import connected
+from services.ray_session import joined
 
 PROBE_S = 10.0
 
 
 def status(
-    address: Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")] = "auto",
-    namespace: Annotated[str, typer.Option(help="The service's namespace, as in its configuration.")] = "privmix",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    address: AddressOption = "auto",
+    namespace: EnsembleNamespaceOption = "privmix",
+    as_json: JsonOption = False,
 ) -> None:
     """Show actors, shards, parts and versions of a running service; exit with 1 if one of them does not work."""
-    with connected(address):
+    with joined(address):
         record = _record(namespace)
     if as_json:
         print(json.dumps(record, indent=2))

@@ -18,14 +18,13 @@ Limit = Literal["tokens", "tokens_per_day"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What one look at the service found; None is what did not answer.
+    """What one look at an ensemble found; None is what did not answer.
 
     `troubles` says why no private token can be made and charged, by actor.
     """
 
     troubles: dict[str, str] = field(default_factory=dict)
     statement: Statement | None = None
-    accounts: Sequence[KeyAccount] = ()
     traffic: TrafficReport | None = None
     shards: Sequence[Shard] | None = None
 
@@ -35,27 +34,53 @@ class Conditions:
 
     `levels` is all that must survive a restart: for each condition that fires, the largest threshold it has passed, or
     the Unix time at which something began to be wrong. Times that are not yet an alert are in memory only.
+
+    Args:
+        prefix: of the names of these conditions in `levels`, which the ensembles of a service have together.
     """
 
     def __init__(
-        self, ensemble: str, namespace: str, thresholds: Iterable[float], patience_s: float, levels: dict[str, float]
+        self,
+        ensemble: str,
+        namespace: str,
+        thresholds: Iterable[float],
+        patience_s: float,
+        levels: dict[str, float],
+        prefix: str = "",
     ) -> None:
         self.levels = levels
-        self._common = {"ensemble": ensemble, "namespace": namespace}
+        self._ensemble = ensemble
+        self._namespace = namespace
+        self._prefix = prefix
         self._thresholds = sorted({*thresholds, 1.0})
         self._patience_s = patience_s
         self._suspected: dict[str, float] = {}
         self._released: int | None = None
 
     def look(self, seen: Observation, now: float) -> list[Alert]:
-        """Return the alerts of this look, and change `levels`. `now` is in Unix seconds."""
+        """Return the alerts of this look at the ensemble, and change `levels`. `now` is in Unix seconds."""
         return [
             *self._budget(seen.statement),
-            *self._shares(seen.accounts),
             *self._wrong("service.unavailable", seen.troubles, now),
             *self._stalled(seen.traffic, now),
             *self._unserved(seen.shards, now),
         ]
+
+    def look_at_shares(self, accounts: Sequence[KeyAccount]) -> list[Alert]:
+        """Return the alerts of the shares, of whichever ensembles they are, and change `levels`."""
+        shares = {f"key {each.key.name}": each for each in accounts if each.key.revoked is None}
+        groups = {f"group {each.key.group}": each for each in accounts if each.key.group is not None}
+        alerts: list[Alert] = []
+        for subject, account in shares.items():
+            alerts += self._share(subject, account.share, account.usage)
+            for ensemble, of in account.ensembles.items():
+                alerts += self._share(subject, of.share, of.usage, ensemble)
+        for subject, account in groups.items():
+            if account.group_share is not None and account.group_usage is not None:
+                alerts += self._share(subject, account.group_share, account.group_usage)
+            for ensemble, of in account.group_ensembles.items():
+                alerts += self._share(subject, of.share, of.usage, ensemble)
+        return alerts
 
     def _budget(self, statement: Statement | None) -> Iterator[Alert]:
         if statement is None:
@@ -76,16 +101,8 @@ class Conditions:
                 text = "The privacy budget of {ensemble} is spent: it answers with no private token any more."
                 yield self._alert("budget.exhausted", text, fraction=1.0, threshold=1.0, **numbers)
 
-    def _shares(self, accounts: Sequence[KeyAccount]) -> Iterator[Alert]:
-        for account in accounts:
-            if account.key.revoked is None:
-                yield from self._share(f"key {account.key.name}", account.share, account.usage)
-        groups = {each.key.group: each for each in accounts if each.key.group is not None}
-        for group, account in groups.items():
-            if account.group_share is not None and account.group_usage is not None:
-                yield from self._share(f"group {group}", account.group_share, account.group_usage)
-
-    def _share(self, subject: str, share: Share, usage: Usage) -> Iterator[Alert]:
+    def _share(self, subject: str, share: Share, usage: Usage, of: str | None = None) -> Iterator[Alert]:
+        """Of a share of the ensemble `of`; None is one of all ensembles together."""
         # Tokens that are held may be given back, so what counts is spent.
         limits: tuple[tuple[Limit, int | None, int, str], ...] = (
             ("tokens", share.tokens, usage.spent, ""),
@@ -96,17 +113,18 @@ class Conditions:
                 continue
             fraction = min(1.0, spent / allowed)
             numbers = {"subject": subject, "limit": limit, "spent": spent, "allowed": allowed, "fraction": fraction}
-            for threshold in self._passed(f"share {limit} {subject}", fraction):
+            condition = f"share {limit} {subject}" if of is None else f"share {limit} {subject} of {of}"
+            for threshold in self._passed(condition, fraction):
                 what = f"The share{when} that {subject} has of {{ensemble}}"
                 if threshold < 1:
                     text = f"{what} is {fraction:.0%} spent: {spent} of {allowed} tokens."
-                    yield self._alert("share.threshold", text, threshold=threshold, **numbers)
+                    yield self._alert("share.threshold", text, of, threshold=threshold, **numbers)
                 else:
-                    yield self._alert("share.exhausted", f"{what} is spent.", threshold=1.0, **numbers)
+                    yield self._alert("share.exhausted", f"{what} is spent.", of, threshold=1.0, **numbers)
 
     def _passed(self, condition: str, fraction: float) -> list[float]:
         """The thresholds that `fraction` has passed since the last look."""
-        level = self.levels.get(condition, 0.0)
+        level = self.levels.get(self._prefix + condition, 0.0)
         if fraction < level - REARM:
             level = max((each for each in self._thresholds if each <= fraction), default=0.0)
         passed = [threshold for threshold in self._thresholds if level < threshold <= fraction]
@@ -131,7 +149,7 @@ class Conditions:
         yield from self._wrong("parts.unserved", reasons, now)
 
     def _wrong(self, event: Event, reasons: dict[str, str], now: float) -> Iterator[Alert]:
-        began = self.levels.get(event)
+        began = self.levels.get(self._prefix + event)
         if not reasons:
             self._suspected.pop(event, None)
             if began is not None:
@@ -147,10 +165,11 @@ class Conditions:
 
     def _set(self, condition: str, level: float | None) -> None:
         if level is None:
-            self.levels.pop(condition, None)
+            self.levels.pop(self._prefix + condition, None)
         else:
-            self.levels[condition] = level
+            self.levels[self._prefix + condition] = level
 
-    def _alert(self, event: Event, text: str, **fields: Any) -> Alert:
-        written = text.replace("{ensemble}", self._common["ensemble"])
-        return Alert(event=event, text=written, **self._common, **fields)
+    def _alert(self, event: Event, text: str, of: str | None = None, **fields: Any) -> Alert:
+        ensemble = of or self._ensemble
+        written = text.replace("{ensemble}", ensemble)
+        return Alert(event=event, text=written, ensemble=ensemble, namespace=self._namespace, **fields)

@@ -16,10 +16,10 @@ from services.coordinator.messages import Generation
 from services.gateway.delivery import whole
 from services.gateway.entrance import Entrance
 from services.gateway.errors import ApiError, invalid, unexpected
-from services.gateway.hub import Hub, Mailbox
+from services.gateway.hub import Mailbox
 from services.gateway.keys import KeyService
 from services.gateway.preparation import Preparation
-from services.gateway.prompts import Prompts
+from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
 from services.keys.records import KeysUnavailable
 
@@ -63,33 +63,36 @@ class Runner:
         store: BatchStore,
         settings: BatchSettings,
         preparation: Preparation,
-        hub: Hub,
+        models: Models,
         keys: KeyService,
         places: int,
     ) -> None:
         self._store = store
         self._settings = settings
         self._preparation = preparation
-        self._hub = hub
+        self._models = models
         self._keys = keys
         self._places = places
         self._of_owner: dict[str, asyncio.Semaphore] = {}
         self._jobs: dict[str, Job] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._serving = asyncio.Event()
+        """Until then no model is known."""
 
     @classmethod
     def load(cls, store: BatchStore, gateway: GatewaySettings, places: int) -> Self:
-        """With the tokenizer, and channels to the coordinators, of its own. `serve` opens the channels."""
-        hub = Hub(gateway.namespace, gateway.coordinator_actors, gateway.stall_timeout_s, gateway.recovery_s)
+        """With tokenizers, and channels to the coordinators, of its own. `serve` opens them."""
         keys = KeyService(gateway.api_keys, gateway.namespace, gateway.keys_actor)
-        return cls(store, gateway.batches, Preparation(gateway, Prompts.load(gateway.model)), hub, keys, places)
+        models = Models(gateway)
+        return cls(store, gateway.batches, Preparation(gateway, models), models, keys, places)
 
     async def serve(self) -> None:
         """Keep the channels to the coordinators open, and tell the keys actor that this process lives."""
-        async with self._hub.running():
+        async with self._models.running():
+            self._serving.set()
             while True:
                 await asyncio.sleep(PULSE_S)
-                await self._keys.pulse(self._hub.seen.take(self._hub.live))
+                await self._keys.pulse(self._models.pulse())
 
     def start(self, stored: Stored) -> None:
         """Run a batch from where it is, if it does not run already."""
@@ -206,11 +209,12 @@ class Runner:
             ApiError: as the endpoint refuses or fails.
         """
         identity = await self._keys.identity_of(job.stored.owner)
+        await self._serving.wait()
         prepared = await self._preparation.prepare(job.stored.batch.endpoint, line.body)
         if prepared.asked.stream:
             raise invalid("stream", "answers of a batch are not streamed; remove it", "unsupported_parameter")
-        self._hub.seen.request()
-        entrance = Entrance(self._hub, self._keys, identity, background=True)
+        self._models.seen.request()
+        entrance = Entrance(prepared.served, self._keys, identity, background=True)
 
         @asynccontextmanager
         async def submit(generations: Sequence[Generation]) -> AsyncIterator[Mailbox]:

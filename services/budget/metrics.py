@@ -5,6 +5,7 @@ from typing import Literal, get_args
 from ray.util.metrics import Counter, Gauge
 
 from services.budget.ledger import Ledger
+from services.metrics import ENSEMBLE, of_ensemble
 
 LedgerHealth = Literal["writable", "fenced", "unavailable"]
 STATES: tuple[str, ...] = get_args(LedgerHealth)
@@ -14,11 +15,17 @@ class BudgetMetrics:
     """Records the metrics of the budget. Hides the spent epsilon if it is measured on private data."""
 
     def __init__(self) -> None:
-        self._leases = Counter("privmix_leases", "Leases and charges that were granted.")
-        self._promised = Gauge("privmix_budget_epsilon", "The epsilon that is promised.")
-        self._spent = Gauge("privmix_budget_epsilon_spent", "The epsilon that the budget has come to, as enforced.")
-        self._tokens = Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.")
-        self._state = Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state",))
+        self._leases = of_ensemble(Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)))
+        self._promised = of_ensemble(Gauge("privmix_budget_epsilon", "The epsilon that is promised.", (ENSEMBLE,)))
+        self._spent = of_ensemble(
+            Gauge("privmix_budget_epsilon_spent", "The epsilon that the budget has come to, as enforced.", (ENSEMBLE,))
+        )
+        self._tokens = of_ensemble(
+            Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.", (ENSEMBLE,))
+        )
+        self._state = of_ensemble(
+            Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state", ENSEMBLE))
+        )
 
     def checked(self, health: LedgerHealth) -> None:
         """Records the result of a health check."""

@@ -2,6 +2,8 @@
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from services.metrics import ENSEMBLE, of_ensemble
+
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
 
@@ -10,14 +12,22 @@ class CoordinatorMetrics:
     """Records the metrics of a coordinator. Rows are a total, so that no reader learns one token's draw."""
 
     def __init__(self) -> None:
-        self._tokens = Counter("privmix_tokens", "Tokens released.", ("answered_by",))
-        self._rows = Counter("privmix_rows", "Rows asked of the models, the public model's included.")
-        self._live = Gauge("privmix_live_sequences", "Sequences that wait for a token.")
-        self._batch = Histogram("privmix_batch_size", "Sequences that a step advanced.", boundaries=SIZES)
-        self._first = Histogram(
-            "privmix_time_to_first_token_seconds", "From submission to the first token.", boundaries=SECONDS
+        self._tokens = of_ensemble(Counter("privmix_tokens", "Tokens released.", ("answered_by", ENSEMBLE)))
+        self._rows = of_ensemble(
+            Counter("privmix_rows", "Rows asked of the models, the public model's included.", (ENSEMBLE,))
         )
-        self._token = Histogram("privmix_token_seconds", "From one token to the next.", boundaries=SECONDS)
+        self._live = of_ensemble(Gauge("privmix_live_sequences", "Sequences that wait for a token.", (ENSEMBLE,)))
+        self._batch = of_ensemble(
+            Histogram("privmix_batch_size", "Sequences that a step advanced.", SIZES, (ENSEMBLE,))
+        )
+        self._first = of_ensemble(
+            Histogram(
+                "privmix_time_to_first_token_seconds", "From submission to the first token.", SECONDS, (ENSEMBLE,)
+            )
+        )
+        self._token = of_ensemble(
+            Histogram("privmix_token_seconds", "From one token to the next.", SECONDS, (ENSEMBLE,))
+        )
 
     def live(self, sequences: int) -> None:
         """Records the number of sequences that wait for a token."""

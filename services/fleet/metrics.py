@@ -2,12 +2,16 @@
 
 from ray.util.metrics import Gauge
 
+from services.metrics import ENSEMBLE, of_ensemble
+
 
 class FleetMetrics:
     """Records the health of each shard in a gauge."""
 
     def __init__(self) -> None:
-        self._healthy = Gauge("privmix_shard_healthy", "1 where a shard answers, else 0.", ("shard",))
+        self._healthy = of_ensemble(
+            Gauge("privmix_shard_healthy", "1 where a shard answers, else 0.", ("shard", ENSEMBLE))
+        )
 
     def probed(self, shard: str, answers: bool) -> None:
         """Records the result of probing a shard."""

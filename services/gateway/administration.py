@@ -11,6 +11,7 @@ from services.gateway.keys import KeyService
 from services.gateway.limits import read_body
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.schema import Body
+from services.gateway.served import Models
 from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share, now
 
 MAX_BODY_BYTES = 1 << 16
@@ -72,7 +73,8 @@ BODIES = (NewKey, Rotation, ShareBody)
 class AdministrationRoutes:
     """`/v1/keys`: what `privmix keys` does, for keys with the scope `administer`."""
 
-    def __init__(self, keys: KeyService) -> None:
+    def __init__(self, models: Models, keys: KeyService) -> None:
+        self._models = models
         self._keys = keys
 
     def router(self) -> APIRouter:
@@ -111,17 +113,31 @@ class AdministrationRoutes:
         )
         return CreatedKey(secret=secret, key=key)
 
-    async def limit(self, key: str, request: Request) -> KeyAccount:
-        """Replace the share of a key."""
+    async def limit(self, key: str, request: Request, model: str | None = None) -> KeyAccount:
+        """Replace the share of a key: of all models together, or of one."""
         asked = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        account: KeyAccount = await self._keys.ask("limit", key, asked.share)
+        account: KeyAccount = await self._keys.ask("limit", key, asked.share, self._shares(model))
         return account
 
-    async def limit_group(self, group: str, request: Request) -> Share:
-        """Replace the share that the keys of a group have together."""
+    async def limit_group(self, group: str, request: Request, model: str | None = None) -> Share:
+        """Replace the share that the keys of a group have together: of all models together, or of one."""
         asked = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        await self._keys.ask("limit_group", group, asked.share)
+        await self._keys.ask("limit_group", group, asked.share, self._shares(model))
         return asked.share
+
+    def _shares(self, model: str | None) -> str | None:
+        """The name under which keys have shares of a model alone.
+
+        Raises:
+            ApiError: 404, there is no such model; 400, it has no shares of its own.
+        """
+        if model is None:
+            return None
+        shares = self._models.named(model).ensemble.shares
+        if shares is None:
+            raise invalid("model", "this model has no name under `ensembles` in the configuration, so it has no shares "
+                          "of its own; leave model out to limit all models together")  # fmt: skip
+        return shares
 
     async def rotate(self, key: str, request: Request) -> CreatedKey:
         """Give a key another secret."""

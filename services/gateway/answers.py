@@ -60,6 +60,7 @@ class Answer:
         """For the log."""
         return {
             "privmix.answer": self._frame["id"],
+            "privmix.model": self._frame["model"],
             "privmix.choices": len(self._choices),
             "privmix.prompt_tokens": self._prompt_tokens,
         }

@@ -16,32 +16,27 @@ from services.gateway.console import ConsoleRoutes
 from services.gateway.errors import ApiError, from_http
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
 from services.gateway.health import health_routes
-from services.gateway.hub import Hub
 from services.gateway.keys import LIMITED, RATES, KeyService
 from services.gateway.metrics import refusals
 from services.gateway.openapi import describe
 from services.gateway.pages import pages
-from services.gateway.preparation import Preparation
-from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
-from services.gateway.status import Status
 
 BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
 PULSE_S = 1.0
 
 
-def build_app(
-    settings: GatewaySettings, prompts: Prompts, hub: Hub, status: Status, *, answer_request_id: bool = True
-) -> FastAPI:
-    """The gateway's ASGI application. Its lifespan keeps the hub's line to the coordinator open."""
+def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: bool = True) -> FastAPI:
+    """The gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
     keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with hub.running():
-            pulsing = asyncio.create_task(_pulse(hub, keys))
+        async with models.running():
+            pulsing = asyncio.create_task(_pulse(models, keys))
             try:
                 yield
             finally:
@@ -52,7 +47,7 @@ def build_app(
         if not isinstance(failure, ApiError):
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
-        hub.seen.refused(failure.code)
+        models.seen.refused(failure.code)
         return failure.response()
 
     app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -67,20 +62,20 @@ def build_app(
         )
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
-    app.include_router(health_routes(status))
+    app.include_router(health_routes(models))
     app.include_router(version_route())
     app.include_router(pages())
-    app.include_router(GenerationRoutes(settings, Preparation(settings, prompts), hub, keys).router())
-    app.include_router(CatalogueRoutes(settings, prompts, status, keys).router())
-    app.include_router(ConsoleRoutes(settings, status, keys).router())
+    app.include_router(GenerationRoutes(settings, models, keys).router())
+    app.include_router(CatalogueRoutes(settings, models, keys).router())
+    app.include_router(ConsoleRoutes(settings, models, keys).router())
     app.include_router(batches.BatchRoutes(settings, keys).router())
-    app.include_router(administration.AdministrationRoutes(keys).router())
+    app.include_router(administration.AdministrationRoutes(models, keys).router())
     describe(app, BODIES)
     return app
 
 
-async def _pulse(hub: Hub, keys: KeyService) -> None:
+async def _pulse(models: Models, keys: KeyService) -> None:
     """Tell the keys actor what this gateway sees, and that it lives."""
     while True:
         await asyncio.sleep(PULSE_S)
-        await keys.pulse(hub.seen.take(hub.live))
+        await keys.pulse(models.pulse())

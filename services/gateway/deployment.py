@@ -9,10 +9,8 @@ from ray.serve.schema import LoggingConfig
 
 from services import tracing
 from services.gateway.app import build_app
-from services.gateway.hub import Hub
-from services.gateway.prompts import Prompts
+from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
-from services.gateway.status import Status
 
 
 def _log_with_serve() -> None:
@@ -36,7 +34,7 @@ class Gateway:
     A waiting stream costs next to nothing here, so a replica takes many; the coordinator refuses what it cannot hold.
     """
 
-    def __init__(self, settings: GatewaySettings, beside: DeploymentHandle | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, *beside: DeploymentHandle) -> None:
         """`beside` is not called: Serve deploys with the route what the route is bound to."""
         self._settings = settings
         _log_with_serve()
@@ -44,15 +42,5 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve's hook for an app that is built in the replica."""
-        settings = self._settings
-        hub = Hub(settings.namespace, settings.coordinator_actors, settings.stall_timeout_s, settings.recovery_s)
-        status = Status(
-            settings.namespace,
-            settings.coordinator_actors,
-            settings.budget_actor,
-            settings.fleet_actor,
-            settings.health_timeout_s,
-            settings.statement_timeout_s,
-        )
         # Serve's proxy answers with the request id.
-        return build_app(settings, Prompts.load(settings.model), hub, status, answer_request_id=False)
+        return build_app(self._settings, Models(self._settings), answer_request_id=False)

@@ -3,25 +3,27 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from uuid import uuid4
 
 from services.coordinator.messages import Delta, Generation
-from services.gateway.hub import Hub, Mailbox
+from services.gateway.hub import Mailbox
 from services.gateway.keys import KeyService, rate_headers
+from services.gateway.served import Served
 from services.keys.messages import Admitted, Identity
 
 
 class Entrance:
-    """Submits the generations of one request; `headers` are for its answer, known once it was admitted.
+    """Submits the generations of one request to an ensemble; `headers` are for its answer, known once it was admitted.
 
     One of the `background` lets all others go before.
     """
 
-    def __init__(self, hub: Hub, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
+    def __init__(self, served: Served, keys: KeyService, identity: Identity, *, background: bool = False) -> None:
         self.headers: dict[str, str] = {}
-        self._hub = hub
+        self._served = served
+        self._hub = served.hub
         self._keys = keys
         self._identity = identity
         self._background = background
@@ -34,14 +36,22 @@ class Entrance:
         Raises:
             ApiError: nothing was started, and nothing is charged.
         """
-        if not self._identity.subjects:
-            async with self._hub.submit(generations, since=self._arrived) as mailbox:
+        submit = self._charged if self._identity.subjects else self._uncharged
+        with self._served.request():
+            async with submit(generations) as mailbox:
                 yield mailbox
-            return
+
+    def _uncharged(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[Mailbox]:
+        return self._hub.submit(generations, since=self._arrived)
+
+    @asynccontextmanager
+    async def _charged(self, generations: Sequence[Generation]) -> AsyncIterator[Mailbox]:
         id_ = uuid4().hex
         wanted = sum(generation.max_tokens for generation in generations)
         admitting = asyncio.ensure_future(
-            self._keys.admit(id_, self._identity, wanted, len(generations), self._background)
+            self._keys.admit(
+                id_, self._identity, self._served.ensemble.room, wanted, len(generations), self._background
+            )
         )
         try:
             admitted = await asyncio.shield(admitting)

@@ -1,7 +1,7 @@
 """Every failure in OpenAI's shape. No message repeats what the client sent."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from services.coordinator.messages import CoordinatorError, Overloaded
 
 # The openai client retries 429 and 5xx by itself unless it is told not to.
 NO_RETRY = {"x-should-retry": "false"}
+DRAINING_S = "60"
 
 
 class ApiError(Exception):
@@ -74,6 +75,19 @@ def budget_exhausted() -> ApiError:
         code="privacy_budget_exhausted",
         kind="insufficient_quota",
         headers=NO_RETRY,
+    )
+
+
+def model_not_found(served: Sequence[str]) -> ApiError:
+    message = f"model: there is no such model; served here: {', '.join(served) or 'none now'}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def draining(name: str) -> ApiError:
+    """The ensemble ends its requests before it is retired."""
+    message = f"model: {name} takes no new requests, because it is about to be retired; /v1/models lists the others"
+    return ApiError(
+        503, message, code="model_draining", param="model", kind="server_error", headers={"retry-after": DRAINING_S}
     )
 
 

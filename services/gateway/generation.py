@@ -6,13 +6,13 @@ from services.gateway.access import record
 from services.gateway.answers import Answer
 from services.gateway.delivery import streamed, whole
 from services.gateway.entrance import Entrance
-from services.gateway.hub import Hub
 from services.gateway.keys import KeyService
 from services.gateway.limits import read_body
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.preparation import Endpoint, Preparation
 from services.gateway.responses import ChatCompletion, Completion
 from services.gateway.schema import ChatRequest, CompletionRequest
+from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
 from services.gateway.sse import EventStream, kept_alive, unless_disconnected
 
@@ -22,10 +22,10 @@ ANSWERED_BY = "x-privmix-answered-by"
 class GenerationRoutes:
     """`POST /v1/completions` and `POST /v1/chat/completions`."""
 
-    def __init__(self, settings: GatewaySettings, preparation: Preparation, hub: Hub, keys: KeyService) -> None:
+    def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
-        self._preparation = preparation
-        self._hub = hub
+        self._models = models
+        self._preparation = Preparation(settings, models)
         self._keys = keys
 
     def router(self) -> APIRouter:
@@ -59,8 +59,8 @@ class GenerationRoutes:
         prepared = await self._preparation.prepare(endpoint, await read_body(request, self._settings.max_body_bytes))
         asked, generations, answer = prepared.asked, prepared.generations, prepared.answer
         record(request).answer = answer
-        self._hub.seen.request()
-        entrance = Entrance(self._hub, self._keys, identity)
+        self._models.seen.request()
+        entrance = Entrance(prepared.served, self._keys, identity)
         if asked.stream:
             chunks = streamed(
                 entrance.submit,

@@ -17,7 +17,7 @@ from services.coordinator.recovery import cause_of, passes
 from services.gateway.channel import Channel, Submission
 from services.gateway.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 from services.gateway.metrics import resumed
-from services.gateway.seen import Seen
+from services.gateway.seen import SeenTokens
 
 Ended = Callable[[int | None], Awaitable[None]]
 
@@ -63,7 +63,7 @@ class Mailbox:
         self,
         generations: Sequence[Generation],
         stall_timeout_s: float,
-        seen: Seen,
+        seen: SeenTokens,
         since: float,
         cut: frozenset[str] = frozenset(),
     ) -> None:
@@ -179,7 +179,7 @@ class Hub:
     ) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._recovery_s = recovery_s
-        self.seen = Seen()
+        self.seen = SeenTokens()
         self._channels = [Channel(namespace, actor, self._deliver, self._set_adrift) for actor in coordinator_actors]
         self._mailboxes: set[Mailbox] = set()
         self._attempts: dict[str, _Attempt] = {}

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 
 from services.gateway.access import record
 from services.gateway.errors import NO_RETRY, ApiError, invalid, unavailable
-from services.keys.messages import Admitted, Identity, NoKey, Pulse, RateState, RateStates, Refused
+from services.keys.messages import Admitted, Identity, NoKey, Pulse, RateState, RateStates, Refused, Room
 from services.keys.records import CLIENT_SCOPES, KeysError, KeysUnavailable, Scope, UnknownKey
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
@@ -89,14 +89,14 @@ class KeyService:
         return identity
 
     async def admit(
-        self, id_: str, identity: Identity, wanted: int, generations: int, background: bool = False
+        self, id_: str, identity: Identity, room: Room, wanted: int, generations: int, background: bool = False
     ) -> Admitted:
         """Returns when the request may begin; it is charged then, and `settle` must follow.
 
         Raises:
             ApiError: 400, 429: nothing is charged; 503: the keys actor does not answer.
         """
-        outcome = await self.ask("admit", id_, identity.subjects, wanted, generations, self._gateway, background)
+        outcome = await self.ask("admit", id_, identity.subjects, room, wanted, generations, self._gateway, background)
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
         admitted: Admitted = outcome

@@ -29,16 +29,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def check_model(name: str, settings: GatewaySettings) -> None:
-    """
-    Raises:
-        ApiError: 404, no model of this name is served.
-    """
-    if name not in settings.served_model_names:
-        message = f"model: there is no such model; served here: {', '.join(settings.served_model_names)}"
-        raise ApiError(404, message, code="model_not_found", param="model")
-
-
 def check_counts(asked: GenerationRequest, prompts: int, settings: GatewaySettings) -> None:
     if asked.n > settings.max_n:
         raise invalid("n", f"at most {settings.max_n} choices")
@@ -47,18 +37,22 @@ def check_counts(asked: GenerationRequest, prompts: int, settings: GatewaySettin
 
 
 def answer_length(
-    asked: GenerationRequest, prompts: Sequence[Sequence[int]], default: int, settings: GatewaySettings
+    asked: GenerationRequest,
+    prompts: Sequence[Sequence[int]],
+    default: int,
+    settings: GatewaySettings,
+    context_length: int,
 ) -> int:
     """How many tokens each answer may have, so that prompt and answer fit the model's context.
 
     The default gives way to a long prompt and to the settings; a limit that the client set does not.
     """
     longest = max(map(len, prompts))
-    room = settings.context_length - longest
+    room = context_length - longest
     if room < 1:
         raise invalid(
             asked.prompt_field,
-            f"{longest} tokens leave no room for an answer in the model's context of {settings.context_length}",
+            f"{longest} tokens leave no room for an answer in the model's context of {context_length}",
             "context_length_exceeded",
         )
     field, wanted = asked.token_limit
@@ -70,7 +64,7 @@ def answer_length(
         raise invalid(
             field,
             f"{wanted} tokens after a prompt of {longest} are more than the model's context of "
-            f"{settings.context_length}; ask for at most {room}",
+            f"{context_length}; ask for at most {room}",
             "context_length_exceeded",
         )
     return wanted

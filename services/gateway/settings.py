@@ -1,12 +1,9 @@
 """What the gateway must be told; checked on construction, unknown names refused."""
 
-from pathlib import Path
-
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -14,27 +11,25 @@ from pydantic import (
 )
 
 from services.batches.settings import BatchSettings
+from services.ensembles.records import Ensemble
 from services.gateway.fields import LEAST_TEMPERATURE, Nearest
 
 
 class GatewaySettings(BaseModel):
     """Settings of one gateway replica.
 
-    `model` is a Hugging Face model directory, read for its tokenizer only; `context_length` is the engine's, in tokens.
-    Each of `served_model_names` is a name of the one ensemble. No `api_keys` means that every client is let in. The
-    defaults for the length of an answer give way to `max_tokens` and to the context.
+    No `api_keys` means that every client is let in. The defaults for the length of an answer give way to `max_tokens`
+    and to the context of the model.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
-
-    model: Path
-    context_length: PositiveInt
-    served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     namespace: str = "privmix"
-    coordinator_actors: tuple[str, ...] = Field(("coordinator",), min_length=1)
-    budget_actor: str = "budget"
-    fleet_actor: str = "fleet"
+    """Of the actors that all ensembles share: those of the keys, of the batches and of the list of ensembles."""
+    ensembles: tuple[Ensemble, ...]
+    """Those that are served while `ensembles_actor` does not say otherwise."""
+    ensembles_actor: str | None = None
+    """None: only `ensembles` are served, for ever."""
     keys_actor: str | None = None
     """None: only `api_keys` count, and tokens are charged to nobody's share."""
 
@@ -56,10 +51,6 @@ class GatewaySettings(BaseModel):
     default_max_tokens: PositiveInt = 16
     default_chat_max_tokens: PositiveInt = 256
 
-    recovery_s: NonNegativeFloat = 90.0
-    """For how long a request looks for a coordinator that takes it, or goes on with it, before it fails with 503."""
-    stall_timeout_s: PositiveFloat = 210.0
-    """How long a request waits for the next token, losses and recoveries included, before it fails with 503."""
     heartbeat_s: PositiveFloat = 10.0
     """A stream on which nothing was written for this long gets a comment."""
     health_timeout_s: PositiveFloat = 5.0

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -105,12 +106,12 @@ class Service:
         await self._client.aclose()
 
     async def privacy(self) -> dict[str, Any]:
-        """Returns the statement of `/v1/privacy`.
+        """Returns the statement of `/v1/privacy` for the model.
 
         Raises:
             InputError: the service has no such statement.
         """
-        statement: dict[str, Any] = await self._get("/v1/privacy")
+        statement: dict[str, Any] = await self._get(f"/v1/privacy?model={quote(self.model)}")
         if not {"guarantee", "tokens_left", "tokens_charged"} <= statement.keys():
             raise InputError(f"url: {self._url}/v1/privacy is not a privacy statement; is this privmix?")
         return statement

@@ -14,11 +14,12 @@ import ray
 from ray.actor import ActorHandle
 
 from services.keys.database import Database
-from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused
+from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused, Room
 from services.keys.metrics import ShareMetrics
 from services.keys.rates import Rates
 from services.keys.records import Key, KeyAccount, KeysUnavailable, Scope, Share, now
-from services.keys.store import Exhausted, KeyStore, Reserved, group_subject, subjects_of
+from services.keys.store import Exhausted, KeyStore, Reserved
+from services.keys.subjects import charged, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
 from services.keys.turns import QueueFull, Turns
 
@@ -39,6 +40,8 @@ class _Request:
     subjects: tuple[str, ...]
     generations: int
     gateway: str
+    turns: Turns | None = None
+    """None: an earlier actor started the request, and no request for the same room has come since."""
     task: "asyncio.Task[object] | None" = None
     background: bool = False
     begun: bool = False
@@ -50,13 +53,13 @@ class Keys:
     """Identifies keys, admits requests within their shares and in fair turns, and takes back what they did not use.
 
     Shares and usage are in the database, so a restarted actor continues from there. Rates per minute are in memory and
-    start full again. `capacity` is how many generations the coordinators advance together.
+    start full again. The requests for each ensemble take turns among themselves.
     """
 
-    def __init__(self, database: str, capacity: int, max_waiting: int) -> None:
+    def __init__(self, database: str) -> None:
         self._store = KeyStore(Database(database))
         self._transaction = asyncio.Lock()
-        self._turns = Turns(capacity, max_waiting)
+        self._turns: dict[Room, Turns] = {}
         self._rates = Rates()
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
@@ -66,7 +69,6 @@ class Keys:
         self._heard: dict[str, float] = {}
         for held in self._store.open_reservations():  # of the actor that this one replaces
             self._enter(held.id, _Request(held.subjects, held.generations, held.gateway, begun=True))
-            self._turns.restore(held.subjects[0], held.generations)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def ready(self) -> None:
@@ -91,6 +93,7 @@ class Keys:
         self,
         id_: str,
         subjects: Sequence[str],
+        room: Room,
         wanted: int,
         generations: int,
         gateway: str,
@@ -103,8 +106,11 @@ class Keys:
 
         Args:
             id_: the request's name, for `settle`.
+            subjects: the shares of the key that asks.
+            room: of the ensemble that it asks.
             background: let all others go before; nothing of the shares is held while it waits for its turn.
         """
+        subjects = charged(subjects, room.shares)
         shares = await self._do(lambda: self._store.shares(subjects))
         if id_ in self._requests:  # Ray sends a call again to an actor that it made again
             before = await self._reserve(id_, wanted)
@@ -113,11 +119,12 @@ class Keys:
             return refused
         if not background and (refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted)):
             return refused
-        request = _Request(tuple(subjects), generations, gateway, asyncio.current_task(), background)
+        turns = self._turns_in(room)
+        request = _Request(subjects, generations, gateway, turns, asyncio.current_task(), background)
         self._enter(id_, request)
         try:
             if background:
-                await self._begin(request)
+                await self._begin(request, turns)
                 if refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted):
                     await self._end(id_, 0)
                     return refused
@@ -127,7 +134,7 @@ class Keys:
                 await self._end(id_, 0)
                 return reserved
             if not background:
-                await self._begin(request)
+                await self._begin(request, turns)
         except QueueFull:
             await self._end(id_, 0)
             return Refused("overloaded", retry_after_s=1.0)
@@ -154,9 +161,10 @@ class Keys:
         self._heard[gateway] = time.monotonic()
         self._traffic.add(gateway, seen)
 
-    async def traffic(self) -> TrafficReport:
-        """What all gateways have seen."""
-        return self._traffic.report(waiting=self._turns.waiting)
+    async def traffic(self, ensemble: str | None = None) -> TrafficReport:
+        """What all gateways have seen: of one ensemble, or of all together."""
+        rooms = (turns for room, turns in self._turns.items() if ensemble in (None, room.ensemble))
+        return self._traffic.report(ensemble, waiting=sum(turns.waiting for turns in rooms))
 
     async def accounts(self) -> list[KeyAccount]:
         """Every key, with its share and its usage."""
@@ -181,16 +189,16 @@ class Keys:
         )
         return key, secret.text
 
-    async def limit(self, id_or_name: str, share: Share) -> KeyAccount:
+    async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
         """See `KeyStore.limit`."""
-        account = await self._do(lambda: self._store.limit(id_or_name, share))
-        self._look_again(subjects_of(account.key))
+        account = await self._do(lambda: self._store.limit(id_or_name, share, ensemble))
+        self._look_again(charged(subjects_of(account.key), ensemble))
         return account
 
-    async def limit_group(self, group: str, share: Share) -> None:
+    async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """See `KeyStore.limit_group`."""
-        await self._do(lambda: self._store.limit_group(group, share))
-        self._look_again((group_subject(group),))
+        await self._do(lambda: self._store.limit_group(group, share, ensemble))
+        self._look_again(charged((group_subject(group),), ensemble))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
         """See `KeyStore.rotate`; the second is the secret's text."""
@@ -239,9 +247,20 @@ class Keys:
                 case _:
                     await given_back[outcome.subject].wait()
 
-    async def _begin(self, request: _Request) -> None:
+    def _turns_in(self, room: Room) -> Turns:
+        """The turns of one room. Its first use counts the requests that an earlier actor started."""
+        if room not in self._turns:
+            turns = self._turns[room] = Turns(room.capacity, room.max_waiting)
+            for request in self._requests.values():
+                if request.turns is None and ensemble_of(request.subjects) == room.shares:
+                    turns.restore(request.subjects[0], request.generations)
+                    request.turns = turns
+        return self._turns[room]
+
+    @staticmethod
+    async def _begin(request: _Request, turns: Turns) -> None:
         """Wait for the turn of a request."""
-        await self._turns.take(request.subjects[0], request.generations, background=request.background)
+        await turns.take(request.subjects[0], request.generations, background=request.background)
         request.begun = True
 
     def _enter(self, id_: str, request: _Request) -> None:
@@ -262,8 +281,8 @@ class Keys:
         if request is not None:
             for subject in request.subjects if request.counted else ():
                 self._live[subject] -= request.generations
-            if request.begun:
-                self._turns.give_back(request.subjects[0], request.generations, background=request.background)
+            if request.begun and request.turns is not None:
+                request.turns.give_back(request.subjects[0], request.generations, background=request.background)
         self._rates.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self._look_again(settled.subjects)
@@ -318,8 +337,6 @@ KeysActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_con
 def start(
     database: str,
     *,
-    capacity: int,
-    max_waiting: int,
     namespace: str,
     name: str = NAME,
     lifetime: Literal["detached"] | None = None,
@@ -335,6 +352,6 @@ def start(
     """
     KeyStore(Database(database)).required()  # an actor whose constructor fails would only say that it died
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
-    actor = KeysActor.options(**options).remote(database, capacity, max_waiting)
+    actor = KeysActor.options(**options).remote(database)
     ray.get(actor.ready.remote())
     return actor

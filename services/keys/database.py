@@ -1,4 +1,6 @@
-"""The database of the service: keys, shares, usage, alerts and batches, in a SQLite file or in PostgreSQL by URL.
+"""The database of the service: keys, shares, usage, alerts, batches and the list of ensembles.
+
+It is a SQLite file, or in PostgreSQL by URL.
 
 Not the ledger: keys outlive ensembles and change, while a ledger belongs to one ensemble, has one writer and is only
 ever appended to. With PostgreSQL both may be in one database, because their tables have names of their own.
@@ -62,14 +64,14 @@ keys_table = Table(
 shares_table = Table(
     "privmix_shares",
     metadata,
-    Column("subject", String(80), primary_key=True),
+    Column("subject", String(255), primary_key=True),
     Column("share", Text, nullable=False),
 )
 
 usage_table = Table(
     "privmix_usage",
     metadata,
-    Column("subject", String(80), primary_key=True),
+    Column("subject", String(255), primary_key=True),
     Column("day", String(10), primary_key=True),
     Column("spent", BigInteger, nullable=False, default=0),
     Column("held", BigInteger, nullable=False, default=0),
@@ -142,6 +144,15 @@ batch_lines_table = Table(
     Column("result", Text),
     Column("prompt_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
+)
+
+
+# The ensembles that a service has now: those of its configuration, and what was added, drained and retired since.
+ensembles_table = Table(
+    "privmix_ensembles",
+    metadata,
+    Column("namespace", String(255), primary_key=True),
+    Column("listed", Text, nullable=False),
 )
 
 

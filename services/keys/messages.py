@@ -38,6 +38,23 @@ class NoKey:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Where the requests for one ensemble take turns.
+
+    Attributes:
+        ensemble: its name.
+        capacity: generations that its coordinators advance together.
+        max_waiting: generations that may wait behind them.
+        shares: the name under which keys have shares of this ensemble alone, besides those for all ensembles.
+    """
+
+    ensemble: str
+    capacity: int
+    max_waiting: int
+    shares: str | None = None
+
+
+@dataclass(frozen=True)
 class RateState:
     """What the `x-ratelimit-*` headers say: the limit, what is left of it, and seconds until all of it is there."""
 
@@ -78,21 +95,32 @@ class Refused:
 
 
 @dataclass
-class Pulse:
-    """What one gateway has seen since its last pulse.
+class Flow:
+    """The answers of one ensemble, as one gateway has seen them since its last pulse.
 
     Nothing here depends on the private text, except through the tokens that were released and their times.
 
     Attributes:
         live: generations that run or wait now.
         tokens: tokens released, those of the public model included.
-        requests: requests that were answered or refused.
         first_token_s: seconds from each request to its first token.
-        refusals: requests refused, by the code of the error.
     """
 
     live: int = 0
     tokens: int = 0
-    requests: int = 0
     first_token_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Pulse:
+    """What one gateway has seen since its last pulse.
+
+    Attributes:
+        requests: requests for an answer, refused ones included.
+        refusals: requests refused, by the code of the error.
+        flows: by ensemble.
+    """
+
+    requests: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
+    flows: dict[str, Flow] = field(default_factory=dict)

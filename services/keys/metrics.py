@@ -6,29 +6,38 @@ from ray.util.metrics import Gauge
 
 from services.keys.records import KeyAccount, Share, Usage
 
+ALL = "all"
+"""The `model` of a share that is for all ensembles together."""
+
 
 class ShareMetrics:
     """One gauge for each limit of a share, by the name of its key or group."""
 
     def __init__(self) -> None:
         self._spent = Gauge(
-            "privmix_share_spent_ratio", "Tokens that a share has spent, of those it has.", ("share", "limit")
+            "privmix_share_spent_ratio", "Tokens that a share has spent, of those it has.", ("share", "limit", "model")
         )
-        self._shown: set[tuple[str, str]] = set()
+        self._shown: set[tuple[str, str, str]] = set()
 
     def looked(self, accounts: Iterable[KeyAccount]) -> None:
         """The accounts were read. A limit that is gone is shown as unspent, because Ray forgets no series."""
-        ratios: dict[tuple[str, str], float] = dict.fromkeys(self._shown, 0.0)
+        ratios: dict[tuple[str, str, str], float] = dict.fromkeys(self._shown, 0.0)
         for account in accounts:
             if account.key.revoked is None:
-                ratios |= _ratios(f"key {account.key.name}", account.share, account.usage)
+                name = f"key {account.key.name}"
+                ratios |= _ratios(name, ALL, account.share, account.usage)
+                for model, each in account.ensembles.items():
+                    ratios |= _ratios(name, model, each.share, each.usage)
             if account.group_share is not None and account.group_usage is not None:
-                ratios |= _ratios(f"group {account.key.group}", account.group_share, account.group_usage)
+                name = f"group {account.key.group}"
+                ratios |= _ratios(name, ALL, account.group_share, account.group_usage)
+                for model, each in account.group_ensembles.items():
+                    ratios |= _ratios(name, model, each.share, each.usage)
         self._shown |= ratios.keys()
-        for (share, limit), ratio in ratios.items():
-            self._spent.set(ratio, {"share": share, "limit": limit})
+        for (share, limit, model), ratio in ratios.items():
+            self._spent.set(ratio, {"share": share, "limit": limit, "model": model})
 
 
-def _ratios(name: str, share: Share, usage: Usage) -> dict[tuple[str, str], float]:
+def _ratios(name: str, model: str, share: Share, usage: Usage) -> dict[tuple[str, str, str], float]:
     limits = {"tokens": (usage.spent, share.tokens), "tokens_per_day": (usage.spent_today, share.tokens_per_day)}
-    return {(name, limit): spent / allowed for limit, (spent, allowed) in limits.items() if allowed}
+    return {(name, limit, model): spent / allowed for limit, (spent, allowed) in limits.items() if allowed}

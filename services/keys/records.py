@@ -90,17 +90,35 @@ class Usage(BaseModel):
     def charged(self) -> int:
         return self.spent + self.held
 
+    def __sub__(self, other: "Usage") -> "Usage":
+        return Usage(**{name: getattr(self, name) - getattr(other, name) for name in Usage.model_fields})
+
+
+class ShareAccount(BaseModel):
+    """A share, and what was used of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    share: Share
+    usage: Usage
+
 
 class KeyAccount(BaseModel):
-    """A key with its share and what it used; with its group's share, where it has a group."""
+    """A key with its share and what it used; with its group's share, where it has a group.
+
+    `ensembles` and `group_ensembles` are, by ensemble, what is for that one alone; `share` and `usage` are for all
+    ensembles together.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     key: Key
     share: Share
     usage: Usage
+    ensembles: dict[str, ShareAccount] = {}
     group_share: Share | None = None
     group_usage: Usage | None = None
+    group_ensembles: dict[str, ShareAccount] = {}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Keys, shares and what was charged to them. Every method is one transaction; what it returns is on disk."""
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import uuid4
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, union, update
 from sqlalchemy.exc import IntegrityError
 
 from services.keys.database import (
@@ -17,7 +18,19 @@ from services.keys.database import (
     shares_table,
     usage_table,
 )
-from services.keys.records import Key, KeyAccount, KeysError, Scope, Secret, Share, UnknownKey, Usage, now
+from services.keys.records import (
+    Key,
+    KeyAccount,
+    KeysError,
+    Scope,
+    Secret,
+    Share,
+    ShareAccount,
+    UnknownKey,
+    Usage,
+    now,
+)
+from services.keys.subjects import OF_ENSEMBLE, group_subject, split, subject_of, within
 
 Limit = Literal["tokens", "tokens_per_day"]
 
@@ -113,7 +126,8 @@ class KeyStore:
         """Every key, the oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
-            return [_account(connection, _key(row)) for row in rows]
+            ensembles = _ensembles(connection)
+            return [_account(connection, _key(row), ensembles) for row in rows]
 
     def account(self, id_or_name: str) -> KeyAccount:
         """
@@ -121,7 +135,7 @@ class KeyStore:
             UnknownKey: there is none.
         """
         with self._database.transaction() as connection:
-            return _account(connection, _named(connection, id_or_name))
+            return _account(connection, _named(connection, id_or_name), _ensembles(connection))
 
     def usages(self) -> dict[str, Usage]:
         """What was charged, by subject: keys, groups, and what the configuration's keys used."""
@@ -129,21 +143,21 @@ class KeyStore:
             subjects = connection.execute(select(usage_table.c.subject).distinct()).scalars().all()
             return {subject: _usage(connection, subject) for subject in subjects}
 
-    def limit(self, id_or_name: str, share: Share) -> KeyAccount:
-        """Replace the share of a key.
+    def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
+        """Replace the share of a key: of all ensembles together, or of one.
 
         Raises:
             UnknownKey: there is none.
         """
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
-            _write_share(connection, subject_of(key), share)
-            return _account(connection, key)
+            _write_share(connection, _in(ensemble, subject_of(key)), share)
+            return _account(connection, key, _ensembles(connection))
 
-    def limit_group(self, group: str, share: Share) -> None:
-        """Replace the share of a group of keys."""
+    def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
+        """Replace the share of a group of keys: of all ensembles together, or of one."""
         with self._database.transaction() as connection:
-            _write_share(connection, group_subject(group), share)
+            _write_share(connection, _in(ensemble, group_subject(group)), share)
 
     def rotate(self, id_or_name: str, grace: timedelta = timedelta()) -> tuple[Key, Secret]:
         """Give a key another secret; the present one goes on for `grace`.
@@ -254,19 +268,6 @@ class KeyStore:
             return [_open(row) for row in connection.execute(select(reservations_table)).mappings()]
 
 
-def subject_of(key: Key) -> str:
-    return f"key:{key.id}"
-
-
-def subjects_of(key: Key) -> tuple[str, ...]:
-    """What a key's tokens are charged to: the key, and its group."""
-    return (subject_of(key), group_subject(key.group)) if key.group else (subject_of(key),)
-
-
-def group_subject(group: str) -> str:
-    return f"group:{group}"
-
-
 def _today() -> str:
     return now().date().isoformat()
 
@@ -293,14 +294,50 @@ def _named(connection: Connection, id_or_name: str) -> Key:
     return _key(row)
 
 
-def _account(connection: Connection, key: Key) -> KeyAccount:
-    share, usage = _share(connection, subject_of(key)), _usage(connection, subject_of(key))
-    if key.group is None:
-        return KeyAccount(key=key, share=share, usage=usage)
-    group = group_subject(key.group)
-    return KeyAccount(
-        key=key, share=share, usage=usage, group_share=_share(connection, group), group_usage=_usage(connection, group)
+def _in(ensemble: str | None, subject: str) -> str:
+    return subject if ensemble is None else within(ensemble, subject)
+
+
+def _account(connection: Connection, key: Key, ensembles: Mapping[str, Sequence[str]]) -> KeyAccount:
+    own = subject_of(key)
+    account = KeyAccount(
+        key=key,
+        share=_share(connection, own),
+        usage=_usage(connection, own),
+        ensembles=_of_ensembles(connection, own, ensembles),
     )
+    if key.group is None:
+        return account
+    group = group_subject(key.group)
+    groups = {
+        "group_share": _share(connection, group),
+        "group_usage": _usage(connection, group),
+        "group_ensembles": _of_ensembles(connection, group, ensembles),
+    }
+    return account.model_copy(update=groups)
+
+
+def _ensembles(connection: Connection) -> dict[str, list[str]]:
+    """The ensembles of which each key and group has a share, or used something, apart from the others."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    columns = (shares_table.c.subject, usage_table.c.subject)
+    query = union(*(select(column).where(column.startswith(OF_ENSEMBLE, autoescape=True)) for column in columns))
+    for each in connection.execute(query).scalars():
+        ensemble, subject = split(each)
+        if ensemble is not None:
+            found[subject].append(ensemble)
+    return found
+
+
+def _of_ensembles(
+    connection: Connection, subject: str, ensembles: Mapping[str, Sequence[str]]
+) -> dict[str, ShareAccount]:
+    """By ensemble, what a key or a group has and used of it alone."""
+    subjects = {ensemble: within(ensemble, subject) for ensemble in sorted(ensembles.get(subject, ()))}
+    return {
+        ensemble: ShareAccount(share=_share(connection, each), usage=_usage(connection, each))
+        for ensemble, each in subjects.items()
+    }
 
 
 def _share(connection: Connection, subject: str) -> Share:

@@ -36,7 +36,7 @@ def test_actors_of_another_promise_are_not_taken_for_ones_own(ensemble: Path, tm
     namespace = configuration.namespace
     with pytest.raises(ConfigurationError, match="privmix ledger init"):
         build(Arguments(config=config))
-    check_ensemble(configuration, may_begin=True)
+    check_ensemble(configuration.choose(), may_begin=True)
     terms = PrivacyBudget(ensemble="another", epsilon=1.0, delta=1e-6, order=4.0, adjacency="part, add or remove")
     budget.start(str(tmp_path / "another.db"), terms, namespace=namespace, lifetime="detached")
     with pytest.raises(ConfigurationError, match="another budget"):

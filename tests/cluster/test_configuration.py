@@ -79,6 +79,82 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Configuration.load(tmp_path / "none.yaml")
 
 
+SEVERAL = {
+    "engine": {"context_length": 4096, "kind": "transformers"},
+    "privacy": {"epsilon": 4.0},
+    "budget": {"lease_tokens": 8},
+    "ensembles": {
+        "clinic": {"ensemble": "a", "privacy": {"protocol": "exponential", "sample": 2}},
+        "court": {"ensemble": "b", "budget": {"ledger": "postgresql://host/b"}, "engine": {"dtype": "float32"}},
+    },
+}
+
+
+def test_what_an_ensemble_leaves_out_is_as_at_the_top_level(tmp_path: Path) -> None:
+    configuration = Configuration.of({**SEVERAL, "namespace": "n"}, tmp_path)
+    clinic, court = configuration.served
+    assert (clinic.names, clinic.namespace, clinic.own_shares) == (("clinic",), "n.clinic", True)
+    assert (clinic.ensemble, court.ensemble) == (tmp_path / "a", tmp_path / "b")
+    assert (clinic.privacy.protocol, clinic.privacy.epsilon) == ("exponential", 8.0), (
+        "a protocol is told all of its own"
+    )
+    assert court.privacy == configuration.privacy
+    assert (court.engine.dtype, court.engine.context_length) == ("float32", 4096)
+    assert (clinic.budget.ledger, clinic.budget.lease_tokens) == (str(tmp_path / "clinic.ledger.db"), 8)
+    assert court.budget.ledger == "postgresql://host/b"
+    assert configuration.choose("court") == court
+    for name in (None, "hospital"):
+        with pytest.raises(ConfigurationError, match="clinic, court"):
+            configuration.choose(name)
+
+
+def test_an_ensemble_of_the_top_level_stays_what_it_was_when_others_come(tmp_path: Path) -> None:
+    alone = Configuration.of({"ensemble": "e", "model": "org/base"}, tmp_path).choose()
+    first, second = Configuration.of(
+        {"ensemble": "e", "model": "org/base", "ensembles": {"new": {"ensemble": "f"}}}, tmp_path
+    ).served
+    assert first == alone
+    assert (alone.names, alone.namespace, alone.own_shares) == (("privmix",), "privmix", False)
+    assert (second.model, second.budget.ledger) == (None, str(tmp_path / "new.ledger.db"))
+
+
+def test_the_environment_reaches_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVMIX_ENSEMBLES__COURT__BUDGET__LEDGER", "postgresql://secret/b")
+    court = Configuration.of(SEVERAL).choose("court")
+    assert court.budget.ledger == "postgresql://secret/b"
+    assert court.engine.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"ensembles": {"a b": {"ensemble": "e"}}}, "ensembles.a b"),
+        ({"ensembles": {"a": {}}}, "ensembles.a.ensemble: is missing"),
+        ({"ensembles": {"a": {"ensemble": "e", "colour": 1}}}, "ensembles.a.colour: there is no such key"),
+        ({"ensembles": {"a": {"ensemble": "e", "privacy": {"epsilon": 0}}}}, "ensembles.a.privacy.epsilon"),
+        ({"ensembles": {"a": {"ensemble": "e", "privacy": {"protocol": "magic"}}}}, "ensembles.a.privacy.protocol"),
+        (
+            {"ensembles": {"a": {"ensemble": "e", "engine": {"context_length": 99}}}},
+            "ensembles.a.engine.context_length",
+        ),
+        ({"ensembles": {"a": {"ensemble": "e"}, "b": {"ensemble": "./e"}}}, "ensembles.b: has the ensemble of another"),
+        ({"ensemble": "e", "ensembles": {"privmix": {"ensemble": "f"}}}, "ensembles.privmix: has the name of another"),
+        (
+            {"ensemble": "e", "ensembles": {"a": {"ensemble": "f", "budget": {"ledger": "ledger.db"}}}},
+            "ensembles.a: has the budget.ledger of another",
+        ),
+        (
+            {"ensembles": {"a": {"ensemble": "e"}}, "http": {"served_model_names": ["x"]}},
+            "http.served_model_names: are the names of the ensemble at the top level",
+        ),
+    ],
+)
+def test_several_that_cannot_be_served_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Configuration.of(values)
+    assert named in str(refused.value)
+
+
 def test_api_keys_are_not_shown() -> None:
     configuration = Configuration.of({"ensemble": "e", "http": {"api_keys": ["secret-key"]}})
     assert "secret-key" not in repr(configuration)

@@ -64,19 +64,19 @@ def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
 def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
     with pytest.raises(ConfigurationError, match="privmix ledger init"):
-        check_ensemble(configuration)
+        check_ensemble(configuration.choose())
     steps: list[str] = []
-    begun = check_ensemble(configuration, steps.append, may_begin=True)
+    begun = check_ensemble(configuration.choose(), steps.append, may_begin=True)
     assert any(begun.ledger in step and "Began ledger" in step for step in steps)
     steps.clear()
-    assert check_ensemble(configuration, steps.append, may_begin=True).ledger == begun.ledger
+    assert check_ensemble(configuration.choose(), steps.append, may_begin=True).ledger == begun.ledger
     assert not any("Began" in step for step in steps)
     elsewhere = Configuration.load(configure(tmp_path, spoilable, budget={"ledger": "other.db"}))
     with pytest.raises(ConfigurationError, match=r"correct budget\.ledger"):
-        check_ensemble(elsewhere, may_begin=True)
+        check_ensemble(elsewhere.choose(), may_begin=True)
     Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
-        check_ensemble(elsewhere, may_begin=True)
+        check_ensemble(elsewhere.choose(), may_begin=True)
 
 
 @pytest.mark.usefixtures("cluster")

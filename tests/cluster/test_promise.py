@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.configuration import Configuration
+from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
 from services.budget.errors import LedgerMismatch, LedgerMissing
 from services.budget.filter import Filter
@@ -19,8 +19,8 @@ from tests import postgresql as postgresql_server
 from tests.running import configure
 
 
-def configured(folder: Path, ensemble: Path, **privacy: Any) -> Configuration:
-    return Configuration.load(configure(folder, ensemble, privacy=privacy))
+def configured(folder: Path, ensemble: Path, **privacy: Any) -> EnsembleConfiguration:
+    return Configuration.load(configure(folder, ensemble, privacy=privacy)).choose()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
 ) -> None:
     url = postgresql.database()
     path = configure(tmp_path, ensemble, privacy={"tokens": 1000}, budget={"ledger": url})
-    configuration, manifest = Configuration.load(path), Manifest.load(ensemble)
+    configuration, manifest = Configuration.load(path).choose(), Manifest.load(ensemble)
     first = promise(configuration, manifest)
     with pytest.raises(LedgerMissing):
         check(url, first.terms)
@@ -75,7 +75,7 @@ def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name
     """It plans anew whenever parts join or leave, at the order that the ledger has by then."""
     path = tmp_path / "privmix.yaml"
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "privacy": {"protocol": name, "tokens": 500}}))
-    configuration = Configuration.load(path)
+    configuration = Configuration.load(path).choose()
     promised = promise(configuration, Manifest.load(ensemble))
     assert promised.settings.plan(promised.protocol.parts, promised.terms.order) == promised.protocol
     assert promised.sentence

@@ -130,7 +130,7 @@ def test_every_pod_finds_the_configuration(manifests: Manifests) -> None:
 def test_the_configuration_names_mounted_volumes(manifests: Manifests, configuration: Configuration) -> None:
     for container in containers(manifests):
         mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
-        assert mounts[f"/{configuration.ensemble.parts[1]}"]["readOnly"]
+        assert mounts[f"/{configuration.choose().ensemble.parts[1]}"]["readOnly"]
         from_secrets = {one["name"] for one in container["env"] if "secretKeyRef" in one.get("valueFrom", {})}
         assert "PRIVMIX_HTTP__API_KEYS" in from_secrets
         ledger = Path(configuration.budget.ledger)
@@ -256,7 +256,7 @@ def test_a_job_begins_the_ledger_and_records_it(
     assert PART_OF.items() <= pod["metadata"]["labels"].items(), "it reaches what the service reaches"
     (container,) = pod["spec"]["containers"]
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
-    assert not mounts[f"/{configuration.ensemble.parts[1]}"].get("readOnly")
+    assert not mounts[f"/{configuration.choose().ensemble.parts[1]}"].get("readOnly")
     (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "configuration"]
     assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
     ledger = configuration.budget.ledger

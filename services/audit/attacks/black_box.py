@@ -16,6 +16,7 @@ from services.audit.report.finding import CERTAIN, Finding
 from services.privacy.events import Event, from_json
 from services.privacy.worlds import Reals
 
+MODEL = "privmix"
 _BATCH = {"prompts": 16, "n": 8}
 
 
@@ -73,9 +74,9 @@ def ask(url: str, question: Question, count: int, api_key: str | None) -> Asked:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answers: list[str] = []
     with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
-        stated: Mapping[str, Any] = client.get("/v1/privacy").raise_for_status().json()
+        stated: Mapping[str, Any] = client.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
         body = {
-            "model": "privmix",
+            "model": MODEL,
             "prompt": [question.prompt] * _BATCH["prompts"],
             "n": _BATCH["n"],
             "max_tokens": 1,

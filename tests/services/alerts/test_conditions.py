@@ -9,7 +9,7 @@ from services.alerts.alert import Alert
 from services.alerts.conditions import Conditions, Observation
 from services.budget.statement import Statement
 from services.gateway.status import Shard
-from services.keys.records import Key, KeyAccount, Share, Usage, now
+from services.keys.records import Key, KeyAccount, Share, ShareAccount, Usage, now
 from services.keys.traffic import Traffic, TrafficReport
 
 THRESHOLDS = (0.5, 0.8)
@@ -45,7 +45,7 @@ def account(share: Share, usage: Usage, **fields: Any) -> KeyAccount:
 
 
 def traffic(live: int, waiting: int, tokens: int) -> TrafficReport:
-    return Traffic().report(waiting).model_copy(update={"live": live, "tokens": tokens})
+    return Traffic().report(waiting=waiting).model_copy(update={"live": live, "tokens": tokens})
 
 
 def told(alerts: list[Alert]) -> list[tuple[str, str, float | None]]:
@@ -112,7 +112,7 @@ def test_a_budget_of_measured_losses_is_told_only_when_it_stops() -> None:
 def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
     looker = conditions()
     held = account(Share(tokens=10), Usage(held=10))
-    assert looker.look(Observation(accounts=[held]), 0.0) == [], "what is held may come back"
+    assert looker.look_at_shares([held]) == [], "what is held may come back"
     both = account(
         Share(tokens=10, tokens_per_day=4),
         Usage(spent=6, spent_today=4),
@@ -120,7 +120,7 @@ def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
         group_share=Share(tokens=7),
         group_usage=Usage(spent=6),
     )
-    alerts = looker.look(Observation(accounts=[both, both]), 0.0)
+    alerts = looker.look_at_shares([both, both])
     assert {(each.event, each.subject, each.limit, each.threshold) for each in alerts} == {
         ("share.threshold", "key lab", "tokens", 0.5),
         ("share.threshold", "key lab", "tokens_per_day", 0.5),
@@ -129,10 +129,10 @@ def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
         ("share.threshold", "group ward", "tokens", 0.5),
         ("share.threshold", "group ward", "tokens", 0.8),
     }
-    assert looker.look(Observation(accounts=[both]), 0.0) == []
+    assert looker.look_at_shares([both]) == []
     tomorrow = both.model_copy(update={"usage": Usage(spent=6, spent_today=0)})
-    assert looker.look(Observation(accounts=[tomorrow]), 0.0) == []
-    assert [each.limit for each in looker.look(Observation(accounts=[both]), 0.0)] == ["tokens_per_day"] * 3
+    assert looker.look_at_shares([tomorrow]) == []
+    assert [each.limit for each in looker.look_at_shares([both])] == ["tokens_per_day"] * 3
 
 
 def test_what_is_wrong_is_told_when_it_lasts_and_when_it_is_over() -> None:
@@ -178,3 +178,23 @@ def test_parts_without_a_live_copy() -> None:
     (alert,) = looker.look(shards(True, True, False), 260.0)
     assert (alert.event, alert.reasons) == ("parts.unserved", {"shard-2": "2 parts have no live copy"})
     assert told(looker.look(shards(True, True, True), 270.0)) == [("parts.unserved", "resolved", None)]
+
+
+def test_ensembles_have_conditions_of_their_own_in_one_place() -> None:
+    levels: dict[str, float] = {}
+    clinic = conditions(levels)
+    court = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
+    assert budget(clinic, 50, 50) == budget(court, 50, 50) == [("budget.threshold", "firing", 0.5)]
+    (alert,) = court.look(Observation(statement=statement(80, 20)), 0.0)
+    assert (alert.ensemble, alert.threshold) == ("court", 0.8)
+    assert budget(clinic, 60, 40) == []
+    again = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
+    assert budget(again, 80, 20) == []
+
+
+def test_a_share_of_one_ensemble_is_told_with_its_name() -> None:
+    of_court = ShareAccount(share=Share(tokens=10), usage=Usage(spent=5))
+    held = account(Share(tokens=100), Usage(spent=5), ensembles={"court": of_court})
+    (alert,) = conditions().look_at_shares([held])
+    assert (alert.ensemble, alert.subject, alert.spent, alert.allowed) == ("court", "key lab", 5, 10)
+    assert "key lab has of court is 50% spent" in alert.text

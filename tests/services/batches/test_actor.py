@@ -10,6 +10,7 @@ import pytest
 from services.batches.actor import Batches
 from services.batches.records import Batch, BatchesError, BatchOrder
 from services.batches.settings import BatchSettings
+from services.ensembles.records import Ensemble
 from services.gateway.settings import GatewaySettings
 from services.training import public_model
 
@@ -25,9 +26,9 @@ def anyio_backend() -> str:
 
 
 def start(place: Path) -> Batches:
-    gateway = GatewaySettings(
-        model=public_model.resolve(), context_length=512, namespace="a-namespace-without-actors", keys_actor="keys"
-    )
+    nobody = "a-namespace-without-actors"
+    served = Ensemble(names=("privmix",), namespace=nobody, model=public_model.resolve(), context_length=512)
+    gateway = GatewaySettings(namespace=nobody, ensembles=(served,), keys_actor="keys")
     return Batches(str(place), BatchSettings(), pickle.dumps(gateway), capacity=4)
 
 

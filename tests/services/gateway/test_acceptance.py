@@ -12,7 +12,6 @@ from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.settings import GatewaySettings
 from services.privacy.mollifiers.shaping import SamplingOptions
-from services.training import public_model
 from tests.services.gateway.conftest import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
@@ -125,7 +124,7 @@ def test_a_prompt_is_one_or_several(given: Any, several: list[Any]) -> None:
 
 @pytest.fixture
 def settings() -> GatewaySettings:
-    return GatewaySettings(model=public_model.resolve(), context_length=100, max_tokens=80, default_max_tokens=16)
+    return GatewaySettings(ensembles=(), max_tokens=80, default_max_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def settings() -> GatewaySettings:
 def test_the_length_of_an_answer(
     settings: GatewaySettings, asked: GenerationRequest, prompt_tokens: int, length: int
 ) -> None:
-    assert answer_length(asked, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings) == length
+    assert answer_length(asked, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings, 100) == length
 
 
 @pytest.mark.anyio
@@ -162,15 +161,15 @@ async def test_long_prompts_are_tokenised_as_short_ones_are(prompts: Prompts) ->
     [
         ({"default_max_tokens": 0}, "default_max_tokens"),
         ({"api_keys": ("",)}, "api_keys"),
-        ({"served_model_names": ()}, "served_model_names"),
+        ({"ensembles": None}, "ensembles"),
         ({"max_n": 0}, "max_n"),
         ({"maximum_n": 3}, "maximum_n"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GatewaySettings(**{"model": "models/m", "context_length": 512, **changes})
+        GatewaySettings(**{"ensembles": (), **changes})
 
 
 def test_keys_do_not_show() -> None:
-    assert "hunter2" not in repr(GatewaySettings(model="m", context_length=512, api_keys=("hunter2",)))
+    assert "hunter2" not in repr(GatewaySettings(ensembles=(), api_keys=("hunter2",)))

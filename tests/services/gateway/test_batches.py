@@ -16,16 +16,17 @@ from services.keys.database import Database, beside
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
-from tests.services.gateway.conftest import MakeClient
+from tests.services.gateway.conftest import app_client
 
 MARK = "Wilhelmina"
 MOST_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def keeping(make_client: MakeClient) -> TestClient:
+def keeping() -> Iterator[TestClient]:
     """A service that would keep files, with nobody behind it."""
-    return make_client(batches_actor="batches", batches=BatchSettings(max_file_bytes=MOST_BYTES))
+    with app_client(batches_actor="batches", batches=BatchSettings(max_file_bytes=MOST_BYTES)) as client:
+        yield client
 
 
 def refusal(response: Any) -> tuple[int, str, str | None]:

@@ -1,8 +1,8 @@
 """The console as an operator uses it, in a real browser over the running service."""
 
+import json
 import os
-import shutil
-import time
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,13 @@ from starlette.testclient import TestClient
 from services.keys.database import Database
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
+from tests.browser import page, until
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# The second line keeps the browser from calling anyone but the service.
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
-OPTIONS += ["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-PATIENCE_S = 60.0
 WIDTHS = {1280: "light", 390: "dark"}
+
+__all__ = ["page"]  # a fixture
 
 
 def test_the_console_loads_nothing_from_elsewhere(client: TestClient) -> None:
@@ -44,22 +42,6 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run
         configure(folder, ensemble, engine=engine, http={"max_tokens": 200}, privacy={"q": 1.0, "tokens": 2000})
     ) as service:
         yield service, secret.text
-
-
-@pytest.fixture
-def page() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(1000 * PATIENCE_S)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield page
-        browser.close()
-    assert errors == []
 
 
 @pytest.mark.browser
@@ -102,6 +84,13 @@ def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str]
     until(page, "document.querySelector('#cost').textContent.includes('of the budget')")
     assert page.locator("#burn svg path").count() >= 2
 
+    # A batch of this key is followed on the page, and cancelled there.
+    assert begin_batch(service, root) == 200
+    batch = page.get_by_role("row").filter(has_text="batch_")
+    batch.get_by_role("progressbar").wait_for()
+    batch.get_by_role("button", name="Cancel").click()
+    batch.get_by_text(re.compile("cancelling|cancelled")).wait_for()
+
     assert ask(service, secret) == 200
     until(
         page,
@@ -125,18 +114,21 @@ def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str]
     page.get_by_text("invalid api key").wait_for()
 
 
-def until(page: Any, expression: str, argument: Any = None) -> None:
-    """Wait for a JavaScript expression; Playwright's own way to do so evaluates text in the page, which it forbids."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not page.evaluate(expression, argument):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(100)
-
-
 def ask(service: RunningService, secret: str) -> int:
     body = {"model": "privmix", "prompt": "The patient", "max_tokens": 5, "ignore_eos": True}
     headers = {"authorization": f"Bearer {secret}"}
     return httpx.post(f"{service.base_url}/v1/completions", json=body, headers=headers, timeout=300).status_code
+
+
+def begin_batch(service: RunningService, secret: str) -> int:
+    """A batch that takes long enough to be cancelled."""
+    body = {"model": "privmix", "prompt": "The patient", "max_tokens": 150, "ignore_eos": True}
+    lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(4)]
+    with httpx.Client(base_url=service.base_url, headers={"authorization": f"Bearer {secret}"}, timeout=60) as client:
+        content = "\n".join(map(json.dumps, lines))
+        file = client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        return client.post("/v1/batches", json=asked).status_code
 
 
 def tokens_left(page: Any) -> int:

@@ -24,7 +24,7 @@ from services.gateway.delivery import streamed, whole
 from services.gateway.errors import ApiError
 from services.gateway.hub import Hub, Mailbox
 from services.gateway.responses import ChatStyle, CompletionStyle, Style
-from services.gateway.seen import Seen
+from services.gateway.seen import SeenTokens
 from services.privacy.mollifiers.shaping import SamplingOptions
 
 pytestmark = pytest.mark.anyio
@@ -387,7 +387,7 @@ async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
 
 async def test_a_request_that_is_abandoned_just_when_a_delta_arrives_ends() -> None:
     (generation,) = asking([FOR_EVER])
-    mailbox = Mailbox([generation], 60.0, Seen(), time.monotonic())
+    mailbox = Mailbox([generation], 60.0, SeenTokens(), time.monotonic())
     waiting = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0.05)
     mailbox.put(Delta(generation.id, "a", (1,)))

@@ -8,27 +8,41 @@ import pytest
 
 from services.keys import actor as keys_actor
 from services.keys.actor import Keys
-from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused
+from services.keys.messages import Admitted, Flow, Identity, NoKey, Pulse, Refused, Room
 from services.keys.records import KeyAccount, Secret, Share
+from services.keys.usage import used_by_key
 
 pytestmark = pytest.mark.anyio
 
 GATEWAY = "gateway"
 
 
-def start(place: str, capacity: int = 1000, max_waiting: int = 1000) -> Keys:
-    return Keys(place, capacity, max_waiting)
+class OneEnsemble(Keys):
+    """The actor of a service with one ensemble."""
+
+    def __init__(self, place: str, capacity: int) -> None:
+        super().__init__(place)
+        self._room = Room("privmix", capacity, max_waiting=1000)
+
+    async def ask(
+        self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str, background: bool = False
+    ) -> Admitted | Refused:
+        return await self.admit(id_, subjects, self._room, wanted, generations, gateway, background)
 
 
-async def new_key(keys: Keys, name: str, share: Share, group: str | None = None) -> Identity:
+def start(place: str, capacity: int = 1000) -> OneEnsemble:
+    return OneEnsemble(place, capacity)
+
+
+async def new_key(keys: OneEnsemble, name: str, share: Share, group: str | None = None) -> Identity:
     _, secret = await keys.create(name, "", group, ("generate",), None, share)
     identity = await keys.identify(Secret(secret).hash)
     assert isinstance(identity, Identity)
     return identity
 
 
-async def admitted(keys: Keys, id_: str, subjects: Sequence[str], wanted: int) -> int:
-    outcome = await keys.admit(id_, subjects, wanted, 1, GATEWAY)
+async def admitted(keys: OneEnsemble, id_: str, subjects: Sequence[str], wanted: int) -> int:
+    outcome = await keys.ask(id_, subjects, wanted, 1, GATEWAY)
     assert isinstance(outcome, Admitted)
     return outcome.tokens
 
@@ -46,7 +60,7 @@ async def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(place: st
         identity, name = identities[number % 10], names[number % 10]
         for attempt in range(100):
             id_ = f"{number}-{attempt}"
-            outcome = await keys.admit(id_, identity.subjects, lottery.randint(1, 12), 1, GATEWAY)
+            outcome = await keys.ask(id_, identity.subjects, lottery.randint(1, 12), 1, GATEWAY)
             if isinstance(outcome, Refused):
                 refusals.append((outcome.reason, released[name]))
                 return
@@ -78,7 +92,7 @@ async def test_what_a_request_could_never_pay_for_is_refused_at_once(place: str)
     keys = start(place)
     identity = await new_key(keys, "k", Share(tokens_per_minute=50, largest_request=40, live_streams=2))
     for wanted, generations, reason in ((41, 1, "request_too_large"), (1, 3, "more_than_live_streams")):
-        refused = await keys.admit("a", identity.subjects, wanted, generations, GATEWAY)
+        refused = await keys.ask("a", identity.subjects, wanted, generations, GATEWAY)
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.retry_after_s) == (reason, None)
     assert (await keys.account("k")).usage.charged == 0
@@ -87,8 +101,8 @@ async def test_what_a_request_could_never_pay_for_is_refused_at_once(place: str)
 async def test_live_streams_are_counted_and_given_back(place: str) -> None:
     keys = start(place)
     identity = await new_key(keys, "k", Share(live_streams=2))
-    await keys.admit("a", identity.subjects, 1, 2, GATEWAY)
-    refused = await keys.admit("b", identity.subjects, 1, 1, GATEWAY)
+    await keys.ask("a", identity.subjects, 1, 2, GATEWAY)
+    refused = await keys.ask("b", identity.subjects, 1, 1, GATEWAY)
     assert isinstance(refused, Refused)
     assert refused.reason == "live_streams"
     await keys.settle("a", 1)
@@ -99,8 +113,8 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> 
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
     await admitted(keys, "first", identity.subjects, 4)
-    for_a_turn = asyncio.create_task(keys.admit("second", identity.subjects, 2, 1, GATEWAY))
-    for_tokens = asyncio.create_task(keys.admit("third", identity.subjects, 9, 1, GATEWAY))
+    for_a_turn = asyncio.create_task(keys.ask("second", identity.subjects, 2, 1, GATEWAY))
+    for_tokens = asyncio.create_task(keys.ask("third", identity.subjects, 9, 1, GATEWAY))
     await asyncio.sleep(0.1)
     assert not for_a_turn.done()
     assert not for_tokens.done()
@@ -116,15 +130,15 @@ async def test_the_background_holds_no_share_while_it_waits(place: str) -> None:
     keys = start(place, capacity=2)
     identity = await new_key(keys, "k", Share(tokens=10, live_streams=2))
     await admitted(keys, "person", identity.subjects, 6)
-    await keys.admit("line", identity.subjects, 2, 1, GATEWAY, background=True)
-    waiting = asyncio.create_task(keys.admit("behind", identity.subjects, 2, 1, GATEWAY, background=True))
+    await keys.ask("line", identity.subjects, 2, 1, GATEWAY, background=True)
+    waiting = asyncio.create_task(keys.ask("behind", identity.subjects, 2, 1, GATEWAY, background=True))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     assert (await keys.account("k")).usage.held == 8
     await keys.settle("line", 2)
     assert isinstance(await waiting, Admitted)
     await keys.settle("behind", 2)
-    refused = await keys.admit("large", identity.subjects, 5, 1, GATEWAY, background=True)
+    refused = await keys.ask("large", identity.subjects, 5, 1, GATEWAY, background=True)
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.retry_after_s) == ("overloaded", 1.0), "it does not keep its place and wait"
     await keys.settle("person", 4)
@@ -137,7 +151,7 @@ async def test_an_actor_that_is_made_again_goes_on_from_the_database(place: str)
     await admitted(before, "a", identity.subjects, 6)
     after = start(place, capacity=1)
     assert await admitted(after, "a", identity.subjects, 6) == 6, "Ray sends calls again"
-    waiting = asyncio.create_task(after.admit("b", identity.subjects, 4, 1, GATEWAY))
+    waiting = asyncio.create_task(after.ask("b", identity.subjects, 4, 1, GATEWAY))
     await asyncio.sleep(0.1)
     assert not waiting.done(), "the first is live still"
     await after.settle("a", 5)
@@ -151,8 +165,8 @@ async def test_what_a_lost_gateway_held_stays_charged(place: str, monkeypatch: p
     monkeypatch.setattr(keys_actor, "FORFEIT_S", 0.3)
     keys = start(place)
     identity = await new_key(keys, "k", Share(tokens=10))
-    await keys.admit("lost", identity.subjects, 6, 1, "gone")
-    await keys.admit("kept", identity.subjects, 4, 1, "here")
+    await keys.ask("lost", identity.subjects, 6, 1, "gone")
+    await keys.ask("kept", identity.subjects, 4, 1, "here")
     for _ in range(30):
         await keys.pulse("here", Pulse())
         await asyncio.sleep(0.02)
@@ -164,7 +178,7 @@ async def test_a_larger_share_is_seen_by_those_that_wait(place: str) -> None:
     keys = start(place)
     identity = await new_key(keys, "k", Share(tokens=5))
     await admitted(keys, "a", identity.subjects, 5)
-    waiting = asyncio.create_task(keys.admit("b", identity.subjects, 5, 1, GATEWAY))
+    waiting = asyncio.create_task(keys.ask("b", identity.subjects, 5, 1, GATEWAY))
     await asyncio.sleep(0.05)
     account: KeyAccount = await keys.limit("k", Share(tokens=50))
     assert account.share.tokens == 50
@@ -185,10 +199,61 @@ async def test_who_is_known(place: str) -> None:
 
 async def test_pulses_add_up(place: str) -> None:
     keys = start(place)
-    await keys.pulse("one", Pulse(live=2, tokens=30, requests=3, first_token_s=[0.1, 0.3], refusals={"a": 1}))
-    await keys.pulse("two", Pulse(live=1, tokens=10, requests=1, first_token_s=[0.2], refusals={"a": 1, "b": 2}))
+    one = Pulse(requests=3, refusals={"a": 1}, flows={"clinic": Flow(2, 30, [0.1, 0.3])})
+    two = Pulse(requests=1, refusals={"a": 1, "b": 2}, flows={"clinic": Flow(1, 4), "court": Flow(0, 6, [0.2])})
+    await keys.pulse("one", one)
+    await keys.pulse("two", two)
     report = await keys.traffic()
     assert (report.live, report.tokens, report.requests, report.gateways) == (3, 40, 4, 2)
     assert (report.first_token_s, report.first_token_worst_s) == (0.2, 0.3)
     assert report.refusals == {"a": 2, "b": 2}
     assert sum(report.tokens_each_second) == 40
+    clinic, court = await keys.traffic("clinic"), await keys.traffic("court")
+    assert (clinic.live, clinic.tokens, clinic.gateways) == (3, 34, 2)
+    assert (court.live, court.tokens, court.gateways) == (0, 6, 1)
+    assert (await keys.traffic("nobody asks it")).tokens == 0
+
+
+CLINIC, COURT = Room("clinic", 1, 10, shares="clinic"), Room("court", 1, 10, shares="court")
+
+
+async def test_a_share_of_one_ensemble_is_spent_by_that_one_alone(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share(tokens=10), group="lab")
+    await keys.limit("k", Share(tokens=4), "clinic")
+    await keys.limit_group("lab", Share(tokens=5), "court")
+    for id_, room, granted in (("a", CLINIC, 4), ("b", COURT, 5)):
+        outcome = await keys.admit(id_, identity.subjects, room, 100, 1, GATEWAY)
+        assert isinstance(outcome, Admitted)
+        assert outcome.tokens == granted
+        await keys.settle(id_, granted)
+    account = await keys.account("k")
+    assert account.usage.spent == 9, "the share of all ensembles has both"
+    assert {name: each.usage.spent for name, each in account.ensembles.items()} == {"clinic": 4, "court": 5}
+    assert account.group_ensembles["court"].share == Share(tokens=5)
+    refused = await keys.admit("c", identity.subjects, CLINIC, 1, 1, GATEWAY)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "share_exhausted"
+    used = {each.name: each.usage.spent for each in used_by_key(place, "clinic")}
+    assert used == {"k": 4}
+    assert [each.usage.spent for each in used_by_key(place)] == [0], "nothing of an ensemble without a name"
+
+
+async def test_a_full_ensemble_does_not_hold_up_another(place: str) -> None:
+    keys = start(place)
+    identity = await new_key(keys, "k", Share())
+    await keys.admit("a", identity.subjects, CLINIC, 1, 1, GATEWAY)
+    behind = asyncio.create_task(keys.admit("b", identity.subjects, CLINIC, 1, 1, GATEWAY))
+    assert isinstance(await keys.admit("c", identity.subjects, COURT, 1, 1, GATEWAY), Admitted)
+    await asyncio.sleep(0.05)
+    assert not behind.done()
+    assert (await keys.traffic("clinic")).waiting == 1
+    assert (await keys.traffic("court")).waiting == 0
+    await keys.settle("b", 0)
+    assert behind.cancelled()
+    again = start(place)
+    waits = asyncio.create_task(again.admit("d", identity.subjects, CLINIC, 1, 1, GATEWAY))
+    await asyncio.sleep(0.05)
+    assert not waits.done(), "an actor that is made again knows what is live in which ensemble"
+    await again.settle("a", 1)
+    assert isinstance(await waits, Admitted)

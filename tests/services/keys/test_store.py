@@ -10,7 +10,8 @@ import pytest
 
 from services.keys.database import Database, beside
 from services.keys.records import KeysError, KeysUnavailable, Secret, Share, UnknownKey, now
-from services.keys.store import Exhausted, KeyStore, Reserved, Wait, subjects_of
+from services.keys.store import Exhausted, KeyStore, Reserved, Wait
+from services.keys.subjects import subjects_of
 from tests.postgresql import Server
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
 from cluster.promise import promise
 from services.errors import InputError
 from services.training.adapter import with_lora
@@ -171,10 +171,10 @@ def test_with_a_population_the_plan_does_not_depend_on_the_corpus() -> None:
         planned(PRIVATE.model_copy(update={"epsilon": 1e-9}), OPTIONS, 2)
 
 
-def configured(folder: Path, **privacy: object) -> Configuration:
+def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
     return Configuration.of(
         {"ensemble": str(folder), "privacy": privacy, "budget": {"ledger": str(folder / "ledger.db")}}
-    )
+    ).choose()
 
 
 @pytest.mark.slow

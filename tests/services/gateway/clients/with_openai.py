@@ -24,7 +24,7 @@ def sync() -> dict[str, object]:
     return {
         "completion": [completion.choices[0].finish_reason, completion.usage.completion_tokens],
         "chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
-        "pieces": [pieces[-1].choices[0].finish_reason, len("".join(piece.choices[0].text for piece in pieces))],
+        "pieces": [pieces[-1].choices[0].finish_reason, len("".join(piece.choices[0].text or "" for piece in pieces))],
         "chunks": [
             chunks[-1].choices[0].finish_reason,
             len("".join(chunk.choices[0].delta.content or "" for chunk in chunks)),

@@ -1,0 +1,85 @@
+"""Several models behind one gateway: who is asked, what is listed, and what is refused while one drains."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from services.ensembles.records import Listed
+from services.gateway.app import build_app
+from services.gateway.errors import ApiError
+from services.gateway.served import Models
+from services.gateway.settings import GatewaySettings
+from services.training import public_model
+from tests.services.gateway.conftest import NOBODY, ensemble
+
+CLINIC, COURT = ensemble("clinic", own_shares=True), ensemble("court", own_shares=True, context_length=64)
+BODY = {"prompt": "The patient", "max_tokens": 4}
+
+
+@pytest.fixture
+def models() -> Models:
+    return Models(GatewaySettings(namespace=NOBODY, ensembles=(CLINIC, COURT)))
+
+
+@pytest.fixture
+def client(models: Models) -> Iterator[TestClient]:
+    with TestClient(build_app(GatewaySettings(namespace=NOBODY, ensembles=()), models)) as entered:
+        yield entered
+
+
+def error(response: Any) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_a_request_is_for_the_model_that_it_names(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()["data"]
+    assert [(model["id"], model["max_model_len"]) for model in listed] == [("clinic", 512), ("court", 64)]
+    long = {"prompt": [1] * 100, "max_tokens": 4}
+    assert error(client.post("/v1/completions", json={"model": "court", **long})) == (400, "context_length_exceeded")
+    assert error(client.post("/v1/completions", json={"model": "clinic", **long})) == (503, "service_unavailable")
+    assert error(client.post("/v1/completions", json={"model": "hospital", **BODY})) == (404, "model_not_found")
+    assert client.post("/tokenize", json={"model": "court", "prompt": "a"}).json()["max_model_len"] == 64
+    for path in ("/v1/models/hospital", "/v1/privacy?model=hospital"):
+        assert error(client.get(path)) == (404, "model_not_found")
+
+
+def test_health_names_the_model_whose_actors_do_not_answer(client: TestClient) -> None:
+    told = client.get("/health").json()
+    assert told["status"] == "unavailable"
+    assert {"clinic/coordinator", "court/budget"} <= set(told["missing"])
+
+
+def test_a_model_that_drains_takes_nothing_and_the_other_goes_on(models: Models, client: TestClient) -> None:
+    models.named("court").state = "draining"
+    for route, body in (("completions", BODY), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        response = client.post(f"/v1/{route}", json={"model": "court", **body})
+        assert error(response) == (503, "model_draining")
+        assert int(response.headers["retry-after"]) > 0
+        assert error(client.post(f"/v1/{route}", json={"model": "clinic", **body})) == (503, "service_unavailable")
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["clinic"]
+
+
+def test_a_request_counts_until_it_ends(models: Models, client: TestClient) -> None:
+    court = models.named("court")
+    with court.request():
+        court.state = "draining"
+        assert court.live == 1
+        with pytest.raises(ApiError, match="about to be retired"), court.request():
+            pass
+    assert court.live == 0
+
+
+@pytest.mark.anyio
+async def test_models_come_and_go(models: Models) -> None:
+    school, broken = ensemble("school"), ensemble("broken", model=public_model.resolve().parent / "nothing-here")
+    async with models.running():
+        clinic = models.named("clinic")
+        assert await models.serve([Listed(ensemble=CLINIC), Listed(ensemble=school)])
+        assert set(models.names) == {"clinic", "school"}
+        assert models.named("clinic") is clinic, "what stays is not opened again"
+        assert not await models.serve([Listed(ensemble=CLINIC, state="draining"), Listed(ensemble=broken)])
+        assert set(models.names) == {"clinic"}, "one that cannot be opened does not stop the others"
+        assert clinic.state == "draining"
+    assert not models.names
