@@ -48,7 +48,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EnsembleActors:
-    """What answers for one ensemble; all of them detached and found by name. The fleet owns the shards."""
+    """The actors of one ensemble. All are detached and found by name; the fleet owns the shards."""
 
     promise: Promise
     fleet: ActorHandle
@@ -143,7 +143,7 @@ class Checked:
 
     @property
     def served(self) -> Ensemble:
-        """What gateways must know of it."""
+        """The record of this ensemble for the gateways."""
         configuration = self.configuration
         coordinator = configuration.coordinator
         return Ensemble(
@@ -236,7 +236,7 @@ def start_ensemble(checked: Checked, report: Report = lambda step: None, *, keep
 
 
 def stop_ensemble(ensemble: Ensemble) -> None:
-    """End the actors of one ensemble; what they hold of its budget is given back first, as far as they answer."""
+    """End the actors of one ensemble. Actors that answer give unused budget back first."""
     for name in ensemble.coordinators:
         _tell(name, ensemble.namespace, "close")  # leases of one that does not answer stay charged: the safe side
     _tell(ensemble.budget, ensemble.namespace, "release")  # else another deployment waits until it is silent
@@ -282,7 +282,7 @@ def _served_now(configuration: Configuration) -> list[Ensemble]:
 
 
 def _tell(name: str, namespace: str, method: str) -> None:
-    """Call an actor that is about to be ended, if it lives and answers."""
+    """Call a method of an actor. Does nothing if the actor is gone or does not answer."""
     with suppress(RayError, LedgerError, TimeoutError, ValueError):
         ray.get(getattr(ray.get_actor(name, namespace), method).remote(), timeout=CLOSING_S)
 

@@ -1,4 +1,4 @@
-"""The ensembles actor: says which ensembles a service has, to gateways and operators."""
+"""The ensembles actor: keeps the list of a service's ensembles for gateways and operators."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The ensembles of a service as plain data, which crosses Ray and is kept in the service's database."""
+"""The ensembles of a service as plain data. It is sent between actors and stored in the service's database."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,11 +11,11 @@ State = Literal["serving", "draining"]
 
 
 class EnsemblesError(Exception):
-    """What was asked of the list of ensembles cannot be done; the message says why, and names the fix."""
+    """A change of the list of ensembles is refused. The message names the reason and the fix."""
 
 
 class Ensemble(BaseModel):
-    """One ensemble, as those who send requests to it must know it.
+    """What a gateway needs to know about one ensemble.
 
     Attributes:
         names: the model names that clients use; the first is the ensemble's own.
@@ -60,7 +60,7 @@ class Ensemble(BaseModel):
 
 
 class Listed(BaseModel):
-    """An ensemble of a service. One that drains ends its requests and takes no new ones."""
+    """An ensemble and its state. A draining ensemble finishes its requests and accepts no new ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,7 +69,7 @@ class Listed(BaseModel):
 
 
 class View(BaseModel):
-    """The ensembles of a service at one moment; `version` changes with every change of them."""
+    """The list of ensembles at one moment. `version` changes with every change of the list."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,7 +78,7 @@ class View(BaseModel):
 
 
 class Account(BaseModel):
-    """An ensemble as an operator sees it.
+    """The state of an ensemble, for operators.
 
     Attributes:
         live: requests for it that have not ended.

@@ -18,7 +18,7 @@ class ModelStatement(Statement):
 
 
 class Statements(BaseModel):
-    """Every ensemble has a budget of its own; `together` is for a person whose text is in all of them."""
+    """The statements of several models. `together` is the promise to a person whose text is in all of them."""
 
     object: Literal["list"] = "list"
     data: list[ModelStatement]

@@ -1,4 +1,4 @@
-"""What tokens are charged to, as the database names it.
+"""Subjects: the names in the database of what tokens are charged to.
 
 A key's tokens are charged to the key and to its group: `key:ID`, `group:NAME`. Tokens of an ensemble that has shares of
 its own are charged to `ensemble:NAME:key:ID` and `ensemble:NAME:group:NAME` besides.
@@ -30,12 +30,12 @@ def within(ensemble: str, subject: str) -> str:
 
 
 def charged(subjects: Sequence[str], ensemble: str | None) -> tuple[str, ...]:
-    """All that a request for an ensemble is charged to; None is an ensemble without shares of its own."""
+    """All subjects that a request to an ensemble is charged to. None: an ensemble without shares of its own."""
     return tuple(subjects) if ensemble is None else (*subjects, *(within(ensemble, subject) for subject in subjects))
 
 
 def split(subject: str) -> tuple[str | None, str]:
-    """The ensemble of a subject, None where it is for all of them, and the key or group."""
+    """Split a subject into its ensemble, None if it counts all ensembles, and the subject of the key or group."""
     if not subject.startswith(OF_ENSEMBLE):
         return None, subject
     ensemble, _, rest = subject.removeprefix(OF_ENSEMBLE).partition(":")
@@ -43,5 +43,5 @@ def split(subject: str) -> tuple[str | None, str]:
 
 
 def ensemble_of(subjects: Sequence[str]) -> str | None:
-    """The ensemble that a request was for, from what it was charged to."""
+    """The ensemble of a request, from the subjects that it was charged to."""
     return split(subjects[-1])[0]
