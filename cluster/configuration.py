@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    SecretStr,
     StringConstraints,
     Tag,
     ValidationError,
@@ -26,7 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.engine import known_engine
-from services.gateway.fields import LEAST_TEMPERATURE
+from services.gateway.settings import ClientSettings
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
 
@@ -119,23 +118,12 @@ class Coordinator(Section):
     pace_s: float = Field(0.0, ge=0)
 
 
-class Http(Section):
+class Http(Section, ClientSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, gt=0, lt=65536)
     replicas: int = Field(1, gt=0)
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
-    api_keys: tuple[SecretStr, ...] = ()
     anonymous: bool = Field(False, description="serve other machines although there are no keys")
-    cors_origins: tuple[str, ...] = Field((), description='web pages that may call the service; ["*"]: all')
-    greedy_temperature: float | None = Field(
-        None, ge=LEAST_TEMPERATURE, le=2, description="None: greedy requests are refused; else sampled at this"
-    )
-    ignore_seed: bool = Field(False, description="accept a seed, which has no effect")
-    heartbeat_s: float = Field(10.0, gt=0, description="a stream that waits longer gets a comment")
-    max_body_bytes: int = Field(1 << 20, gt=0)
-    max_n: int = Field(8, gt=0)
-    max_prompts: int = Field(16, gt=0)
-    max_tokens: int = Field(1024, gt=0)
 
 
 class Keys(Section):

@@ -32,7 +32,7 @@ from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
 from services.gateway.deployment import Gateway
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
 from services.keys.database import Database, beside
 from services.keys.store import KeyStore
@@ -269,7 +269,7 @@ def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -
         keys_actor=keys.NAME,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
         batches=configuration.batches,
-        **configuration.http.model_dump(exclude={"host", "port", "replicas", "anonymous", "served_model_names"}),
+        **configuration.http.model_dump(include=set(ClientSettings.model_fields)),
     )
 
 

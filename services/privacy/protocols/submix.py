@@ -1,7 +1,7 @@
 """Implements SubMix, private next-token prediction with models of half-parts (Ginart, van der Maaten, Zou, Guo 2022).
 
-Each part is divided into halves, with one model for each half. If the halves agree, their output does not depend on one
-user alone: lambda_i is the largest weight of both halves in mixtures with the public model for which the divergence of
+Each part is divided into halves, with one model for each half. SubMix assumes that what both halves say is not due to
+one user: lambda_i is the largest weight of both halves in mixtures with the public model for which the divergence of
 the mixtures is at most beta. The mean of all lambda_i is the weight of the mean of all models in a mixture with the
 public model. Each part has its own budget, which is charged the divergence that leaving the part out causes. Once a
 part's budget would be exceeded, the public model answers all further queries.
