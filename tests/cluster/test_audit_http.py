@@ -43,7 +43,7 @@ def asked(directory: Path, planted: Adjacent) -> Iterator[tuple[Asked, Asked]]:
     for world in (adjacent.WITH, adjacent.WITHOUT):
         folder = directory / f"served-{world}"
         folder.mkdir()
-        engine = {"dtype": "float32", "context_length": 64, "cache_gib": 1}
+        engine = {"dtype": "float32", "context_length": 512, "cache_gib": 1}
         config = configure(folder, own_ensemble(directory / world, folder), privacy=privacy, engine=engine)
         with running(config) as service:
             answers.append(black_box.ask(service.base_url, black_box.Question(planted.question.prompt), COUNT, None))

@@ -2,9 +2,13 @@
 
 For each token m of the N parts are drawn, without replacement, and the token is sampled from
 
-    p proportional to p0 exp( (1/m) sum_{i drawn} clip(log(p_i / p0), -c, c) )
+    p proportional to p0 exp( (1/m) sum_{i drawn} clip(log(p_i / p0) + t_i, -c, c) )
 
-(McSherry & Talwar 2007). Replacing one part that was drawn multiplies p by e^x / z, where x has a range of width 4c/m
+(McSherry & Talwar 2007). The constant t_i follows from p_i and p0 alone, so that it costs nothing. With the best one,
+``t = log sum_x p0 clip(e^t p_i / p0, e^-c, e^c)``, each factor is the projection of p_i, in KL, to the distributions
+whose ratios to p0 lie within a factor e^(2c) of each other. Two steps towards it are taken (`_centres`).
+
+Replacing one part that was drawn multiplies p by e^x / z, where x has a range of width 4c/m
 (bounded range: Durfee & Rogers 2019); a part is drawn with probability m/N.
 """
 
@@ -34,7 +38,7 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
-from services.privacy.mollifiers.blocks import rows_at_once
+from services.privacy.mollifiers.blocks import Column, column, row_sums, rows_at_once, scratch
 from services.privacy.mollifiers.candidates import sequences
 from services.privacy.mollifiers.mixture import usable_radii
 from services.privacy.protocol import Answers, Protocol, Release
@@ -47,6 +51,8 @@ Reals = NDArray[np.float64]
 
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16
+# Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
+_LARGEST_SLOPE = 0.95
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,9 @@ class FixedSizeExponentialEvent(_BoundedRangeEvent):
         return bounded_range_rdp(orders, self.range / 2) if self.sample == self.parts else None
 
     def worst_pairs(self) -> Iterable[Pair]:
-        """Two tokens; the part says the first before and the second after, the others some of each.
-
-        A part can lift a token by c only where p0 gives it at most e^-c.
-        """
+        """Two tokens; the part says the first before and the second after, the others some of each."""
         rows = one_hot(2, 0, 1)
-        least = min(self.radius, np.log(2)) + 1e-3
-        for log_first in (*np.linspace(-self.radius - 6, -least, _PAIRS), np.log(0.5)):
+        for log_first in np.linspace(-self.radius - 6, np.log(0.5), _PAIRS):
             public = np.array([log_first, np.log1p(-np.exp(log_first))])
             for lifted in sorted({0, (self.parts - 1) // 2, self.parts - 1}):
                 others = (0,) * lifted + (1,) * (self.parts - 1 - lifted)
@@ -203,7 +205,14 @@ class Exponential(Protocol):
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
         radius = self.radius - slack(self.sample, self.radius)
-        clipped = np.clip(np.log(rows / public), -radius, radius)
+        logs = np.log(rows / public)
+        first, second = np.zeros(len(rows)), np.zeros(len(rows))
+        for row, log_ratios in enumerate(logs):
+            first[row] = _log_mean(public, log_ratios, radius)
+            second[row] = _log_mean(public, log_ratios + first[row], radius)
+        slopes = np.divide(second - first, first, out=np.zeros(len(rows)), where=first != 0)
+        centres = np.clip(first / (1 - np.clip(slopes, 0, _LARGEST_SLOPE)), -radius, radius)
+        clipped = np.clip(logs + centres[:, None], -radius, radius)
         weights = public * np.exp(clipped.mean(axis=0))
         return np.asarray(weights / weights.sum())
 
@@ -262,6 +271,10 @@ def _nearest(share: float, parts: int) -> int:
     return max(1, round(share * parts))
 
 
+def _log_mean(public: Reals, log_ratios: Reals, radius: float) -> float:
+    return float(np.log(public @ np.exp(np.clip(log_ratios, -radius, radius)) / public.sum()))
+
+
 def slack(sample: int, radius: float) -> float:
     """How much smaller than ``radius`` to clip, so that the integer weights, as rounded, keep to the range of it.
 
@@ -283,12 +296,29 @@ def radii(sample: int) -> tuple[float, float]:
 
 
 def _summed(answers: Answers, radius: float) -> Tensor:
-    """float64 [S, V]: the sum of the clipped log-ratios of each sequence's rows."""
+    """Sums the centred and clipped log-ratios of each sequence's rows, float64 [S, V]."""
     ratios = answers.ratios
     owners = sequences(answers)
     sums = torch.zeros(answers.public.shape, dtype=torch.float64, device=ratios.device)
     at_once = rows_at_once(ratios)
     for start in range(0, len(ratios), at_once):
         block = slice(start, start + at_once)
-        sums.index_add_(0, owners[block], ratios[block].double().log_().clamp_(-radius, radius))
+        logs = ratios[block].double().log_()
+        logs += column(_centres(ratios[block], answers.public[owners[block]], radius), logs)
+        sums.index_add_(0, owners[block], logs.clamp_(-radius, radius))
     return sums
+
+
+def _centres(ratios: Tensor, public: Tensor, radius: float) -> Column:
+    """Computes the constant t of each row [C, V]: README, Theorem 2.
+
+    Takes two steps of ``t <- log sum_x p0 clip(e^t u, L, H)`` from t = 0 and extrapolates them as a geometric series
+    (Aitken). What a token costs does not depend on how near this comes: each row is clipped afterwards.
+    """
+    low, high = math.exp(-radius), math.exp(radius)
+    clipped = scratch("inner", ratios)
+    torch.clamp(ratios, low, high, out=clipped).mul_(public)
+    first = np.log(row_sums(clipped))
+    torch.mul(ratios, column(np.exp(first), ratios), out=clipped).clamp_(low, high).mul_(public)
+    shrinks_by = np.clip((np.log(row_sums(clipped)) - first) / np.where(first == 0, 1, first), 0, _LARGEST_SLOPE)
+    return np.asarray(np.clip(first / (1 - shrinks_by), -radius, radius))

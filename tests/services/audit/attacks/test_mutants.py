@@ -192,7 +192,7 @@ def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """64 planted parts; the 40 that are told best are guessed. A delta of 1e-5 would leave no room for certainty."""
-    protocol, queries = PMixed(64, 1.0, 1.6), 1600
+    protocol, queries = PMixed(64, 1.0, 1.6), 1200
     for _ in range(RUNS):
         guessed = one_run.guess_parts(protocol, queries, 40)
         for expected, paid in (("holds", composition.paid), ("broken", lambda event, count: min(count, 1))):

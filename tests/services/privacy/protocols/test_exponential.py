@@ -27,6 +27,7 @@ from tests.services.privacy.mechanism import (
     climb,
     hockey_stick,
     log_softmax,
+    normalised,
     released,
     renyi_divergence,
     subsets,
@@ -64,22 +65,20 @@ def test_no_input_loses_more_than_the_event(parts: int, sample: int, radius: flo
     assert search(protocol, event, 100, parts) <= 1
 
 
-@pytest.mark.parametrize(("parts", "radius"), [(3, 0.3), (5, 0.3), (9, 0.6)])
+@pytest.mark.parametrize(("parts", "radius"), [(3, 0.3), (5, 0.6), (5, 1.0)])
 def test_with_every_part_drawn_some_input_loses_as_much(parts: int, radius: float) -> None:
-    """Two tokens with a public chance of at most e^-c each; the part says one before and the other after.
-
-    At high orders the worst case wants one of them rarer than e^-c leaves it.
-    """
+    """Two tokens; the part says one before and the other after. For larger radii the cost is an upper bound."""
     protocol, event = Exponential(parts, parts, radius), FixedSizeExponentialEvent(parts, parts, radius)
     assert event.adjacency == "user"
     best = [0.0] * len(MODERATE)
-    for first in np.linspace(1 - np.exp(-radius), np.exp(-radius), 41):
-        for lifted in range(parts):
-            public = np.log([first, 1 - first])
-            said = [np.array([0.0, -20.0]), np.array([-20.0, 0.0])]
+    for log_odds in np.linspace(-2 * radius - 3, 2 * radius + 3, 121):
+        public = -np.logaddexp(0, [-log_odds, log_odds])
+        said = [np.array([0.0, -40.0]), np.array([-40.0, 0.0])]
+        for lifted in (0, parts // 2, parts - 1):
             others = [said[0]] * lifted + [said[1]] * (parts - 1 - lifted)
             pair = [token_distribution(protocol, public, np.array([*others, own])) for own in said]
-            best = [max(old, renyi_divergence(pair[0], pair[1], a)) for old, a in zip(best, MODERATE, strict=True)]
+            both = [(pair[0], pair[1], a) for a in MODERATE]
+            best = [max(old, renyi_divergence(*each)) for old, each in zip(best, both, strict=True)]
     for found, allowed in zip(best, event.rdp(MODERATE), strict=True):
         assert 0.999 * allowed <= found <= allowed
 
@@ -211,9 +210,28 @@ def test_the_token_is_drawn_from_the_formula() -> None:
     protocol = Exponential(3, 2, 1.2)
     models = [(0, 1), (0, 2), (1, 2)]
     for asked, weights in zip(models, released(protocol, public, np.array(rows), models), strict=True):
-        total = sum((np.clip(rows[i] - public, -1.2, 1.2) for i in asked), np.zeros(50))
-        expected = np.exp(public + total / 2)
-        np.testing.assert_allclose((weights / weights.sum()).astype(float), expected / expected.sum(), rtol=1e-4)
+        expected = protocol.formula(np.exp(public), np.exp(np.array(rows)[list(asked)]))
+        np.testing.assert_allclose((weights / weights.sum()).astype(float), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("radius", [0.1, 0.5, 1.5])
+def test_one_part_is_projected_to_a_bounded_range(radius: float) -> None:
+    """Nearly the member of { p0 r : max r <= e^2c min r } that is closest in KL, which a search over t finds."""
+    rng = np.random.default_rng(3)
+    for spread in (0.2, 1.0, 3.0):
+        public = log_softmax(rng.normal(scale=2, size=60))
+        row = log_softmax(public + rng.normal(scale=spread, size=60))
+        p = np.exp(row)
+
+        def lost(t: float, public: Rows = public, row: Rows = row, p: Rows = p) -> float:
+            log_r = public + np.clip(row - public + t, -radius, radius)
+            return float(p @ (row - log_r + np.logaddexp.reduce(log_r)))
+
+        (weights,) = normalised(released(Exponential(1, 1, radius), public, row[None], [(0,)]))
+        ratios = weights / np.exp(public)
+        assert ratios.max() / ratios.min() <= np.exp(2 * radius) * (1 + 1e-5), "p0 is rounded to float32"
+        least, plain = min(map(lost, np.linspace(-radius, radius, 801))), lost(0.0)
+        assert p @ (row - np.log(weights)) <= least + 0.35 * (plain - least) + 1e-4
 
 
 def test_many_sequences_in_one_call_are_each_as_alone() -> None:
