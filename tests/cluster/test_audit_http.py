@@ -20,8 +20,8 @@ from tests.running import configure, own_ensemble, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PARTS, RADIUS, COUNT = 3, 1.0, 4096
-SERVED = RatioEvent(PARTS, 1.0, 2 * RADIUS)
+PARTS, RADIUS, COUNT = 3, 2.0, 4096
+SERVED = RatioEvent(PARTS, 1.0, RADIUS)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def planted(directory: Path) -> Adjacent:
 
 @pytest.fixture(scope="module")
 def asked(directory: Path, planted: Adjacent) -> Iterator[tuple[Asked, Asked]]:
-    """By services whose mollifier works at twice `RADIUS`, one after the other."""
+    """By two services, one after the other."""
     epsilon = planning.cost(SERVED, COUNT, 1e-5).epsilon_rdp
-    privacy = {"q": 1.0, "radius": SERVED.radius, "epsilon": epsilon * (1 + 1e-9), "tokens": COUNT}
+    privacy = {"q": 1.0, "radius": RADIUS, "epsilon": epsilon * (1 + 1e-9), "tokens": COUNT}
     answers = []
     for world in (adjacent.WITH, adjacent.WITHOUT):
         folder = directory / f"served-{world}"
@@ -64,12 +64,12 @@ def test_a_service_of_several_parts_keeps_its_promise(asked: tuple[Asked, Asked]
     assert 0.4 * finding.claim < finding.lower, "the attack has no strength"
 
 
-def test_a_radius_twice_as_large_as_claimed_is_caught(asked: tuple[Asked, Asked]) -> None:
-    claimed = replace(asked[0], event=RatioEvent(PARTS, 1.0, RADIUS))
+def test_a_larger_radius_than_is_claimed_is_caught(asked: tuple[Asked, Asked]) -> None:
+    claimed = replace(asked[0], event=RatioEvent(PARTS, 1.0, 0.4 * RADIUS))
     assert black_box.audit(claimed, asked[1], 0.95).verdict == "broken"
 
 
 def test_a_claim_of_more_parts_than_there_are_is_caught(asked: tuple[Asked, Asked]) -> None:
-    """As if every token were paid for by an ensemble of 12."""
-    claimed = replace(asked[0], event=RatioEvent(4 * PARTS, 1.0, SERVED.radius))
+    """As if every token were paid for by an ensemble of 48."""
+    claimed = replace(asked[0], event=RatioEvent(16 * PARTS, 1.0, RADIUS))
     assert black_box.audit(claimed, asked[1], 0.95).verdict == "broken"
