@@ -11,7 +11,6 @@ from cluster.commands.budget import budget
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
-from services.privacy.protocols.exponential import ExponentialEvent
 from services.privacy.protocols.pmixed import RatioEvent
 from services.privacy.protocols.submix import SubMixEvent
 
@@ -97,7 +96,7 @@ def test_what_was_measured_is_for_the_operator_alone(path: Path) -> None:
 
 def test_what_was_charged_is_evaluated_anew(ledger: Ledger, path: Path) -> None:
     ledger.settle(ledger.lease(EVENT, 60).lease, 50)
-    other = ExponentialEvent(parts=8, q=0.5, radius=0.3)
+    other = RatioEvent(parts=8, q=0.5, radius=0.3)
     ledger.settle(ledger.lease(other, 60).lease, 50)
     result = CliRunner().invoke(application, ["--ledger", str(path), "--recompute", "--json"])
     recomputed = json.loads(result.stdout)["recomputed"]

@@ -222,7 +222,7 @@ def test_every_protocol_in_the_package_is_registered() -> None:
     assert found == set(PROTOCOLS.values())
 
 
-@pytest.mark.parametrize("name", {name for name, _ in audited(PARTS)})
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in audited(PARTS)))
 def test_every_choice_of_a_protocol_is_a_variant_that_audits_try(name: str) -> None:
     """A choice between certified mechanisms; what is only reproduced as published has an audit of its own."""
     settings = PROTOCOLS[name]
