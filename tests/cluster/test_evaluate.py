@@ -91,7 +91,7 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--tokens", "0"], "tokens: "),
+        (["--tokens", "0"], "tokens.1: "),
         (["--epsilon", "-1"], "epsilon: "),
         (["--sweep", "colour"], "sweeps.0: "),
         (["--precision", "int8"], "precision: "),

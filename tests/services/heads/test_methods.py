@@ -128,7 +128,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         return iter(())
 
     assert compare.compare(table, plan, tmp_path, refuse, Display()).record() == first  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="other rows"):
+    with pytest.raises(InputError, match="results of another table"):
         compare.compare(generated(401), plan, tmp_path, run, Display())
 
 

@@ -68,7 +68,9 @@ def test_two_trainings_add_up() -> None:
 
 def test_the_sentence_promises_any_number_of_tokens() -> None:
     sentence = DpSgd(1, EVENT).guarantee.sentence("8", DELTA, 1024)
-    assert "sees any number of released tokens, (8, 1e-05)-differential privacy for any one user's text" in sentence
+    assert (
+        "observer of any number of released tokens, (8, 1e-05)-differential privacy for any one user's text" in sentence
+    )
     assert "certified" in sentence
     assert EVENT.adjacency == "user"
 
