@@ -36,7 +36,8 @@ class Result:
 
     Attributes:
         status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
-        perplexity: over the runs; infinite if a true token has probability 0.
+        perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
+            releases another one. Infinite if the method gives such a token probability 0.
         possible: the share of true tokens with a positive probability.
         possible_perplexity: the perplexity of those tokens.
         change: the ratio of the perplexity to the public model's on the same tokens: 0.8 is a fifth less.
@@ -71,7 +72,7 @@ def result(
     """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions."""
     possible = sum(each.possible for each in outcomes) / sum(each.positions for each in outcomes)
     losses = [each.loss for each in outcomes]
-    everywhere = possible == 1
+    everywhere = all(own.possible >= least.possible for own, least in zip(outcomes, public, strict=True))
     spent = max(each.charged for each in outcomes)
     cost = reached(settings, protocol, spent, outcomes)
     return Result(

@@ -30,6 +30,21 @@ def outcomes(settings: Settings) -> list[Outcome]:
     return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
 
 
+def test_a_token_that_no_protocol_can_release_is_left_out_and_a_further_one_is_infinite() -> None:
+    def of(possible: int) -> list[Outcome]:
+        return [Outcome(100, 100, 100, possible, 3.9, 0.25, 16.0, 1.5) for _ in range(2)]
+
+    settings = EnsembleSettings()
+    protocol = settings.plan(PARTS)
+    alike, fewer = (result("", settings, protocol, of(possible), of(99)) for possible in (99, 98))
+    assert alike.perplexity is not None
+    assert alike.perplexity.mean == pytest.approx(math.exp(3.9))
+    assert alike.possible == 0.99
+    assert fewer.perplexity is not None
+    assert math.isinf(fewer.perplexity.mean)
+    assert fewer.change is None
+
+
 def found(settings: Settings) -> Result:
     try:
         protocol = settings.plan(PARTS)
