@@ -14,7 +14,7 @@ from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget
 from services.evaluation.results import Evaluation, Result, SweepResult, Table
 from services.files import write_atomically
-from services.pages import picture, render
+from services.html_report import picture, render
 from services.privacy import accounting
 
 JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"

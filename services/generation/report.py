@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from services import pages
+from services import html_report
 from services.engine.engine import AdapterFiles
 from services.errors import InputError
 from services.evaluation.figures import PALETTES, Theme
@@ -135,13 +135,13 @@ def make_report(
 def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
     """Renders the HTML page with embedded figures."""
     shown = {name: each for name, each in texts.items() if name != REAL}
-    return pages.render(
+    return html_report.render(
         _TEMPLATE,
         report=report,
         card=report.card,
         pictures={
-            "lengths": {theme: pages.picture(_lengths_figure(texts, theme)) for theme in PALETTES},
-            "distinct": {theme: pages.picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
+            "lengths": {theme: html_report.picture(_lengths_figure(texts, theme)) for theme in PALETTES},
+            "distinct": {theme: html_report.picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
         },
         # The page never shows real text, not even to the operator, because someone may pass it on by mistake.
         samples={name: [text for text in each if text.strip()][:5] for name, each in shown.items()},

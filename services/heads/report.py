@@ -12,7 +12,7 @@ from services.evaluation.figures import PALETTES, Palette, Theme
 from services.files import write_atomically
 from services.heads.compare import Cell, Comparison
 from services.heads.methods import METHODS, MethodName
-from services.pages import picture, render
+from services.html_report import picture, render
 
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 

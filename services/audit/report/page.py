@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from services.audit.report.finding import Finding, broken
 from services.audit.report.roc import Roc
 from services.files import write_atomically
-from services.pages import picture, render
+from services.html_report import picture, render
 
 Rows = Sequence[Mapping[str, Any]]
 
