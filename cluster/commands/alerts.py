@@ -9,6 +9,7 @@ import httpx
 import typer
 
 from cluster.configuration import Configuration
+from cluster.options import JsonOption
 from services.alerts.alert import Alert
 from services.alerts.webhook import post
 
@@ -25,7 +26,7 @@ def group() -> None:
 @alerts.command("test")
 def send_test(
     config: Annotated[Path, typer.Option(help="The configuration file.")] = Path("privmix.yaml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Send a test alert to every webhook of the configuration; exit with 1 if one does not accept it."""
     configuration = Configuration.load(config)

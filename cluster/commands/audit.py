@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.console import console, display
+from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
 from services.audit.attacks import black_box, extraction
@@ -60,7 +61,6 @@ Draws = Annotated[int, typer.Option(min=1, help="The number of releases to avera
 Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 ROOM = Path("run/audit")
 
@@ -80,7 +80,7 @@ def likelihood(
     prompt: Annotated[str, typer.Option(help="The prompt for both services.")] = "Caller: This is",
     temperature: Annotated[float, typer.Option(help="The temperature of both services' answers.")] = 1.0,
     output: Output = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run the likelihood-ratio test in the worst known case of each protocol, with its real draws and sampling.
 
@@ -113,7 +113,7 @@ def published(
     epsilon: Epsilons = None,
     delta: Delta = _DELTA,
     output: Output = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the cost of PMixED as published in the worst known case, beside the certified mollifier.
 
@@ -148,7 +148,7 @@ def extraction_(
     draws: Draws = _EXTRACTION_DRAWS,
     url: Annotated[str | None, typer.Option(help="Also query a running service of the trained ensemble.")] = None,
     output: Output = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Plant secrets in the demo corpus and measure how often each protocol outputs them, and how high they rank.
 
@@ -186,7 +186,7 @@ def one_run(
         Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
     ] = None,
     output: Output = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
@@ -207,7 +207,7 @@ def plant(
     directory: Room = ROOM / "adjacent",
     parts: Parts = _ADJACENT.parts,
     repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Two ensembles to serve, trained with and without one user's text: the worst case for an audit over HTTP.
 
@@ -251,7 +251,7 @@ def membership_(
     top_k: TopK = _TOP_K,
     draws: Draws = _MEMBERSHIP_DRAWS,
     output: Output = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
     steps, size = Steps(), shadow_ensembles.Size(users, shadows, parts)
@@ -267,7 +267,7 @@ def all_(
     delta: Delta = _DELTA,
     confidence: Confidence = _CONFIDENCE,
     releases: Releases = _RELEASES,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every attack with its defaults and write one report."""
     steps = Steps()

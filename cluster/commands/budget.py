@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.options import JsonOption
 from services.budget.errors import LedgerError
 from services.budget.reader import read
 from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
@@ -39,7 +40,7 @@ def budget(
             envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: the database of keys. Default: the service's."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, what is spent and what is left. The service may run or not."""
     if delta is not None and not (again and 0 < delta < 1):

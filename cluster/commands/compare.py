@@ -9,6 +9,7 @@ import typer
 
 from cluster.commands.evaluate import report
 from cluster.console import display
+from cluster.options import DeltaOption, EpsilonsOption, RunsOption, RunTokensOption, SweepOption, TokensOption
 from services.evaluation.compare import PARTS
 from services.evaluation.compare import compare as compare_methods
 from services.evaluation.evaluate import EvaluationOptions
@@ -30,18 +31,12 @@ def compare(
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
-    epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
-    delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
-    tokens: Annotated[
-        list[int], typer.Option(help="Tokens that a budget must last for; again for another table.")
-    ] = list(_DEFAULTS.tokens),  # noqa: B006
-    run_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a run. Default: those of the shortest budget.")
-    ] = _DEFAULTS.run_tokens,
-    runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
-    sweep: Annotated[
-        list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
-    ] = list(QUANTITIES),  # noqa: B006
+    epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
+    delta: DeltaOption = _DEFAULTS.delta,
+    tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
+    run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
+    runs: RunsOption = _DEFAULTS.runs,
+    sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="Processor cores for each adapter that trains.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table as RichTable
 
 from cluster.console import console, display
+from cluster.options import DeltaOption, EpsilonsOption, RunsOption, RunTokensOption, SweepOption, TokensOption
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.evaluate import evaluate as evaluate_methods
@@ -35,19 +36,13 @@ def evaluate(
     dp_sgd: Annotated[
         list[Path] | None, typer.Option(help="An ensemble of one part trained with DP-SGD; repeat for other budgets.")
     ] = None,
-    epsilon: Annotated[list[float], typer.Option(help="A budget; again for another table.")] = list(_DEFAULTS.epsilons),  # noqa: B006
-    delta: Annotated[float, typer.Option(help="The delta of every budget.")] = _DEFAULTS.delta,
-    tokens: Annotated[
-        list[int], typer.Option(help="Tokens that a budget must last for; again for another table.")
-    ] = list(_DEFAULTS.tokens),  # noqa: B006
-    run_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a run. Default: those of the shortest budget.")
-    ] = _DEFAULTS.run_tokens,
-    runs: Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")] = _DEFAULTS.runs,
+    epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
+    delta: DeltaOption = _DEFAULTS.delta,
+    tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
+    run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
+    runs: RunsOption = _DEFAULTS.runs,
     context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
-    sweep: Annotated[
-        list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
-    ] = list(QUANTITIES),  # noqa: B006
+    sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
     user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
     text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table as Shown
 
 from cluster.console import console, display
+from cluster.options import JsonOption
 from cluster.parameters import bad
 from services.audit.report.finding import Finding
 from services.heads import attacks, head, mimic, uncertainty
@@ -40,7 +41,6 @@ Bounds = Annotated[
     Path | None,
     typer.Option(help='JSON with public [low, high] of every feature, {"age": [0, 120]}; certified methods need it.'),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @heads.command()
@@ -57,7 +57,7 @@ def compare(
     quick: Annotated[
         bool, typer.Option("--quick", help="No search, four epsilons, three seeds: under three minutes.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare all methods on the same split of a table, over epsilon."""
     table = open_table(dataset, target, user_field, bounds)
@@ -99,7 +99,7 @@ def train(
     budget: Annotated[
         float | None, typer.Option(help="The epsilon of a new ledger, for all heads of this table.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train one head on all rows of a table with the setting chosen in advance, and charge its ledger once."""
     if not unproven:
@@ -134,7 +134,7 @@ def intervals(
     share: Annotated[float, typer.Option(help="Share of the samples' predictions in an interval.")] = 0.9,
     temper: Annotated[float, typer.Option(help="Factor of the loss in the density; more narrows the intervals.")] = 2.0,
     samples: Annotated[int, typer.Option(min=2, help="Parameter vectors drawn from the flow.")] = 1000,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print mean, low and high of each row's prediction, from many samples of one flow. For public data only."""
     if not 0 < share < 1:
@@ -159,7 +159,7 @@ def audit(
     ] = None,
     dataset: Dataset = "breast-cancer",
     shadows: Annotated[int, typer.Option(min=3, help="Models of half the rows, for membership.")] = 16,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
     chosen = set(attack or ("neighbours", "one-run", "membership"))

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.options import JsonOption
 from services.keys.database import Database
 from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
 from services.keys.store import KeyStore
@@ -26,7 +27,6 @@ DatabaseOption = Annotated[
         help="A SQLite file or a PostgreSQL URL. A service keeps keys beside its ledger by default.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
 TokensOption = Annotated[int | None, typer.Option(min=0, help="The total number of tokens of the privacy budget.")]
 DayOption = Annotated[int | None, typer.Option(min=0, help="Tokens of the privacy budget per day (UTC).")]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.configuration import Configuration
-from cluster.options import EnsembleOption
+from cluster.options import EnsembleOption, JsonOption
 from cluster.promise import promise
 from services.budget import export as exporting
 from services.budget import move as moving
@@ -35,7 +35,7 @@ Source = Annotated[str, typer.Argument(metavar="LEDGER", help="A SQLite file or 
 def init(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
     ensemble: EnsembleOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
     configuration = Configuration.load(config).choose(ensemble)
@@ -95,7 +95,7 @@ def verify(
     rows: Annotated[
         int | None, typer.Option(min=1, help="The former number of rows: none may be missing from the end.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid."""
     if head is not None and not _is_hash(head):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
 from services.evaluation.expectation import Population, Proposal, propose
 from services.evaluation.methods import Budget
@@ -104,7 +105,7 @@ def plan_(
         int | None,
         typer.Option(parser=count, metavar="TOKENS", help="With --users: tokens of the corpus, for the gain in nats."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against tokens into this picture.")] = None,
 ) -> None:
     """Answer "which radius does this budget allow?", "what does this radius cost?", and "what would we get?".

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.configuration import Configuration
-from cluster.options import EnsembleOption
+from cluster.options import EnsembleOption, JsonOption
 from cluster.topology import plan_shards, shards_served
 from services.fleet.plan import ShardPlan
 from services.training.manifest import Manifest
@@ -20,7 +20,7 @@ def topology(
     config: Annotated[Path, typer.Option(help="The YAML file of the deployment.")],
     ensemble: EnsembleOption = None,
     gpus: Annotated[int, typer.Option(min=0, help="The number of GPUs in the cluster.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the shards of a deployment: parts, copies, and the resources that Ray reserves for each."""
     configuration = Configuration.load(config).choose(ensemble)

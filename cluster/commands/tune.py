@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from rich.table import Table
 
 from cluster.console import console, display
+from cluster.options import JsonOption
 from services.errors import InputError
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
@@ -61,7 +62,7 @@ def tune(
     ] = False,
     user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
     text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search parts, q, radius and protocol for the best perplexity at a budget, and what each costs to compute.
 

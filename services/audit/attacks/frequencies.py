@@ -52,17 +52,8 @@ def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> F
     tests += [Count(f"model {model}", int(count), draws, law.part) for model, count in enumerate(models)]
     repeats = sum(first == second for first, second in zip(seen[::2], seen[1::2], strict=False))
     tests.append(Count("the same draw twice", repeats, draws // 2, law.repeated))
-    return Finding(
-        attack=ATTACK,
-        subject=subject or protocol.name,
-        status=protocol.guarantee.status,
-        claims={},
-        delta=0.0,
-        lower=0.0,
-        confidence=CERTAIN,
-        certain=0.0,
-        refuted=refuted(tests),
-        details={"adjacency": protocol.guarantee.adjacency, "draws": draws, "tests": len(tests)},
+    return Finding.of_description(
+        ATTACK, protocol, subject, CERTAIN, refuted(tests), {"draws": draws, "tests": len(tests)}
     )
 
 

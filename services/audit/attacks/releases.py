@@ -9,11 +9,12 @@ done with a token afterwards.
 from collections.abc import Iterator
 
 import numpy as np
+from scipy.special import log_softmax
 
 from services.audit.report.finding import Finding
 from services.audit.worlds import distributions
 from services.privacy.protocol import Protocol
-from services.privacy.worlds import Reals, World
+from services.privacy.worlds import World
 
 ATTACK = "releases"
 TOLERANCE = 3e-5
@@ -36,18 +37,14 @@ def audit_releases(protocol: Protocol, subject: str | None = None) -> Finding | 
             return None
         differences.append(found)
     largest = max(differences)
-    refuted = (f"a token's chance differs from the formula's by {largest:.2g}, where rounding allows {TOLERANCE:g}",)
-    return Finding(
-        attack=ATTACK,
-        subject=subject or protocol.name,
-        status=protocol.guarantee.status,
-        claims={},
-        delta=0.0,
-        lower=0.0,
-        confidence=1.0,
-        certain=0.0,
-        refuted=refuted if largest > TOLERANCE else (),
-        details={"adjacency": protocol.guarantee.adjacency, "inputs": len(differences), "largest difference": largest},
+    text = f"a token's chance differs from the formula's by {largest:.2g}, where rounding allows {TOLERANCE:g}"
+    return Finding.of_description(
+        ATTACK,
+        protocol,
+        subject,
+        1.0,
+        (text,) if largest > TOLERANCE else (),
+        {"inputs": len(differences), "largest difference": largest},
     )
 
 
@@ -60,8 +57,8 @@ def _random(protocol: Protocol) -> Iterator[World]:
     """Ensembles whose parts are all different, close to the public model in some and far from it in others."""
     generator = np.random.default_rng(_SEED)
     for spread in np.geomspace(_SPREAD / 10, 2 * _SPREAD, _WORLDS):
-        public = _normalised(generator.normal(scale=_SPREAD, size=_VOCABULARY))
-        rows = _normalised(public + generator.normal(scale=spread, size=(protocol.models, _VOCABULARY)))
+        public = log_softmax(generator.normal(scale=_SPREAD, size=_VOCABULARY))
+        rows = log_softmax(public + generator.normal(scale=spread, size=(protocol.models, _VOCABULARY)), axis=1)
         yield World(public, rows, tuple(range(protocol.models)))
 
 
@@ -77,7 +74,3 @@ def _largest_difference(protocol: Protocol, world: World) -> float | None:
             return None
         largest = max(largest, float(np.abs(law - stated).max()))
     return largest
-
-
-def _normalised(logits: Reals) -> Reals:
-    return np.asarray(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))

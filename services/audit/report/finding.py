@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from services.privacy.events import Status
+from services.privacy.protocol import Protocol
 
 Verdict = Literal["holds", "doubtful", "broken", "no claim"]
 
@@ -42,6 +43,34 @@ class Finding:
     exact: float | None = None
     refuted: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_description(
+        cls,
+        attack: str,
+        protocol: Protocol,
+        subject: str | None,
+        confidence: float,
+        refuted: tuple[str, ...],
+        details: Mapping[str, Any],
+    ) -> Self:
+        """Returns a finding about a mechanism as described, which bounds no epsilon.
+
+        Args:
+            subject: None: the protocol's name.
+        """
+        return cls(
+            attack=attack,
+            subject=subject or protocol.name,
+            status=protocol.guarantee.status,
+            claims={},
+            delta=0.0,
+            lower=0.0,
+            confidence=confidence,
+            certain=0.0,
+            refuted=refuted,
+            details={"adjacency": protocol.guarantee.adjacency, **details},
+        )
 
     @property
     def claim(self) -> float:
