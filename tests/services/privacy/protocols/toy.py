@@ -24,7 +24,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import uniform_below
 from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, one_hot, replaced
+from services.privacy.worlds import Pair, Reals, one_hot, replaced
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ class Toy(Protocol):
         chances.scatter_add_(1, first, torch.full(first.shape, self.keep, dtype=torch.float64))
         weights = torch.zeros(answers.public.shape, dtype=torch.float64)
         return Release(quantise(weights.scatter_(1, likeliest.tokens, chances)))
+
+    def formula(self, public: Reals, rows: Reals) -> Reals:
+        first, second = sorted(np.argsort(public)[-2:], key=lambda token: -rows[0, token])
+        chances = np.zeros_like(public)
+        chances[first], chances[second] = (1 + self.keep) / 2, (1 - self.keep) / 2
+        return chances
 
     @cached_property
     def event(self) -> ToyEvent:
