@@ -26,7 +26,7 @@ from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.ensembles import actor as ensembles
-from services.ensembles.records import Ensemble, View
+from services.ensembles.records import Ensemble, EnsembleList
 from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
@@ -276,8 +276,9 @@ def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -
 def _served_now(configuration: Configuration) -> list[Ensemble]:
     """The ensembles of a running service, including those that were added; none if the service does not answer."""
     with suppress(RayError, ValueError):
-        view: View = ray.get(ray.get_actor(ensembles.NAME, configuration.namespace).view.remote(), timeout=CLOSING_S)
-        return [each.ensemble for each in view.listed]
+        actor = ray.get_actor(ensembles.NAME, configuration.namespace)
+        current: EnsembleList = ray.get(actor.current.remote(), timeout=CLOSING_S)
+        return [entry.ensemble for entry in current.entries]
     return []
 
 

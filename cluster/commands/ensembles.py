@@ -18,7 +18,7 @@ from cluster.launch import check_ensemble, start_ensemble, stop_ensemble
 from cluster.options import AddressOption, JsonOption, NamespaceOption
 from cluster.running import ensembles_of
 from cluster.steps import Steps
-from services.ensembles.records import Account, Ensemble, EnsemblesError
+from services.ensembles.records import Ensemble, EnsemblesError, EnsembleStatus
 from services.ray_session import joined
 
 KNOWN_S = 60.0
@@ -37,7 +37,7 @@ def list_ensembles(
 ) -> None:
     """Show the ensembles that the service has now."""
     with joined(address):
-        accounts: list[Account] = _ask(ensembles_of(namespace), "accounts")
+        accounts: list[EnsembleStatus] = _ask(ensembles_of(namespace), "statuses")
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
@@ -93,7 +93,7 @@ def drain(
     with joined(address):
         service = ensembles_of(namespace)
         _ask(service, "drain", name)
-        account: Account = _ask(service, "account", name)
+        account: EnsembleStatus = _ask(service, "status", name)
     _report(f"{name} takes no new requests, and has {account.live}", account, as_json)
 
 
@@ -123,16 +123,16 @@ def retire(
     _report(f"{name} is retired; remove it from the configuration, or the next start serves it again", account, as_json)
 
 
-def _there(service: ActorHandle, name: str) -> Account | None:
-    accounts: list[Account] = _ask(service, "accounts")
+def _there(service: ActorHandle, name: str) -> EnsembleStatus | None:
+    accounts: list[EnsembleStatus] = _ask(service, "statuses")
     return next((account for account in accounts if name in account.ensemble.names), None)
 
 
-def _wait(service: ActorHandle, name: str, state: str, timeout_s: float) -> Account:
+def _wait(service: ActorHandle, name: str, state: str, timeout_s: float) -> EnsembleStatus:
     """The ensemble once it is in a state, or when the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
-        account: Account = _ask(service, "account", name)
+        account: EnsembleStatus = _ask(service, "status", name)
         if getattr(account, state) or time.monotonic() >= deadline:
             return account
         time.sleep(LOOK_S)
@@ -149,7 +149,7 @@ def _ask(service: ActorHandle, method: str, *arguments: str | Ensemble) -> Any:
         raise error.cause if isinstance(error.cause, EnsemblesError) else error from None
 
 
-def _report(text: str, account: Account, as_json: bool) -> None:
+def _report(text: str, account: EnsembleStatus, as_json: bool) -> None:
     if as_json:
         print(json.dumps(account.model_dump(mode="json"), indent=2))
     else:

@@ -16,7 +16,7 @@ from services.alerts.conditions import Conditions, Observation
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
 from services.alerts.webhook import Webhook
-from services.ensembles.records import Ensemble, View
+from services.ensembles.records import Ensemble, EnsembleList
 from services.gateway.errors import ApiError
 from services.gateway.keys import KeyService
 from services.gateway.status import Status
@@ -107,8 +107,8 @@ class Alerts:
         with suppress(RayError, ValueError, TimeoutError):  # then those that it had
             async with asyncio.timeout(TIMEOUT_S):
                 actor = await asyncio.to_thread(ray.get_actor, self._watched.ensembles, self._watched.namespace)
-                view: View = await actor.view.remote()
-                present = [each.ensemble for each in view.listed]
+                current: EnsembleList = await actor.current.remote()
+                present = [entry.ensemble for entry in current.entries]
                 self._watches = {each: self._watches.get(each) or self._watch_of(each) for each in present}
 
     def _watch_of(self, ensemble: Ensemble) -> _Watch:

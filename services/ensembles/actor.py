@@ -1,4 +1,4 @@
-"""The ensembles actor: keeps the list of a service's ensembles for gateways and operators."""
+"""Implements the Ray actor that keeps the list of a service's ensembles for gateways and operators."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,74 +10,75 @@ from pydantic import TypeAdapter
 from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
-from services.ensembles.records import Account, Ensemble, Listed, View
-from services.ensembles.register import Register
+from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus
+from services.ensembles.registry import Registry
 from services.keys.database import Database, ensembles_table
 
 NAME = "ensembles"
 
 T = TypeVar("T")
 
-_LISTED = TypeAdapter(tuple[Listed, ...])
+_ENTRIES = TypeAdapter(tuple[EnsembleEntry, ...])
 
 
 class Ensembles:
-    """Owns the `Register` of a service. It is kept in the database, from which an actor that is made again goes on."""
+    """Owns the `Registry` of a service and stores it in the database. A restarted actor continues from there."""
 
     def __init__(self, database: str, namespace: str) -> None:
         self._database = Database(database)
         self._namespace = namespace
-        self._register = Register(self._load())
+        self._registry = Registry(self._load())
         self._changing = asyncio.Lock()
 
-    async def look(self, gateway: str, version: int, live: Mapping[str, int]) -> View:
-        """See `Register.look`."""
-        return self._register.look(gateway, version, live)
+    async def heartbeat(self, gateway: str, version: int, live: Mapping[str, int]) -> EnsembleList:
+        """See `Registry.heartbeat`."""
+        return self._registry.heartbeat(gateway, version, live)
 
-    async def view(self) -> View:
-        return self._register.view
+    async def current(self) -> EnsembleList:
+        """See `Registry.current`."""
+        return self._registry.current
 
-    async def accounts(self) -> list[Account]:
-        """See `Register.accounts`."""
-        return self._register.accounts()
+    async def statuses(self) -> list[EnsembleStatus]:
+        """See `Registry.statuses`."""
+        return self._registry.statuses()
 
-    async def account(self, name: str) -> Account:
-        """See `Register.account`."""
-        return self._register.account(name)
+    async def status(self, name: str) -> EnsembleStatus:
+        """See `Registry.status`."""
+        return self._registry.status(name)
 
     async def add(self, ensemble: Ensemble) -> None:
-        """See `Register.add`."""
-        await self._change(lambda: self._register.add(ensemble))
+        """See `Registry.add`."""
+        await self._change(lambda: self._registry.add(ensemble))
 
     async def drain(self, name: str) -> None:
-        """See `Register.drain`."""
-        await self._change(lambda: self._register.drain(name))
+        """See `Registry.drain`."""
+        await self._change(lambda: self._registry.drain(name))
 
     async def remove(self, name: str) -> None:
-        """See `Register.remove`."""
-        await self._change(lambda: self._register.remove(name))
+        """See `Registry.remove`."""
+        await self._change(lambda: self._registry.remove(name))
 
     async def replace(self, ensembles: Sequence[Ensemble]) -> None:
-        """See `Register.replace`."""
-        await self._change(lambda: self._register.replace(ensembles))
+        """See `Registry.replace`."""
+        await self._change(lambda: self._registry.replace(ensembles))
 
     async def configure(self, ensembles: Sequence[Ensemble]) -> None:
-        """See `Register.configure`."""
-        await self._change(lambda: self._register.configure(ensembles))
+        """See `Registry.configure`."""
+        await self._change(lambda: self._registry.configure(ensembles))
 
     async def _change(self, change: Callable[[], None]) -> None:
         async with self._changing:
             change()
-            await asyncio.to_thread(self._save, self._register.view.listed)
+            await asyncio.to_thread(self._save, self._registry.current.entries)
 
-    def _load(self) -> tuple[Listed, ...]:
+    def _load(self) -> tuple[EnsembleEntry, ...]:
         mine = ensembles_table.c.namespace == self._namespace
         with self._database.transaction() as connection:
             text = connection.execute(select(ensembles_table.c.listed).where(mine)).scalar()
-        return () if text is None else _LISTED.validate_json(text)
+        return () if text is None else _ENTRIES.validate_json(text)
 
-    def _save(self, listed: tuple[Listed, ...]) -> None:
-        text = _LISTED.dump_json(listed).decode()
+    def _save(self, entries: tuple[EnsembleEntry, ...]) -> None:
+        text = _ENTRIES.dump_json(entries).decode()
         with self._database.transaction() as connection:
             connection.execute(delete(ensembles_table).where(ensembles_table.c.namespace == self._namespace))
             connection.execute(insert(ensembles_table).values(namespace=self._namespace, listed=text))
@@ -94,14 +95,14 @@ def start(
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
 ) -> ActorHandle:
-    """Start the actor under its name.
+    """Starts the ensembles actor.
 
     Args:
-        ensembles: those of the configuration.
-        keep: take the actor that lives already, if there is one; the ensembles that it has besides then drain.
+        ensembles: the configured ensembles.
+        keep: reuse a living actor. Its ensembles that are not configured then drain.
     """
     if keep:
-        with suppress(ValueError):  # there is none
+        with suppress(ValueError):  # Ray raises it if no such actor exists.
             living = ray.get_actor(NAME, namespace)
             ray.get(living.configure.remote(list(ensembles)))
             return living

@@ -1,4 +1,4 @@
-"""The ensembles of a service as plain data. It is sent between actors and stored in the service's database."""
+"""Describes the ensembles of a service as plain data, which actors exchange and the service's database stores."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,19 +15,19 @@ class EnsemblesError(Exception):
 
 
 class Ensemble(BaseModel):
-    """What a gateway needs to know about one ensemble.
+    """Describes an ensemble to gateways.
 
     Attributes:
-        names: the model names that clients use; the first is the ensemble's own.
-        namespace: Ray's, of its actors.
+        names: the model names that clients use; the first is the ensemble's own name.
+        namespace: the Ray namespace of its actors.
         model: a Hugging Face model directory, read for its tokenizer only.
-        context_length: the engine's, in tokens.
-        coordinators, budget, fleet: the names of its actors.
-        capacity: generations that its coordinators advance together.
-        max_waiting: generations that may wait behind them.
-        own_shares: whether keys can have shares of this ensemble alone.
-        recovery_s: for how long a request looks for a coordinator that takes it, or goes on with it, before it fails.
-        stall_timeout_s: how long a request waits for its next token, losses and recoveries included.
+        context_length: the context length of its engines in tokens.
+        coordinators, budget, fleet: the Ray names of its actors.
+        capacity: the number of generations that its coordinators run at the same time.
+        max_waiting: the number of further generations that may wait.
+        own_shares: whether keys can have shares that apply to this ensemble alone.
+        recovery_s: how long a request without a coordinator waits for one before it fails.
+        stall_timeout_s: how long a request waits for its next token, including failures and recoveries.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -51,7 +51,7 @@ class Ensemble(BaseModel):
 
     @property
     def shares(self) -> str | None:
-        """The name under which keys have shares of it alone."""
+        """The name under which keys have shares of this ensemble alone; None if they cannot."""
         return self.name if self.own_shares else None
 
     @property
@@ -59,8 +59,8 @@ class Ensemble(BaseModel):
         return Room(self.name, self.capacity, self.max_waiting, self.shares)
 
 
-class Listed(BaseModel):
-    """An ensemble and its state. A draining ensemble finishes its requests and accepts no new ones."""
+class EnsembleEntry(BaseModel):
+    """Holds an ensemble and its state. A draining ensemble finishes its requests and accepts no new ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,22 +68,22 @@ class Listed(BaseModel):
     state: State = "serving"
 
 
-class View(BaseModel):
-    """The list of ensembles at one moment. `version` changes with every change of the list."""
+class EnsembleList(BaseModel):
+    """Holds the list of ensembles at one moment. `version` increases with every change of the list."""
 
     model_config = ConfigDict(frozen=True)
 
     version: int
-    listed: tuple[Listed, ...]
+    entries: tuple[EnsembleEntry, ...]
 
 
-class Account(BaseModel):
-    """The state of an ensemble, for operators.
+class EnsembleStatus(BaseModel):
+    """Reports the state of an ensemble to operators.
 
     Attributes:
-        live: requests for it that have not ended.
-        known: whether every gateway knows its present state.
-        drained: whether no gateway has, or will take, a request for it.
+        live: the number of its requests that have not ended.
+        known: whether every gateway knows its current state.
+        drained: whether no gateway has a request for it or will accept one.
     """
 
     model_config = ConfigDict(frozen=True)

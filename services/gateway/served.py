@@ -11,7 +11,7 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayError
 
-from services.ensembles.records import Ensemble, Listed, State, View
+from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, State
 from services.gateway.errors import draining, model_not_found
 from services.gateway.hub import Hub
 from services.gateway.prompts import Prompts
@@ -94,11 +94,11 @@ class Models:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the present ensembles, and follow changes of the list until the context is left."""
-        view = await self._look()
-        if view is None:
-            await self.serve([Listed(ensemble=each) for each in self._settings.ensembles])
-        elif await self.serve(view.listed):
-            self._version = view.version
+        current = await self._heartbeat()
+        if current is None:
+            await self.serve([EnsembleEntry(ensemble=ensemble) for ensemble in self._settings.ensembles])
+        elif await self.serve(current.entries):
+            self._version = current.version
         following = asyncio.create_task(self._follow())
         try:
             yield
@@ -136,13 +136,13 @@ class Models:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            view = await self._look()
-            if view is None or view.version == self._version:
+            current = await self._heartbeat()
+            if current is None or current.version == self._version:
                 continue
-            if await self.serve(view.listed):
-                self._version = view.version
+            if await self.serve(current.entries):
+                self._version = current.version
 
-    async def _look(self) -> View | None:
+    async def _heartbeat(self) -> EnsembleList | None:
         """Report the live requests, and return the list of ensembles; None where the actor does not answer."""
         name = self._settings.ensembles_actor
         if name is None or not ray.is_initialized():
@@ -151,14 +151,14 @@ class Models:
         with suppress(RayError, ValueError, RuntimeError, TimeoutError):
             async with asyncio.timeout(ASK_S):
                 actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
-                view: View = await actor.look.remote(self._gateway, self._version, live)
-                return view
+                current: EnsembleList = await actor.heartbeat.remote(self._gateway, self._version, live)
+                return current
         return None
 
-    async def serve(self, listed: Sequence[Listed]) -> bool:
-        """Serve exactly these ensembles. Returns False if one of them could not be opened."""
-        states = {each.ensemble: each.state for each in listed}
-        for ensemble in [each for each in self._open if each not in states]:
+    async def serve(self, entries: Sequence[EnsembleEntry]) -> bool:
+        """Serves exactly these ensembles. Returns False if one of them could not be opened."""
+        states = {entry.ensemble: entry.state for entry in entries}
+        for ensemble in [ensemble for ensemble in self._open if ensemble not in states]:
             del self._served[ensemble]
             await self._open.pop(ensemble).aclose()
         opened = [ensemble in self._open or await self._opened(ensemble, states[ensemble]) for ensemble in states]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.ensembles.records import Listed
+from services.ensembles.records import EnsembleEntry
 from services.gateway.app import build_app
 from services.gateway.errors import ApiError
 from services.gateway.served import Models
@@ -76,10 +76,12 @@ async def test_models_come_and_go(models: Models) -> None:
     school, broken = ensemble("school"), ensemble("broken", model=public_model.resolve().parent / "nothing-here")
     async with models.running():
         clinic = models.named("clinic")
-        assert await models.serve([Listed(ensemble=CLINIC), Listed(ensemble=school)])
+        assert await models.serve([EnsembleEntry(ensemble=CLINIC), EnsembleEntry(ensemble=school)])
         assert set(models.names) == {"clinic", "school"}
         assert models.named("clinic") is clinic, "what stays is not opened again"
-        assert not await models.serve([Listed(ensemble=CLINIC, state="draining"), Listed(ensemble=broken)])
+        assert not await models.serve(
+            [EnsembleEntry(ensemble=CLINIC, state="draining"), EnsembleEntry(ensemble=broken)]
+        )
         assert set(models.names) == {"clinic"}, "one that cannot be opened does not stop the others"
         assert clinic.state == "draining"
     assert not models.names
