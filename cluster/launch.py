@@ -19,7 +19,7 @@ from cluster.configuration import Configuration, ConfigurationError, EnsembleCon
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.alerts import actor as alerts
-from services.alerts.actor import Watched
+from services.alerts.actor import ServiceActors
 from services.batches import actor as batches
 from services.budget import actor as budget
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
@@ -395,8 +395,8 @@ def _start_batches(configuration: Configuration, settings: GatewaySettings, keep
 
 
 def _start_alerts(configuration: Configuration, keep: bool) -> None:
-    watched = Watched(configuration.namespace, keys.NAME, ensembles.NAME)
-    alerts.start(keys_database(configuration), configuration.alerts, watched, lifetime="detached", keep=keep)
+    service = ServiceActors(configuration.namespace, keys.NAME, ensembles.NAME)
+    alerts.start(keys_database(configuration), configuration.alerts, service, lifetime="detached", keep=keep)
 
 
 def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The alerts actor: looks at the service, and tells webhooks what an operator should know. Nothing waits for it."""
+"""Implements the Ray actor that checks the service and posts alerts to webhooks. No request depends on it."""
 
 import asyncio
 import logging
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Watched:
-    """The service that is looked at: the names of its actors."""
+class ServiceActors:
+    """Names the Ray namespace and the actors of the service that is checked."""
 
     namespace: str
     keys: str
@@ -42,7 +42,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class _Watch:
-    """One ensemble that is looked at."""
+    """Holds what the actor needs to check one ensemble."""
 
     name: str
     conditions: Conditions
@@ -50,66 +50,69 @@ class _Watch:
 
 
 class Alerts:
-    """Looks at the ensembles of a service every `interval_s`, and delivers what that gives."""
+    """Checks the ensembles of a service every `interval_s` seconds and delivers the alerts."""
 
-    def __init__(self, database: str, settings: AlertSettings, watched: Watched) -> None:
+    def __init__(self, database: str, settings: AlertSettings, service: ServiceActors) -> None:
         self._settings = settings
-        self._watched = watched
-        self._outbox = Outbox(Database(database), watched.namespace)
+        self._service = service
+        self._outbox = Outbox(Database(database), service.namespace)
         self._webhooks = [Webhook(url, settings.secret, self._outbox) for url in settings.webhooks]
         self._receivers = [webhook.receiver for webhook in self._webhooks]
         self._outbox.keep_receivers(self._receivers)
         self._levels = self._outbox.levels()
         self._watches: dict[Ensemble, _Watch] = {}
-        self._keys = KeyService((), watched.namespace, watched.keys)
+        self._keys = KeyService((), service.namespace, service.keys)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._watch(), *(hook.deliver() for hook in self._webhooks))]
 
     async def ready(self) -> None:
         """Returns when the database is open."""
 
-    async def made_from(self) -> AlertSettings:
+    async def settings(self) -> AlertSettings:
+        """Returns the settings with which this actor was created."""
         return self._settings
 
     async def _watch(self) -> None:
         while True:
             try:
-                await self._look()
+                await self._check()
             except KeysUnavailable as error:
                 _log.warning("%s", error)
-            except Exception as error:  # whatever fails, the next look is tried
-                _log.error("the service could not be looked at: %s", type(error).__name__)
+            except Exception as error:  # A failed check must not prevent the next one.
+                _log.error("the service could not be checked: %s", type(error).__name__)
             await asyncio.sleep(self._settings.interval_s)
 
-    async def _look(self) -> None:
-        await self._follow()
+    async def _check(self) -> None:
+        await self._update_watches()
         before = dict(self._levels)
-        accounts, *seen = await asyncio.gather(
-            _answer(self._keys.ask("accounts")), *(self._observe(watch) for watch in self._watches.values())
+        accounts, *observations = await asyncio.gather(
+            _result_or_none(self._keys.ask("accounts")), *(self._observe(watch) for watch in self._watches.values())
         )
         now = time.time()
-        alerts = self._shares().look_at_shares(accounts or ())
-        for watch, observation in zip(self._watches.values(), seen, strict=True):
-            alerts += watch.conditions.look(observation, now)
+        alerts = self._share_conditions().evaluate_shares(accounts or ())
+        for watch, observation in zip(self._watches.values(), observations, strict=True):
+            alerts += watch.conditions.evaluate(observation, now)
         if not alerts and self._levels == before:
             return
         try:
             await asyncio.to_thread(self._outbox.put, alerts, dict(self._levels), self._receivers)
         except KeysUnavailable:
-            self._levels.clear()  # the next look fires them again
+            self._levels.clear()  # The next check fires the alerts again.
             self._levels.update(before)
             raise
         for webhook in self._webhooks:
             webhook.wake()
 
-    async def _follow(self) -> None:
-        """Watch the present ensembles of the service. An ensemble that drains is watched until it is retired."""
-        with suppress(RayError, ValueError, TimeoutError):  # then those that it had
+    async def _update_watches(self) -> None:
+        """Reads the current ensembles of the service. Keeps the old ones if the ensembles actor does not answer."""
+        with suppress(RayError, ValueError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                actor = await asyncio.to_thread(ray.get_actor, self._watched.ensembles, self._watched.namespace)
+                actor = await asyncio.to_thread(ray.get_actor, self._service.ensembles, self._service.namespace)
                 current: EnsembleList = await actor.current.remote()
-                present = [entry.ensemble for entry in current.entries]
-                self._watches = {each: self._watches.get(each) or self._watch_of(each) for each in present}
+                ensembles = [entry.ensemble for entry in current.entries]
+                self._watches = {
+                    ensemble: self._watches.get(ensemble) or self._watch_of(ensemble) for ensemble in ensembles
+                }
 
     def _watch_of(self, ensemble: Ensemble) -> _Watch:
         prefix = f"{ensemble.name}/" if ensemble.own_shares else ""
@@ -118,30 +121,31 @@ class Alerts:
         )
         return _Watch(ensemble.name, self._conditions(ensemble.name, prefix), status)
 
-    def _shares(self) -> Conditions:
-        """The conditions of the shares of keys and groups."""
+    def _share_conditions(self) -> Conditions:
+        """Returns the conditions for the shares of keys and groups."""
         return self._conditions(", ".join(watch.name for watch in self._watches.values()), "")
 
     def _conditions(self, ensemble: str, prefix: str) -> Conditions:
         settings = self._settings
         return Conditions(
-            ensemble, self._watched.namespace, settings.thresholds, settings.patience_s, self._levels, prefix
+            ensemble, self._service.namespace, settings.thresholds, settings.patience_s, self._levels, prefix
         )
 
     async def _observe(self, watch: _Watch) -> Observation:
         troubles, statement, shards, traffic = await asyncio.gather(
             watch.status.troubles(),
-            _answer(watch.status.statement()),
-            _answer(watch.status.shards()),
-            _answer(self._keys.ask("traffic", watch.name)),
+            _result_or_none(watch.status.statement()),
+            _result_or_none(watch.status.shards()),
+            _result_or_none(self._keys.ask("traffic", watch.name)),
         )
         return Observation(troubles=troubles, statement=statement, traffic=traffic, shards=shards)
 
 
-async def _answer(asked: Awaitable[T]) -> T | None:
+async def _result_or_none(call: Awaitable[T]) -> T | None:
+    """Awaits a call to an actor. Returns None if it fails or takes too long."""
     with suppress(ApiError, TimeoutError):
         async with asyncio.timeout(TIMEOUT_S):
-            return await asked
+            return await call
     return None
 
 
@@ -151,25 +155,25 @@ AlertsActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Alert
 def start(
     database: str,
     settings: AlertSettings,
-    watched: Watched,
+    service: ServiceActors,
     *,
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
 ) -> ActorHandle | None:
-    """Start the alerts actor, where there are webhooks; one with other settings is replaced.
+    """Starts the alerts actor. Returns None without webhooks.
 
     Args:
-        keep: take the actor that lives already, if it has these settings.
+        keep: reuse a living actor with these settings; replace one with other settings.
     """
     if keep:
-        with suppress(ValueError):  # there is none
-            living = ray.get_actor(NAME, watched.namespace)
-            if ray.get(living.made_from.remote()) == settings:
+        with suppress(ValueError):  # Ray raises it if no such actor exists.
+            living = ray.get_actor(NAME, service.namespace)
+            if ray.get(living.settings.remote()) == settings:
                 return living
             ray.kill(living)
     if not settings.webhooks:
         return None
-    options = {"name": NAME, "namespace": watched.namespace, "lifetime": lifetime}
-    actor = AlertsActor.options(**options).remote(database, settings, watched)
+    options = {"name": NAME, "namespace": service.namespace, "lifetime": lifetime}
+    actor = AlertsActor.options(**options).remote(database, settings, service)
     ray.get(actor.ready.remote())
     return actor

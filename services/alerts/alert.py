@@ -1,4 +1,4 @@
-"""One alert, as receivers get it. Nothing in it depends on the private text, and it names no prompt."""
+"""Defines the alert that webhooks receive. It does not depend on private text and contains no prompt."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -19,27 +19,27 @@ Event = Literal[
 
 
 class Alert(BaseModel):
-    """The body of a webhook; fields that do not apply are left out.
+    """Holds the body of a webhook request. Fields that do not apply are omitted.
 
     Attributes:
-        id: the same when an alert is sent again, so that a receiver can leave out what it has.
+        id: stays the same when an alert is sent again, so that receivers can drop duplicates.
         event: what happened.
-            `budget.threshold`, `budget.exhausted`: of the privacy budget of the ensemble;
-            `share.threshold`, `share.exhausted`: of the share of a key or a group;
-            `service.unavailable`: no private token can be made and charged;
+            `budget.threshold`, `budget.exhausted`: the ensemble's privacy budget passed a threshold or is spent;
+            `share.threshold`, `share.exhausted`: the same for the share of a key or a group;
+            `service.unavailable`: no private token can be generated and charged;
             `service.stalled`: requests wait and no token is released;
             `parts.unserved`: no copy of a shard answers.
-        status: "firing" once when it begins, "resolved" once when it is over. Thresholds are never resolved.
+        status: "firing" once when the condition begins, "resolved" once when it ends. Thresholds never resolve.
         ensemble: the model name that clients use.
-        text: the alert as one sentence; Slack and those like it show this field.
-        fraction: of the budget or the share that is spent, in tokens.
-        threshold: which one it passed.
-        subject: whose share it is: `key NAME` or `group NAME`.
-        limit: which limit of the share.
-        spent, allowed: tokens.
-        epsilon_spent, epsilon: of the budget, where it is limited by a bound that does not depend on the data.
-        seconds: how long it has lasted.
-        reasons: by actor or shard.
+        text: the alert as one sentence, in the field that Slack displays.
+        fraction: the spent fraction of the budget or the share, in tokens.
+        threshold: the threshold that `fraction` passed.
+        subject: the owner of the share: `key NAME` or `group NAME`.
+        limit: the limit of the share that the alert is about.
+        spent, allowed: numbers of tokens.
+        epsilon_spent, epsilon: set if the budget is enforced by a bound that does not depend on the data.
+        seconds: how long the condition has lasted.
+        reasons: why the condition holds, by actor or shard.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,4 +63,5 @@ class Alert(BaseModel):
     reasons: dict[str, str] | None = None
 
     def body(self) -> str:
+        """Returns the alert as JSON."""
         return self.model_dump_json(exclude_none=True)

@@ -1,6 +1,6 @@
-"""Alerts that are not delivered yet, in the service's database, together with what was told already.
+"""Stores undelivered alerts in the service's database, together with the levels of their conditions.
 
-One transaction writes both, so a restart neither forgets an alert nor makes it again.
+One transaction writes both (the transactional outbox pattern), so a restart neither loses an alert nor repeats it.
 """
 
 import json
@@ -17,7 +17,7 @@ from services.keys.records import now
 
 @dataclass(frozen=True)
 class Undelivered:
-    """An alert for one receiver."""
+    """Holds an alert for one receiver."""
 
     number: int
     id: str
@@ -26,21 +26,21 @@ class Undelivered:
 
 
 class Outbox:
-    """The alerts of one service, by its namespace; every method is one transaction."""
+    """Stores the alerts of one service, which its namespace identifies. Every method is one transaction."""
 
     def __init__(self, database: Database, namespace: str) -> None:
         self._database = database
         self._namespace = namespace
 
     def levels(self) -> dict[str, float]:
-        """See `Conditions.levels`."""
+        """Returns the stored `Conditions.levels`."""
         mine = alert_levels_table.c.namespace == self._namespace
         with self._database.transaction() as connection:
             text = connection.execute(select(alert_levels_table.c.levels).where(mine)).scalar()
         return {} if text is None else json.loads(text)
 
     def put(self, alerts: Sequence[Alert], levels: Mapping[str, float], receivers: Sequence[str]) -> None:
-        """Store alerts for each receiver, and the levels after them."""
+        """Stores the alerts for each receiver, and the levels of the conditions."""
         mine = alert_levels_table.c.namespace == self._namespace
         with self._database.transaction() as connection:
             connection.execute(delete(alert_levels_table).where(mine))
@@ -61,19 +61,19 @@ class Outbox:
                     )
 
     def first(self, receiver: str) -> Undelivered | None:
-        """The oldest alert for a receiver."""
+        """Returns the oldest alert for a receiver; None if there is none."""
         mine = (alerts_table.c.namespace == self._namespace) & (alerts_table.c.receiver == receiver)
         with self._database.transaction() as connection:
             row = connection.execute(select(alerts_table).where(mine).order_by(alerts_table.c.number).limit(1)).first()
         return None if row is None else Undelivered(row.number, row.id, row.body, datetime.fromisoformat(row.created))
 
     def remove(self, number: int) -> None:
-        """It was delivered, or given up."""
+        """Removes an alert that was delivered or abandoned."""
         with self._database.transaction() as connection:
             connection.execute(delete(alerts_table).where(alerts_table.c.number == number))
 
     def keep_receivers(self, receivers: Sequence[str]) -> None:
-        """Drop what is for receivers that are not configured any more."""
+        """Removes the alerts for all other receivers, which are no longer configured."""
         others = (alerts_table.c.namespace == self._namespace) & alerts_table.c.receiver.not_in(receivers)
         with self._database.transaction() as connection:
             connection.execute(delete(alerts_table).where(others))

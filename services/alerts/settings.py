@@ -1,4 +1,4 @@
-"""What an operator says of alerts: where they go, and when."""
+"""Defines the operator's settings for alerts."""
 
 import base64
 import binascii
@@ -13,14 +13,15 @@ _URL = TypeAdapter(HttpUrl)
 
 
 class AlertSettings(BaseModel):
-    """Webhooks are secrets, because the address of many a receiver is its password.
+    """Holds the section `alerts` of the configuration.
 
     Attributes:
-        webhooks: URLs that each alert is posted to; none sends no alerts.
-        secret: signs every alert as the Standard Webhooks specification does: `whsec_` and base64 of 24 bytes or more.
-        thresholds: fractions of the budget and of each share.
-        interval_s: between two looks at the service.
-        patience_s: how long something must be wrong before an alert says so.
+        webhooks: URLs that receive each alert. Without one, no alerts are sent. They are secrets, because many
+            services authenticate a sender by the URL alone.
+        secret: signs every alert by the Standard Webhooks specification: `whsec_` and base64 of 24 bytes or more.
+        thresholds: fractions of the budget and of each share at which an alert fires.
+        interval_s: the time between two checks of the service.
+        patience_s: how long a problem must last before an alert fires.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
@@ -38,7 +39,7 @@ class AlertSettings(BaseModel):
             try:
                 _URL.validate_python(webhook.get_secret_value())
             except ValidationError:
-                raise ValueError(f"number {number + 1} is no http or https URL; correct it") from None
+                raise ValueError(f"number {number + 1} is not an http or https URL; correct it") from None
         return webhooks
 
     @field_validator("secret")
@@ -53,7 +54,7 @@ class AlertSettings(BaseModel):
 
 
 def key_of(secret: SecretStr) -> bytes:
-    """The key of the signatures; empty where the secret is not of the form that the specification gives."""
+    """Returns the key for signatures; empty if the secret does not have the format of the specification."""
     prefix, _, text = secret.get_secret_value().partition("_")
     try:
         return base64.b64decode(text, validate=True) if f"{prefix}_" == SECRET_PREFIX else b""

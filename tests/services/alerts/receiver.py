@@ -1,4 +1,4 @@
-"""A webhook's receiver: a real HTTP server that keeps what it is sent."""
+"""Implements a webhook receiver for tests: a real HTTP server that records its requests."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """`statuses` are its next answers; 200 when there are no more of them."""
+    """Records requests. `statuses` holds the status codes of its next responses; after them it responds 200."""
 
     url: str = ""
     statuses: list[int] = field(default_factory=list)
@@ -23,13 +23,13 @@ class Receiver:
         return [json.loads(body) for _, body in self.received]
 
     def events(self) -> list[tuple[str, str, float | None]]:
-        return [(each["event"], each["status"], each.get("threshold")) for each in self.alerts]
+        return [(alert["event"], alert["status"], alert.get("threshold")) for alert in self.alerts]
 
     def wait_for(self, count: int, seconds: float = 30) -> list[dict[str, Any]]:
-        """The first `count` alerts."""
+        """Waits for `count` alerts and returns the first `count`."""
         deadline = time.monotonic() + seconds
         while len(self.received) < count:
-            assert time.monotonic() < deadline, f"{len(self.received)} of {count} alerts came: {self.events()}"
+            assert time.monotonic() < deadline, f"{len(self.received)} of {count} alerts arrived: {self.events()}"
             time.sleep(0.02)
         return self.alerts[:count]
 
@@ -42,7 +42,7 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
             status = receiver.statuses.pop(0) if receiver.statuses else 200
-            # Kept before it is answered: the sender goes on as soon as it has the answer.
+            # Recorded before the response, because the sender continues as soon as it has the response.
             if status == 200:
                 receiver.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(status)

@@ -1,4 +1,4 @@
-"""Which alerts follow from what is seen: once for each crossing, and again only after it was undone."""
+"""Claim: an alert fires once when a condition begins, and again only after the condition ended."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from services.keys.traffic import Traffic, TrafficReport
 THRESHOLDS = (0.5, 0.8)
 
 
-def conditions(levels: dict[str, float] | None = None) -> Conditions:
+def new_conditions(levels: dict[str, float] | None = None) -> Conditions:
     return Conditions("clinic", "privmix", THRESHOLDS, 60.0, {} if levels is None else levels)
 
 
@@ -48,31 +48,33 @@ def traffic(live: int, waiting: int, tokens: int) -> TrafficReport:
     return Traffic().report(waiting=waiting).model_copy(update={"live": live, "tokens": tokens})
 
 
-def told(alerts: list[Alert]) -> list[tuple[str, str, float | None]]:
+def events(alerts: list[Alert]) -> list[tuple[str, str, float | None]]:
     return [(alert.event, alert.status, alert.threshold) for alert in alerts]
 
 
-def budget(looker: Conditions, charged: int, left: int | None, **changes: Any) -> list[tuple[str, str, float | None]]:
-    return told(looker.look(Observation(statement=statement(charged, left, **changes)), 0.0))
+def budget(
+    conditions: Conditions, charged: int, left: int | None, **changes: Any
+) -> list[tuple[str, str, float | None]]:
+    return events(conditions.evaluate(Observation(statement=statement(charged, left, **changes)), 0.0))
 
 
-def test_each_threshold_of_the_budget_is_told_once() -> None:
-    looker = conditions()
-    assert budget(looker, 49, 51) == []
-    assert budget(looker, 50, 50) == [("budget.threshold", "firing", 0.5)]
-    assert budget(looker, 52, 48) == []
-    assert budget(looker, 48, 52) == [], "an open lease gave some back"
-    assert budget(looker, 50, 50) == []
-    assert budget(looker, 100, 0) == [("budget.threshold", "firing", 0.8), ("budget.exhausted", "firing", 1.0)]
-    assert budget(looker, 100, 0) == []
+def test_each_threshold_of_the_budget_fires_once() -> None:
+    conditions = new_conditions()
+    assert budget(conditions, 49, 51) == []
+    assert budget(conditions, 50, 50) == [("budget.threshold", "firing", 0.5)]
+    assert budget(conditions, 52, 48) == []
+    assert budget(conditions, 48, 52) == [], "an open lease returned tokens"
+    assert budget(conditions, 50, 50) == []
+    assert budget(conditions, 100, 0) == [("budget.threshold", "firing", 0.8), ("budget.exhausted", "firing", 1.0)]
+    assert budget(conditions, 100, 0) == []
 
 
 @given(st.lists(st.integers(0, 100), max_size=30))
-def test_no_threshold_is_told_twice_while_the_budget_only_shrinks(steps: list[int]) -> None:
-    looker = conditions()
-    found = [each for charged in sorted(steps) for each in budget(looker, charged, 100 - charged)]
+def test_no_threshold_fires_twice_while_the_budget_only_shrinks(steps: list[int]) -> None:
+    conditions = new_conditions()
+    fired = [event for charged in sorted(steps) for event in budget(conditions, charged, 100 - charged)]
     highest = max(steps, default=0) / 100
-    assert found == [
+    assert fired == [
         ("budget.exhausted" if threshold == 1 else "budget.threshold", "firing", threshold)
         for threshold in (0.5, 0.8, 1.0)
         if threshold <= highest
@@ -80,39 +82,40 @@ def test_no_threshold_is_told_twice_while_the_budget_only_shrinks(steps: list[in
 
 
 @given(st.lists(st.integers(0, 100), max_size=30), st.integers(0, 30))
-def test_a_restart_tells_nothing_again(steps: list[int], at: int) -> None:
-    whole, before = conditions(), conditions()
-    expected = [each for charged in sorted(steps) for each in budget(whole, charged, 100 - charged)]
-    found = [each for charged in sorted(steps)[:at] for each in budget(before, charged, 100 - charged)]
-    after = conditions(dict(before.levels))
-    assert (
-        found + [each for charged in sorted(steps)[at:] for each in budget(after, charged, 100 - charged)] == expected
-    )
+def test_a_restart_repeats_no_alert(steps: list[int], at: int) -> None:
+    def fired(conditions: Conditions, steps: list[int]) -> list[tuple[str, str, float | None]]:
+        return [event for charged in steps for event in budget(conditions, charged, 100 - charged)]
+
+    steps = sorted(steps)
+    before = new_conditions()
+    events_before = fired(before, steps[:at])
+    after = new_conditions(dict(before.levels))
+    assert events_before + fired(after, steps[at:]) == fired(new_conditions(), steps)
 
 
 def test_a_new_ledger_counts_from_the_beginning() -> None:
-    looker = conditions()
-    budget(looker, 100, 0)
-    assert budget(looker, 0, 100) == []
-    assert budget(looker, 80, 20) == [("budget.threshold", "firing", 0.5), ("budget.threshold", "firing", 0.8)]
+    conditions = new_conditions()
+    budget(conditions, 100, 0)
+    assert budget(conditions, 0, 100) == []
+    assert budget(conditions, 80, 20) == [("budget.threshold", "firing", 0.5), ("budget.threshold", "firing", 0.8)]
 
 
-def test_a_budget_of_measured_losses_is_told_only_when_it_stops() -> None:
-    looker = conditions()
+def test_a_budget_of_measured_losses_fires_only_when_it_stops() -> None:
+    conditions = new_conditions()
     measured: dict[str, Any] = {"enforced": "measured", "epsilon_spent": 3.0}
-    assert budget(looker, 90, None, **measured) == []
+    assert budget(conditions, 90, None, **measured) == []
     (alert,) = [
-        each
-        for each in looker.look(Observation(statement=statement(90, 0, stopped=True, **measured)), 0.0)
-        if each.event == "budget.exhausted"
+        alert
+        for alert in conditions.evaluate(Observation(statement=statement(90, 0, stopped=True, **measured)), 0.0)
+        if alert.event == "budget.exhausted"
     ]
-    assert alert.epsilon_spent is None, "clients may not know it"
+    assert alert.epsilon_spent is None, "it depends on private text"
 
 
-def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
-    looker = conditions()
+def test_only_spent_tokens_of_keys_and_groups_count() -> None:
+    conditions = new_conditions()
     held = account(Share(tokens=10), Usage(held=10))
-    assert looker.look_at_shares([held]) == [], "what is held may come back"
+    assert conditions.evaluate_shares([held]) == [], "held tokens may be returned"
     both = account(
         Share(tokens=10, tokens_per_day=4),
         Usage(spent=6, spent_today=4),
@@ -120,8 +123,8 @@ def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
         group_share=Share(tokens=7),
         group_usage=Usage(spent=6),
     )
-    alerts = looker.look_at_shares([both, both])
-    assert {(each.event, each.subject, each.limit, each.threshold) for each in alerts} == {
+    alerts = conditions.evaluate_shares([both, both])
+    assert {(alert.event, alert.subject, alert.limit, alert.threshold) for alert in alerts} == {
         ("share.threshold", "key lab", "tokens", 0.5),
         ("share.threshold", "key lab", "tokens_per_day", 0.5),
         ("share.threshold", "key lab", "tokens_per_day", 0.8),
@@ -129,72 +132,76 @@ def test_shares_of_keys_and_groups_by_what_is_spent() -> None:
         ("share.threshold", "group ward", "tokens", 0.5),
         ("share.threshold", "group ward", "tokens", 0.8),
     }
-    assert looker.look_at_shares([both]) == []
+    assert conditions.evaluate_shares([both]) == []
     tomorrow = both.model_copy(update={"usage": Usage(spent=6, spent_today=0)})
-    assert looker.look_at_shares([tomorrow]) == []
-    assert [each.limit for each in looker.look_at_shares([both])] == ["tokens_per_day"] * 3
+    assert conditions.evaluate_shares([tomorrow]) == []
+    assert [alert.limit for alert in conditions.evaluate_shares([both])] == ["tokens_per_day"] * 3
 
 
-def test_what_is_wrong_is_told_when_it_lasts_and_when_it_is_over() -> None:
-    looker = conditions()
+def test_a_problem_fires_when_it_lasts_and_resolves_when_it_ends() -> None:
+    conditions = new_conditions()
     broken = Observation(troubles={"coordinator": "there is no such actor"})
-    assert looker.look(broken, 100.0) == []
-    assert looker.look(Observation(), 120.0) == [], "a restart that patience covers"
-    assert looker.look(broken, 130.0) == []
-    assert looker.look(broken, 189.0) == []
-    (alert,) = looker.look(broken, 190.0)
+    assert conditions.evaluate(broken, 100.0) == []
+    assert conditions.evaluate(Observation(), 120.0) == [], "the problem was shorter than the patience"
+    assert conditions.evaluate(broken, 130.0) == []
+    assert conditions.evaluate(broken, 189.0) == []
+    (alert,) = conditions.evaluate(broken, 190.0)
     assert (alert.event, alert.status, alert.seconds) == ("service.unavailable", "firing", 60.0)
     assert alert.reasons == broken.troubles
-    assert looker.look(broken, 300.0) == []
-    (alert,) = conditions(dict(looker.levels)).look(Observation(), 330.0)
+    assert conditions.evaluate(broken, 300.0) == []
+    (alert,) = new_conditions(dict(conditions.levels)).evaluate(Observation(), 330.0)
     assert (alert.event, alert.status, alert.seconds) == ("service.unavailable", "resolved", 200.0)
 
 
-def test_waiting_without_a_token_is_a_stall_and_idleness_is_none() -> None:
-    looker = conditions()
-    assert looker.look(Observation(traffic=traffic(0, 0, 5)), 0.0) == []
-    assert looker.look(Observation(traffic=traffic(0, 0, 5)), 100.0) == []
-    assert looker.look(Observation(traffic=traffic(2, 1, 5)), 110.0) == []
-    assert looker.look(Observation(), 120.0) == [], "what does not answer is no news"
-    assert told(looker.look(Observation(traffic=traffic(2, 1, 5)), 170.0)) == [("service.stalled", "firing", None)]
-    assert told(looker.look(Observation(traffic=traffic(2, 1, 6)), 180.0)) == [("service.stalled", "resolved", None)]
+def test_waiting_without_a_token_is_a_stall_and_idleness_is_not() -> None:
+    conditions = new_conditions()
+    assert conditions.evaluate(Observation(traffic=traffic(0, 0, 5)), 0.0) == []
+    assert conditions.evaluate(Observation(traffic=traffic(0, 0, 5)), 100.0) == []
+    assert conditions.evaluate(Observation(traffic=traffic(2, 1, 5)), 110.0) == []
+    assert conditions.evaluate(Observation(), 120.0) == [], "a missing observation does not resolve a problem"
+    assert events(conditions.evaluate(Observation(traffic=traffic(2, 1, 5)), 170.0)) == [
+        ("service.stalled", "firing", None)
+    ]
+    assert events(conditions.evaluate(Observation(traffic=traffic(2, 1, 6)), 180.0)) == [
+        ("service.stalled", "resolved", None)
+    ]
 
 
-def test_parts_without_a_live_copy() -> None:
-    looker = conditions()
+def test_parts_without_a_live_copy_fire() -> None:
+    conditions = new_conditions()
 
     def shards(*answers: bool) -> Observation:
         parts = ((0, 1), (0, 1), (2, 3))
         return Observation(
             shards=[
-                Shard(name=f"shard-{number}", parts=those, answers=answer, resident_bytes=None)
-                for number, (those, answer) in enumerate(zip(parts, answers, strict=True))
+                Shard(name=f"shard-{number}", parts=shard_parts, answers=answer, resident_bytes=None)
+                for number, (shard_parts, answer) in enumerate(zip(parts, answers, strict=True))
             ]
         )
 
     for at in (0.0, 100.0):
-        assert looker.look(shards(True, False, True), at) == [], "a copy serves them"
-    assert looker.look(shards(True, True, False), 200.0) == []
-    (alert,) = looker.look(shards(True, True, False), 260.0)
+        assert conditions.evaluate(shards(True, False, True), at) == [], "a copy serves the parts"
+    assert conditions.evaluate(shards(True, True, False), 200.0) == []
+    (alert,) = conditions.evaluate(shards(True, True, False), 260.0)
     assert (alert.event, alert.reasons) == ("parts.unserved", {"shard-2": "2 parts have no live copy"})
-    assert told(looker.look(shards(True, True, True), 270.0)) == [("parts.unserved", "resolved", None)]
+    assert events(conditions.evaluate(shards(True, True, True), 270.0)) == [("parts.unserved", "resolved", None)]
 
 
-def test_ensembles_have_conditions_of_their_own_in_one_place() -> None:
+def test_ensembles_share_levels_without_interference() -> None:
     levels: dict[str, float] = {}
-    clinic = conditions(levels)
+    clinic = new_conditions(levels)
     court = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
     assert budget(clinic, 50, 50) == budget(court, 50, 50) == [("budget.threshold", "firing", 0.5)]
-    (alert,) = court.look(Observation(statement=statement(80, 20)), 0.0)
+    (alert,) = court.evaluate(Observation(statement=statement(80, 20)), 0.0)
     assert (alert.ensemble, alert.threshold) == ("court", 0.8)
     assert budget(clinic, 60, 40) == []
     again = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
     assert budget(again, 80, 20) == []
 
 
-def test_a_share_of_one_ensemble_is_told_with_its_name() -> None:
-    of_court = ShareAccount(share=Share(tokens=10), usage=Usage(spent=5))
-    held = account(Share(tokens=100), Usage(spent=5), ensembles={"court": of_court})
-    (alert,) = conditions().look_at_shares([held])
+def test_an_alert_about_a_share_of_one_ensemble_names_it() -> None:
+    court_share = ShareAccount(share=Share(tokens=10), usage=Usage(spent=5))
+    key = account(Share(tokens=100), Usage(spent=5), ensembles={"court": court_share})
+    (alert,) = new_conditions().evaluate_shares([key])
     assert (alert.ensemble, alert.subject, alert.spent, alert.allowed) == ("court", "key lab", 5, 10)
     assert "key lab has of court is 50% spent" in alert.text

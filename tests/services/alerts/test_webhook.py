@@ -1,4 +1,4 @@
-"""Delivery to a real HTTP server: signed, in order, until the receiver has each alert."""
+"""Claim: a webhook delivers signed alerts to a real HTTP server in order, and retries until each is accepted."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ def alert(number: int) -> Alert:
     return Alert(event="test", ensemble="clinic", namespace="privmix", text=f"number {number}")
 
 
-async def test_alerts_come_signed_once_and_in_order(outbox: Outbox, receiver: Receiver) -> None:
+async def test_alerts_arrive_signed_once_and_in_order(outbox: Outbox, receiver: Receiver) -> None:
     hook = Webhook(SecretStr(receiver.url), SECRET, outbox)
     outbox.put([alert(1), alert(2)], {}, [hook.receiver])
     delivering = asyncio.create_task(hook.deliver())
@@ -52,7 +52,7 @@ async def test_alerts_come_signed_once_and_in_order(outbox: Outbox, receiver: Re
     hook.wake()
     await asyncio.to_thread(receiver.wait_for, 3)
     delivering.cancel()
-    assert [each["text"] for each in receiver.alerts] == ["number 1", "number 2", "number 3"]
+    assert [alert["text"] for alert in receiver.alerts] == ["number 1", "number 2", "number 3"]
     for headers, body in receiver.received:
         signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
         expected = hmac.digest(b"a key of thirty-two random bytes", signed, "sha256")
@@ -61,15 +61,15 @@ async def test_alerts_come_signed_once_and_in_order(outbox: Outbox, receiver: Re
     assert len({headers["webhook-id"] for headers, _ in receiver.received}) == 3
 
 
-def test_the_signature_is_that_of_the_specification() -> None:
-    """The example of the specification's own libraries."""
+def test_the_signature_matches_the_specification() -> None:
+    """Uses the example from the specification's libraries."""
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     body = '{"test": 2432232314}'
     expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
     assert signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body) == expected
 
 
-async def test_a_receiver_that_fails_is_tried_again(
+async def test_a_failed_delivery_is_retried_without_logging_the_url(
     outbox: Outbox, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.statuses = [500, 404, 429]
@@ -79,29 +79,29 @@ async def test_a_receiver_that_fails_is_tried_again(
         delivering = asyncio.create_task(hook.deliver())
         await asyncio.to_thread(receiver.wait_for, 2)
         delivering.cancel()
-    assert [each["text"] for each in receiver.alerts] == ["number 1", "number 2"]
+    assert [alert["text"] for alert in receiver.alerts] == ["number 1", "number 2"]
     assert "webhook-signature" not in receiver.received[0][0]
     assert "it answers 500" in caplog.text
     assert "hunter2" not in caplog.text
 
 
-async def test_a_receiver_that_is_away_keeps_no_other_waiting(outbox: Outbox, receiver: Receiver) -> None:
-    away = Webhook(SecretStr("http://127.0.0.1:9/hook"), None, outbox)
+async def test_an_unreachable_receiver_does_not_delay_others(outbox: Outbox, receiver: Receiver) -> None:
+    unreachable = Webhook(SecretStr("http://127.0.0.1:9/hook"), None, outbox)
     hook = Webhook(SecretStr(receiver.url), None, outbox)
-    outbox.put([alert(1)], {}, [away.receiver, hook.receiver])
-    tasks = [asyncio.create_task(each.deliver()) for each in (away, hook)]
+    outbox.put([alert(1)], {}, [unreachable.receiver, hook.receiver])
+    tasks = [asyncio.create_task(webhook.deliver()) for webhook in (unreachable, hook)]
     await asyncio.to_thread(receiver.wait_for, 1)
     async with asyncio.timeout(30):
-        while outbox.first(hook.receiver) is not None:  # the receiver has it before the database knows
+        while outbox.first(hook.receiver) is not None:  # The receiver gets the alert before the database removes it.
             await asyncio.sleep(0.02)
     for task in tasks:
         task.cancel()
-    assert outbox.first(away.receiver) is not None
+    assert outbox.first(unreachable.receiver) is not None
     outbox.keep_receivers([hook.receiver])
-    assert outbox.first(away.receiver) is None
+    assert outbox.first(unreachable.receiver) is None
 
 
-async def test_an_alert_that_nobody_takes_is_given_up_after_a_day(
+async def test_an_undelivered_alert_is_dropped_after_a_day(
     outbox: Outbox, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook, "GIVE_UP_S", 0.0)
@@ -109,11 +109,11 @@ async def test_an_alert_that_nobody_takes_is_given_up_after_a_day(
     hook = Webhook(SecretStr(receiver.url), None, outbox)
     outbox.put([alert(1), alert(2)], {}, [hook.receiver])
     delivering = asyncio.create_task(hook.deliver())
-    assert [each["text"] for each in await asyncio.to_thread(receiver.wait_for, 1)] == ["number 2"]
+    assert [alert["text"] for alert in await asyncio.to_thread(receiver.wait_for, 1)] == ["number 2"]
     delivering.cancel()
 
 
-def test_alerts_and_levels_survive_together(outbox: Outbox, tmp_path: Path) -> None:
+def test_alerts_and_levels_survive_a_restart_together(outbox: Outbox, tmp_path: Path) -> None:
     outbox.put([alert(1)], {"budget": 0.5}, ["a"])
     again = Outbox(Database(tmp_path / "keys.db"), "privmix")
     assert again.levels() == {"budget": 0.5}
