@@ -162,7 +162,7 @@ def extraction_(
         subjects = _subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
     known = _train(directory, testbed.Size(users, planted, repetitions, parts), subjects, steps, as_json)
     steps(f"Asking the models for {len(known)} secrets")
-    trained = testbed.ask(directory, known, candidates, top_k)
+    trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
     served = None
     if url is not None:
         included = trained.canaries
@@ -195,7 +195,7 @@ def one_run(
     on_testbed: Sequence[Subject] = ()
     if directory is not None:
         steps("Asking the models for the planted secrets")
-        trained = testbed.again(directory)
+        trained = testbed.load_testbed(directory)
         count = queries * sum(len(canary.secret) for canary in trained.outputs)
         on_testbed = _subjects(protocol, given, trained.parts, epsilons, (count,), delta)
     section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
@@ -279,7 +279,7 @@ def all_(
     ]
     compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
     known = _train(directory, _GROUND, compared, steps, as_json)
-    trained = testbed.ask(directory, known, _CANDIDATES, _TOP_K)
+    trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
     coins = _subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
     asked = _QUERIES * sum(len(canary.secret) for canary in known)
@@ -320,13 +320,13 @@ def _shadows(
     steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
     shadow_ensembles.train_shadows(directory, size, halves=halves, display=display(as_json))
     steps("Asking all models about all users")
-    return shadow_ensembles.ask(directory, size, top_k)
+    return shadow_ensembles.evaluate_shadows(directory, size, top_k)
 
 
 def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:
     api_key = os.environ.get(API_KEY)
     try:
-        present, absent = (black_box.ask(url, question, count, api_key) for url in urls)
+        present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
     except httpx.HTTPError as error:
         raise bad("url_with", str(error)) from error
     return Section(

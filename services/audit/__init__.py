@@ -1,1 +1,1 @@
-"""Attacks on what the service releases: what an auditor can prove against a claim, and what an attacker gets."""
+"""Attacks on the released tokens: what an auditor proves against a claim, and what an attacker learns."""

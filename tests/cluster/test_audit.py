@@ -1,4 +1,4 @@
-"""Claim: `privmix audit` reports what it found, and fails, naming the claim, where one broke."""
+"""Claim: `privmix audit` reports its findings; if a claim is broken, it names the claim and fails."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from services.audit.attacks import black_box
-from services.audit.attacks.black_box import Asked, Question
+from services.audit.attacks.black_box import Question, ServiceAnswers
 from services.audit.report import sections
 from services.privacy.mollifiers import projection
 from services.privacy.protocols.pmixed import RatioEvent
@@ -32,23 +32,23 @@ def test_sound_protocols_pass() -> None:
     result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", "mix", "--json")
     assert result.exit_code == 0, result.output
     section = record(result)["sections"][0]
-    (found,) = section["findings"]
-    assert found["details"]["adjacency"] == "user"
-    assert found["subject"] == "pmixed, projection mix"
-    assert 0.5 < found["tightness"] <= 1
-    assert found["certain"] <= found["exact"] <= found["claims"]["PLD"] < found["claims"]["Rényi"]
+    (finding,) = section["findings"]
+    assert finding["details"]["adjacency"] == "user"
+    assert finding["subject"] == "pmixed, projection mix"
+    assert 0.5 < finding["tightness"] <= 1
+    assert finding["certain"] <= finding["exact"] <= finding["claims"]["PLD"] < finding["claims"]["Rényi"]
     assert record(result)["broken"] == []
 
 
 @pytest.mark.parametrize("name", ["clip", "mix"])
 def test_a_broken_mechanism_fails_the_audit_and_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It projects to twice the radius that it is charged for."""
+    """The mechanism projects to twice the charged radius."""
     project = getattr(projection, name)
     monkeypatch.setattr(projection, name, lambda u, p0, radius, out: project(u, p0, 2 * radius, out))
     result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", name, "--epsilon", "1")
     assert result.exit_code == 1
     assert f"broken: pmixed, projection {name}: the likelihood-ratio test proves" in result.stdout
-    assert "above what is claimed by Rényi and PLD" in result.stdout
+    assert "above the claim of Rényi and PLD" in result.stdout
 
 
 def test_a_report_is_one_page_that_loads_nothing(tmp_path: Path) -> None:
@@ -102,31 +102,33 @@ def test_wrong_options_are_refused_by_name(options: list[str], named: str) -> No
     assert named in result.stderr.replace("'", "")
 
 
-def test_there_must_be_a_training_ground(tmp_path: Path) -> None:
+def test_a_directory_without_a_testbed_is_refused(tmp_path: Path) -> None:
     result = run("one-run", "--parts", "4", "--protocol", "pmixed", "--directory", str(tmp_path))
     assert result.exit_code == 2
     assert "audit extraction" in result.stderr
 
 
-def asked(chance: float, radius: float, count: int = 20_000) -> Asked:
-    """Two answers as often as expected, well mixed."""
+def simulated(chance: float, radius: float, count: int = 20_000) -> ServiceAnswers:
+    """Returns the answer "a" with exactly its expected frequency, in shuffled order."""
     answers = ("a" if index * 7919 % count < chance * count else "b" for index in range(count))
-    return Asked(tuple(answers), RatioEvent(1, 1.0, radius), 1e-5)
+    return ServiceAnswers(tuple(answers), RatioEvent(1, 1.0, radius), 1e-5)
 
 
 def test_answers_of_two_services_are_compared_with_the_claim() -> None:
-    """Of two tokens that are equally likely under p0, the only part may make one as rare as e^-0.5 / 2 = 0.303."""
-    sound = black_box.audit(asked(0.69, 0.5), asked(0.31, 0.5), 0.95)
+    """With two equally likely tokens under p0, the only part may lower one to e^-0.5 / 2 = 0.303."""
+    sound = black_box.audit(simulated(0.69, 0.5), simulated(0.31, 0.5), 0.95)
     assert sound.verdict == "holds"
     assert 0.7 * sound.claim < sound.lower
-    assert black_box.audit(asked(0.8, 0.5), asked(0.2, 0.5), 0.95).verdict == "broken"
+    assert black_box.audit(simulated(0.8, 0.5), simulated(0.2, 0.5), 0.95).verdict == "broken"
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_one_service_asked_twice_tells_nothing_and_every_token_is_charged(service: RunningService) -> None:
+def test_the_audit_of_one_service_against_itself_proves_nothing_and_charges_every_token(
+    service: RunningService,
+) -> None:
     before = service.privacy()["tokens_charged"]
-    both = [black_box.ask(service.base_url, Question("The weather is"), 256, None) for _ in range(2)]
+    both = [black_box.collect_answers(service.base_url, Question("The weather is"), 256, None) for _ in range(2)]
     finding = black_box.audit(both[0], both[1], 0.95)
     assert finding.certain == 0
     assert service.privacy()["tokens_charged"] >= before + 512

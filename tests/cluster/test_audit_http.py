@@ -1,7 +1,7 @@
-"""Claim: an audit over HTTP of services with several parts finds a kept promise kept, and a broken promise broken.
+"""Claim: an audit over HTTP of services with several parts confirms a true claim and refutes a false one.
 
-Two real services answer, of ensembles trained by `privmix audit plant` with and without one user's text. A bound errs
-once in a million audits, and the tokens are so many that a broken promise is caught for certain.
+Two real services answer for the ensembles of `privmix audit plant`, trained with and without one user's text. The bound
+is wrong once in a million audits, and there are enough tokens to detect a false claim reliably.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.audit.attacks import black_box
-from services.audit.attacks.black_box import Asked
+from services.audit.attacks.black_box import ServiceAnswers
 from services.audit.worlds import adjacent
 from services.audit.worlds.adjacent import Adjacent, Size
 from services.privacy.accounting import planning
@@ -35,41 +35,44 @@ def planted(directory: Path) -> Adjacent:
 
 
 @pytest.fixture(scope="module")
-def asked(directory: Path, planted: Adjacent) -> Iterator[tuple[Asked, Asked]]:
-    """By two services, one after the other."""
+def answers(directory: Path, planted: Adjacent) -> Iterator[tuple[ServiceAnswers, ServiceAnswers]]:
+    """The answers of the two services, which run one after the other."""
     epsilon = planning.cost(SERVED, COUNT, 1e-5).epsilon_rdp
     privacy = {"q": 1.0, "radius": RADIUS, "epsilon": epsilon * (1 + 1e-9), "tokens": COUNT}
-    answers = []
+    collected = []
     for world in (adjacent.WITH, adjacent.WITHOUT):
         folder = directory / f"served-{world}"
         folder.mkdir()
         engine = {"dtype": "float32", "context_length": 512, "cache_gib": 1}
         config = configure(folder, own_ensemble(directory / world, folder), privacy=privacy, engine=engine)
         with running(config) as service:
-            answers.append(black_box.ask(service.base_url, black_box.Question(planted.question.prompt), COUNT, None))
+            question = black_box.Question(planted.question.prompt)
+            collected.append(black_box.collect_answers(service.base_url, question, COUNT, None))
             assert service.privacy()["tokens_charged"] >= COUNT
-    yield (answers[0], answers[1])
+    yield (collected[0], collected[1])
 
 
-def test_the_user_is_learnt_by_one_part_alone(planted: Adjacent) -> None:
+def test_only_the_part_of_the_attacked_user_learns_the_planted_word(planted: Adjacent) -> None:
     present, absent = planted.shares[adjacent.WITH], planted.shares[adjacent.WITHOUT]
     assert present[-1] > 0.8 > 0.2 > absent[-1]
     assert max(*present[:-1], *absent[:-1]) < 0.1
 
 
-def test_a_service_of_several_parts_keeps_its_promise(asked: tuple[Asked, Asked]) -> None:
-    assert asked[0].event == asked[1].event == SERVED
-    finding = black_box.audit(*asked, 0.95)
+def test_the_claim_of_a_service_with_several_parts_holds(answers: tuple[ServiceAnswers, ServiceAnswers]) -> None:
+    assert answers[0].event == answers[1].event == SERVED
+    finding = black_box.audit(*answers, 0.95)
     assert finding.verdict == "holds", finding.sentence
     assert 0.4 * finding.claim < finding.lower, "the attack has no strength"
 
 
-def test_a_larger_radius_than_is_claimed_is_caught(asked: tuple[Asked, Asked]) -> None:
-    claimed = replace(asked[0], event=RatioEvent(PARTS, 1.0, 0.4 * RADIUS))
-    assert black_box.audit(claimed, asked[1], 0.95).verdict == "broken"
+def test_a_radius_larger_than_claimed_is_detected(answers: tuple[ServiceAnswers, ServiceAnswers]) -> None:
+    claimed = replace(answers[0], event=RatioEvent(PARTS, 1.0, 0.4 * RADIUS))
+    assert black_box.audit(claimed, answers[1], 0.95).verdict == "broken"
 
 
-def test_a_claim_of_more_parts_than_there_are_is_caught(asked: tuple[Asked, Asked]) -> None:
-    """As if every token were paid for by an ensemble of 48."""
-    claimed = replace(asked[0], event=RatioEvent(16 * PARTS, 1.0, RADIUS))
-    assert black_box.audit(claimed, asked[1], 0.95).verdict == "broken"
+def test_a_claim_of_more_parts_than_the_ensemble_has_is_detected(
+    answers: tuple[ServiceAnswers, ServiceAnswers],
+) -> None:
+    """The claim charges every token as if the ensemble had 48 parts."""
+    claimed = replace(answers[0], event=RatioEvent(16 * PARTS, 1.0, RADIUS))
+    assert black_box.audit(claimed, answers[1], 0.95).verdict == "broken"

@@ -1,1 +1,1 @@
-"""Attacks on a claim, or on the text itself; each returns findings or what it got."""
+"""Attacks on a claim or on the private text. An attack returns findings or a measure of its success."""

@@ -1,6 +1,6 @@
-"""The likelihood-ratio test over HTTP: two running services, of which one part differs, and the tokens they answer.
+"""Runs the likelihood-ratio test over HTTP, on the answers of two running services that differ in one part.
 
-What the likelihoods are is learnt from the first half of the answers, and epsilon is bounded on the second.
+The first half of the answers estimates the likelihoods; the second half bounds epsilon.
 """
 
 import json
@@ -22,7 +22,7 @@ _BATCH = {"prompts": 16, "n": 8}
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, over and over: one token of each answer."""
+    """The request that the audit repeats. Each answer has one token."""
 
     prompt: str
     top_k: int = 2
@@ -30,22 +30,25 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one service answered, and what it says that a token costs."""
+class ServiceAnswers:
+    """The answers of one service, and the event that it states for a token."""
 
     answers: tuple[str, ...]
     event: Event
     delta: float
 
 
-def audit(present: Asked, absent: Asked, confidence: float) -> Finding:
-    """What the answers prove against the claim of the service that has the part."""
+def audit(present: ServiceAnswers, absent: ServiceAnswers, confidence: float) -> Finding:
+    """Compares the answers with the claim of the service that has the part."""
     values = sorted({*present.answers, *absent.answers})
-    halves = [np.array_split(np.array([values.index(one) for one in each.answers]), 2) for each in (present, absent)]
-    # Laplace's rule keeps what was never seen from being held impossible.
-    learnt = [np.bincount(half[0], minlength=len(values)) + 1.0 for half in halves]
-    ratio = np.log(learnt[0] / learnt[0].sum()) - np.log(learnt[1] / learnt[1].sum())
-    scores: list[Reals] = [ratio[half[1]] for half in halves]
+    halves = [
+        np.array_split(np.array([values.index(answer) for answer in service.answers]), 2)
+        for service in (present, absent)
+    ]
+    # Laplace's rule of succession: an answer that is absent from the first half keeps a positive probability.
+    counts = [np.bincount(first, minlength=len(values)) + 1.0 for first, _ in halves]
+    ratio = np.log(counts[0] / counts[0].sum()) - np.log(counts[1] / counts[1].sum())
+    scores: list[Reals] = [ratio[second] for _, second in halves]
     lower, certain = held_out_epsilons(scores[0], scores[1], present.delta, (confidence, CERTAIN))
     return Finding(
         attack="likelihood-ratio test over HTTP",
@@ -65,8 +68,8 @@ def audit(present: Asked, absent: Asked, confidence: float) -> Finding:
     )
 
 
-def ask(url: str, question: Question, count: int, api_key: str | None) -> Asked:
-    """At least ``count`` answers of one token; each is charged.
+def collect_answers(url: str, question: Question, count: int, api_key: str | None) -> ServiceAnswers:
+    """Requests at least ``count`` answers of one token. The service charges each.
 
     Raises:
         httpx.HTTPError: the service does not answer, or refuses.
@@ -74,7 +77,7 @@ def ask(url: str, question: Question, count: int, api_key: str | None) -> Asked:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answers: list[str] = []
     with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
-        stated: Mapping[str, Any] = client.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
+        statement: Mapping[str, Any] = client.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
         body = {
             "model": MODEL,
             "prompt": [question.prompt] * _BATCH["prompts"],
@@ -86,8 +89,4 @@ def ask(url: str, question: Question, count: int, api_key: str | None) -> Asked:
         while len(answers) < count:
             answer = client.post("/v1/completions", json=body).raise_for_status().json()
             answers += [choice["text"] for choice in answer["choices"]]
-    return Asked(tuple(answers), _event(stated), float(stated["delta"]))
-
-
-def _event(stated: Mapping[str, Any]) -> Event:
-    return from_json(json.dumps(stated["event"]))
+    return ServiceAnswers(tuple(answers), from_json(json.dumps(statement["event"])), float(statement["delta"]))

@@ -1,8 +1,8 @@
-"""Extraction: does the service say a secret that was planted in its corpus? (SubMix section 4.2; Carlini et al. 2019)
+"""Measures extraction: whether a service outputs a planted secret (SubMix section 4.2; Carlini et al. 2019).
 
-The attacker knows the text before the secret and asks for what follows. The operator's view is exact: the chance of a
-secret is the product of its tokens' under the distributions that the mechanism releases. Nothing of it is a bound on
-epsilon; it shows what an attack gets.
+The attacker knows the text before the secret and requests completions. With the models at hand, the probability of a
+secret is exact: the product of its tokens' probabilities under the released distributions. The result does not bound
+epsilon; it shows the success of an attack.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ from services.privacy.settings import Settings
 from services.privacy.worlds import Reals
 
 LEAKS = 0.9
-"""The hit rate without privacy below which the attack is too weak to say anything."""
+"""The minimum hit rate without privacy. With a lower one, the attack is too weak for a conclusion."""
 
 
 @dataclass(frozen=True)
-class Extracted:
-    """What one mechanism gave away, over the canaries that are in the corpus.
+class ExtractionResult:
+    """The result of the attack on one mechanism, over the canaries in the corpus.
 
     Attributes:
-        mechanism: its name.
-        guarantee: how far what it promises reaches.
-        epsilon: what it claims; None where it claims nothing.
-        hit_rate: the chance that one of the attempts says the whole secret.
-        exposure: log2 of the number of candidates, less that of the secret's rank (Carlini et al. 2019, section 4.2).
-        largest_exposure: what it is where the secret is the likeliest candidate.
-        rank: of the secret among the candidates: the median.
+        mechanism: the mechanism's name.
+        guarantee: the status of its guarantee.
+        epsilon: the claim; None without a claim.
+        hit_rate: the probability that at least one of the attempts outputs the whole secret.
+        exposure: log2(candidates) - log2(rank of the secret) (Carlini et al. 2019, section 4.2).
+        largest_exposure: the exposure of a secret that is the most likely candidate.
+        rank: the median rank of the secret among the candidates.
     """
 
     mechanism: str
@@ -46,7 +46,7 @@ class Extracted:
     rank: float
 
     def row(self) -> Mapping[str, Any]:
-        """A row of the report's table."""
+        """Returns the row for the report's table."""
         return {
             "mechanism": self.mechanism,
             "guarantee": self.guarantee,
@@ -59,19 +59,19 @@ class Extracted:
 
 
 def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, api_key: str | None) -> float:
-    """The share of canaries whose secret one of the attempts says, asked of a running service.
+    """Returns the share of canaries whose secret a running service outputs in at least one attempt.
 
     Raises:
         httpx.HTTPError: the service does not answer, or refuses.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    found = 0
+    hits = 0
     with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
         for canary in canaries:
             body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
             answer = client.post("/v1/completions", json={**body, "max_tokens": len(canary.secret)}).raise_for_status()
-            found += any(choice["text"].strip().startswith(canary.secret) for choice in answer.json()["choices"])
-    return found / len(canaries)
+            hits += any(choice["text"].strip().startswith(canary.secret) for choice in answer.json()["choices"])
+    return hits / len(canaries)
 
 
 def attack(
@@ -84,24 +84,24 @@ def attack(
     attempts: int,
     draws: int,
     settings: Settings | None = None,
-) -> Extracted:
-    """Ask one mechanism for every canary's secret.
+) -> ExtractionResult:
+    """Attacks one mechanism with every canary.
 
     Args:
-        outputs: for each canary the models' answers on its candidates, the true secret first.
-        models: for each canary the models that are the mechanism's parts.
-        attempts: completions asked for.
-        draws: releases averaged where they differ from each other.
-        settings: of the budget; where what it costs depends on the text, every attempt has a whole one.
+        outputs: for each canary, the models' outputs on its candidates, the true secret first.
+        models: for each canary, the indices of the models that serve as the mechanism's parts.
+        attempts: the number of completions per canary.
+        draws: the number of releases to average if releases vary.
+        settings: the settings of the budget. If the cost depends on the text, every attempt has a full budget.
     """
     scores = [
         log_chances(protocol, answers, models[canary], len(canary.secret), draws, settings)
         for canary, answers in outputs.items()
     ]
-    chances = np.array([np.exp(each[0]) for each in scores])
-    ranks = np.array([rank(each) for each in scores])
+    chances = np.array([np.exp(candidate_scores[0]) for candidate_scores in scores])
+    ranks = np.array([rank(candidate_scores) for candidate_scores in scores])
     candidates = len(scores[0])
-    return Extracted(
+    return ExtractionResult(
         mechanism=mechanism,
         guarantee=protocol.guarantee.status,
         epsilon=epsilon,
@@ -120,7 +120,7 @@ def log_chances(
     draws: int,
     settings: Settings | None = None,
 ) -> Reals:
-    """float64 [candidates]: the log of each one's chance, token by token."""
+    """Returns the log-probability of each candidate, the sum over its tokens, float64 [candidates]."""
     end = end_of_budget(settings, protocol, outputs, models, length)
     chances = next_token_chances(protocol, outputs, models, draws, end)
     with np.errstate(divide="ignore"):
@@ -128,11 +128,11 @@ def log_chances(
 
 
 def rank(scores: Reals) -> float:
-    """Returns the rank of the first score among all, 1 the best; scores that tie share their ranks."""
+    """Returns the rank of the first score among all; 1 is the best. Equal scores share the mean of their ranks."""
     others = scores[1:]
     return float(1 + (others > scores[0]).sum() + (others == scores[0]).sum() / 2)
 
 
-def too_weak(results: Sequence[Extracted]) -> bool:
-    """Whether no model without privacy gives its secrets away, so that the attack means nothing."""
-    return max((each.hit_rate for each in results if each.epsilon is None), default=0.0) < LEAKS
+def too_weak(results: Sequence[ExtractionResult]) -> bool:
+    """Tells whether the attack fails even without privacy, so that its failure with privacy proves nothing."""
+    return max((result.hit_rate for result in results if result.epsilon is None), default=0.0) < LEAKS

@@ -1,7 +1,7 @@
-"""Counts tested directly against the law that they should follow.
+"""Tests counts of draws and tokens against the distributions that the protocol describes.
 
-The likelihood-ratio test bounds epsilon, which a wrong draw or re-used noise may leave nearly as it is. Here what is
-drawn is compared with the protocol's description itself: exact binomial tests, together wrong once in a million times.
+The likelihood-ratio test bounds epsilon, and a wrong draw or re-used noise may hardly change epsilon. These tests
+compare the draws with the protocol's description itself: exact binomial tests whose joint false-alarm rate is 1e-6.
 """
 
 import math
@@ -21,12 +21,12 @@ ATTACK = "frequencies of draws"
 
 @dataclass(frozen=True)
 class DrawLaw:
-    """The law of a protocol's draws, by its description.
+    """The distribution of a protocol's draws, by its description.
 
     Attributes:
-        sizes: the chance of each number of parts.
-        part: the chance that a given part is drawn.
-        repeated: the chance that two draws are the same set.
+        sizes: the probability of each number of parts.
+        part: the probability that a draw contains a given part.
+        repeated: the probability that two draws are the same set.
     """
 
     sizes: Mapping[int, float]
@@ -35,7 +35,7 @@ class DrawLaw:
 
 
 def draw_law(protocol: Protocol) -> DrawLaw:
-    """The law of `Protocol.draw`, from the protocol's description: draws of the same size are equally likely."""
+    """Returns the distribution of `Protocol.draw` by the description: draws of the same size are equally likely."""
     models = protocol.models
     sizes = {size: chance for (size,), chance in protocol.draws((models,)).items()}
     part = sum(chance for (own, _), chance in protocol.draws((1, models - 1)).items() if own)
@@ -43,14 +43,14 @@ def draw_law(protocol: Protocol) -> DrawLaw:
 
 
 def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> Finding:
-    """Compare ``draws`` draws with their law: how many parts, which, and how often the same ones come twice."""
+    """Compares ``draws`` draws with their distribution: number of parts, each part, and repeated sets."""
     law = draw_law(protocol)
-    seen = [protocol.draw() for _ in range(draws)]
-    sizes = np.bincount([len(drawn) for drawn in seen])
-    models = np.bincount([model for drawn in seen for model in drawn], minlength=protocol.models)
+    samples = [protocol.draw() for _ in range(draws)]
+    sizes = np.bincount([len(drawn) for drawn in samples])
+    models = np.bincount([model for drawn in samples for model in drawn], minlength=protocol.models)
     tests = [Count(f"{size} parts", int(count), draws, law.sizes.get(size, 0.0)) for size, count in enumerate(sizes)]
     tests += [Count(f"model {model}", int(count), draws, law.part) for model, count in enumerate(models)]
-    repeats = sum(first == second for first, second in zip(seen[::2], seen[1::2], strict=False))
+    repeats = sum(first == second for first, second in zip(samples[::2], samples[1::2], strict=False))
     tests.append(Count("the same draw twice", repeats, draws // 2, law.repeated))
     return Finding.of_description(
         ATTACK, protocol, subject, CERTAIN, refuted(tests), {"draws": draws, "tests": len(tests)}
@@ -58,7 +58,7 @@ def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> F
 
 
 def token_counts(law: Reals, tokens: NDArray[np.int64], world: str) -> list["Count"]:
-    """Counts each token, and how often the same token comes twice running, which re-used noise or draws change."""
+    """Counts each token, and equal tokens in consecutive trials, which re-used noise or draws would change."""
     chances = law / law.sum()
     counts = np.bincount(tokens, minlength=len(law))
     tests = [
@@ -72,7 +72,7 @@ def token_counts(law: Reals, tokens: NDArray[np.int64], world: str) -> list["Cou
 
 @dataclass(frozen=True)
 class Count:
-    """How often something came in ``trials`` independent trials, and its ``chance`` in each."""
+    """The number of occurrences of an outcome in ``trials`` independent trials, and its ``chance`` in each."""
 
     what: str
     count: int
@@ -81,14 +81,14 @@ class Count:
 
     @property
     def p_value(self) -> float:
-        """Of the two-sided exact binomial test."""
+        """The p-value of the two-sided exact binomial test."""
         return float(binomtest(self.count, self.trials, min(1.0, max(0.0, self.chance))).pvalue) if self.trials else 1.0
 
 
 def refuted(counts: Sequence[Count]) -> tuple[str, ...]:
-    """Describes the counts that do not follow their chances; together they err with probability 1 - `CERTAIN`."""
+    """Describes the counts that contradict their probabilities. The joint false-alarm rate is 1 - `CERTAIN`."""
     return tuple(
-        f"{each.what}: {each.count} of {each.trials}, where {each.chance:.4g} of them are claimed"
-        for each in counts
-        if each.p_value < (1 - CERTAIN) / len(counts)
+        f"{count.what}: {count.count} of {count.trials}; the claimed share is {count.chance:.4g}"
+        for count in counts
+        if count.p_value < (1 - CERTAIN) / len(counts)
     )

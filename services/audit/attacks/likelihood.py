@@ -1,9 +1,9 @@
-"""The likelihood-ratio test: the strongest there is for telling two worlds apart (Neyman, Pearson 1933).
+"""Runs the likelihood-ratio test, the most powerful test between two worlds (Neyman, Pearson 1933).
 
-The auditor knows both worlds and everything but the randomness, sees the tokens of some queries, and orders trials by
-the log-likelihood ratio of what it saw. The threshold is chosen on one half of the trials, epsilon is bounded on the
-other. The tokens are also compared with their exact law in either world, so that a wrong draw or noise that is used
-twice is found out where it changes epsilon too little to see.
+The auditor knows both worlds and everything except the randomness, observes the tokens of some queries, and sorts the
+trials by log-likelihood ratio. One half of the trials chooses the threshold; the other half bounds epsilon. The tokens
+are also compared with their exact distribution in either world. This detects a wrong draw or re-used noise even if it
+hardly changes epsilon.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 from services.privacy.worlds import Pair, Reals
 
-# Of the Rényi divergence by which pairs are compared: larger ones find tokens too rare for any number of trials.
+# The largest Rényi order for the comparison of pairs. Larger orders prefer tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0
-# Where the test is chosen: between the two confidences at which it is then evaluated.
-_CHOSEN_AT = 0.999
+# The confidence for the choice of the test, between the two confidences of the evaluation.
+_CHOICE_CONFIDENCE = 0.999
 
 
 @dataclass(frozen=True)
-class Audited:
-    """A finding and the curve behind it."""
+class AuditResult:
+    """A finding and the ROC curve behind it."""
 
     finding: Finding
     roc: Roc
@@ -45,18 +45,18 @@ def audit(
     releases: int = 200_000,
     confidence: float = 0.95,
     subject: str | None = None,
-) -> Audited:
-    """Attack a protocol's claim for some tokens.
+) -> AuditResult:
+    """Attacks a protocol's claim for a number of tokens.
 
     Args:
-        protocol: what releases the tokens.
-        tokens: how many are seen in a trial.
-        delta: of the claim.
-        claimed: what is claimed for a token; the protocol's own event unless given.
-        pair: the two worlds; the worst ones that are known, unless given.
-        releases: how many tokens are released in each world, over all trials; fewer where each is much work.
-        confidence: of the bound that is shown.
-        subject: what the finding calls the protocol.
+        protocol: the protocol that releases the tokens.
+        tokens: the number of tokens in a trial.
+        delta: the delta of the claim.
+        claimed: the claimed event of a token. Default: the protocol's own event.
+        pair: the two worlds. Default: the worst known pair.
+        releases: the number of tokens in each world, over all trials; divided by the protocol's `effort`.
+        confidence: the confidence of the reported bound.
+        subject: the protocol's name in the finding.
 
     Raises:
         NoPairError: no worst case is known for this protocol.
@@ -67,10 +67,10 @@ def audit(
     before, after = distributions.pair_laws(protocol, pair)
     trials = max(2, releases // protocol.effort // tokens)
     ratio = distributions.log_ratio(before, after)
-    seen = [distributions.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
+    samples = [distributions.tokens(protocol, world, trials * tokens) for world in (pair.before, pair.after)]
     described = [distributions.described_law(protocol, world) for world in (pair.before, pair.after)]
-    counts = [*token_counts(described[0], seen[0], "before"), *token_counts(described[1], seen[1], "after")]
-    first, second = (_scores(ratio[each], trials, tokens) for each in seen)
+    counts = [*token_counts(described[0], samples[0], "before"), *token_counts(described[1], samples[1], "after")]
+    first, second = (_scores(ratio[sample], trials, tokens) for sample in samples)
     lower, certain = held_out_epsilons(first, second, delta, (confidence, CERTAIN))
     finding = Finding(
         attack="likelihood-ratio test",
@@ -91,27 +91,27 @@ def audit(
             "event": event.to_json(),
         },
     )
-    return Audited(finding, Roc.of(first, second))
+    return AuditResult(finding, Roc.of(first, second))
 
 
 def claims_of(event: Event, tokens: int, delta: float) -> Mapping[str, float]:
-    """What is claimed for some tokens, by each accountant that has a bound."""
+    """Returns the claimed epsilon of a number of tokens, by each accountant that has a bound."""
     cost = planning.cost(event, tokens, delta)
     return {"Rényi": cost.epsilon_rdp} | ({} if cost.epsilon_pld is None else {"PLD": cost.epsilon_pld})
 
 
 def exact(protocol: Protocol, *, tokens: int, delta: float) -> float:
-    """Epsilon of the worst pair that is known, from its exact law."""
+    """Returns the epsilon of the worst known pair, from its exact distributions."""
     pair = _worst(protocol, protocol.event, tokens, delta)
     return distributions.tokens_epsilon(*distributions.pair_laws(protocol, pair), tokens, delta)
 
 
 def held_out_epsilons(present: Reals, absent: Reals, delta: float, confidences: Sequence[float]) -> list[float]:
-    """Lower bounds on epsilon from scores in either world: one half chooses the test, the other bounds epsilon."""
+    """Bounds epsilon from below. One half of the scores in each world chooses the test; the other gives the bounds."""
     (choosing, measured), (choosing_without, measured_without) = (
         np.array_split(scores, 2) for scores in (present, absent)
     )
-    test = best_test(choosing, choosing_without, delta, _CHOSEN_AT)
+    test = best_test(choosing, choosing_without, delta, _CHOICE_CONFIDENCE)
     return [epsilon_of(test, measured, measured_without, delta, confidence) for confidence in confidences]
 
 
@@ -122,10 +122,10 @@ def _worst(protocol: Protocol, event: Event, tokens: int, delta: float) -> Pair:
 
 
 def _scores(ratios: Reals, trials: int, tokens: int) -> Reals:
-    # Sums of the same tokens in another order must be equal, or a threshold would fall between them.
+    # Rounding makes sums of the same tokens equal in any order; otherwise a threshold could fall between them.
     return np.asarray(np.round(ratios.reshape(trials, tokens).sum(axis=1), 9))
 
 
-def describe(audited: Audited) -> dict[str, Any]:
-    """The result for programs."""
+def describe(audited: AuditResult) -> dict[str, Any]:
+    """Returns the result as JSON data."""
     return {**audited.finding.record(), "roc": audited.roc.record(), "area": audited.roc.area}

@@ -1,10 +1,10 @@
-"""Auditing with one run: many users, each included by a fair coin, and one attacker who guesses the coins.
+"""Audits with one run: a fair coin includes or excludes each of many users, and the attacker guesses the coins.
 
-Steinke, Nasr, Jagielski 2023. One ensemble is enough, because every coin is a trial of its own; what differential
-privacy says of all guesses together bounds epsilon from below (`bounds.one_run_epsilon`).
+One ensemble is enough, because every coin is an independent trial (Steinke, Nasr, Jagielski 2023). Differential privacy
+limits the number of correct guesses, which bounds epsilon from below (`bounds.one_run_epsilon`).
 
-Mahloujifar, Melis, Chaudhuri 2024 use the whole trade-off curve, which here is that of the claim's own dominating pair:
-of all numbers of tokens of the event, the largest whose curve the guesses rule out.
+Mahloujifar, Melis, Chaudhuri 2024 use the whole trade-off curve. Here it is the curve of the claim's dominating pair:
+the audit reports the largest number of tokens of the event whose curve the guesses rule out.
 """
 
 import secrets
@@ -31,19 +31,19 @@ from services.privacy.worlds import Pair, Reals, World
 
 ATTACK, F_ATTACK = "one-run audit", "one-run audit by the trade-off curve"
 _ORDER = 2.0
-# Of the tokens claimed: up to so many times as many are tried, so that a claim can be exceeded.
+# The search tries up to this multiple of the claimed number of tokens, so that a bound can exceed the claim.
 _MOST_TIMES = 4
-# Of the losses of the curves: a coarser grid allows a little more, and is composed ten times faster.
+# The grid of privacy losses. This coarse grid gives slightly weaker bounds and composes ten times faster.
 _INTERVAL = 1e-3
 
 
 def of_parts(
     protocol: Protocol, *, queries: int, delta: float, confidence: float, guesses: int, subject: str | None = None
 ) -> list[Finding]:
-    """Every part is planted, in the worst case, in ``queries`` queries of its own; its coin chooses one of two models.
+    """Audits planted parts. A part's coin chooses one of two worst-case models, which ``queries`` queries attack.
 
     Returns:
-        what the guesses say of (epsilon, delta), and what they say of the trade-off curve where the event has one.
+        the finding by (epsilon, delta), and the finding by the trade-off curve if the event has one.
 
     Raises:
         NoPairError: no worst case is known for this protocol.
@@ -62,7 +62,7 @@ def of_users(
     guesses: int,
     subject: str | None = None,
 ) -> list[Finding]:
-    """The planted users of a trained testbed: what follows each beginning of their secret, sampled so many times.
+    """Audits the planted users of a trained testbed. Samples each token of their secrets ``queries`` times.
 
     Raises:
         InputError: the testbed lacks the protocol's models.
@@ -73,13 +73,13 @@ def of_users(
     ]
     tokens = queries * sum(len(canary.secret) for canary in testbed.outputs)
     coins = [canary.included for canary in testbed.outputs]
-    guessed = Guessed(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
+    guessed = GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
     return findings(protocol, guessed, tokens, delta, confidence, subject or protocol.name)
 
 
 @dataclass(frozen=True)
-class Guessed:
-    """How many coins were planted, how many of them guessed, and how many of those guesses are correct."""
+class GuessCounts:
+    """The numbers of planted coins, of guesses, and of correct guesses."""
 
     planted: int
     guesses: int
@@ -87,7 +87,7 @@ class Guessed:
 
 
 def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
-    """Of the highest scores that they are of included ones, of the lowest that they are not: how many are right."""
+    """Guesses that the highest scores belong to included users and the lowest to others; counts correct guesses."""
     order = np.argsort(scores, kind="stable")
     included = np.asarray(coins)[order]
     half = guesses // 2
@@ -95,26 +95,26 @@ def correct_guesses(coins: Sequence[bool], scores: Reals, guesses: int) -> int:
 
 
 def _attacked(pair: Pair, part: int, coin: bool) -> World:
-    """In the queries of one part it is the one in question, and the others are those of the worst case."""
+    """Returns the world of the queries that attack one part: that part is replaced, the others are the worst case."""
     world = pair.before if coin else pair.after
     *others, own = world.parts
     return replace(world, parts=(*others[:part], own, *others[part:]))
 
 
 def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], secret: str, queries: int) -> float:
-    """How much more often than from the public model the secret's next digit comes."""
-    own = slice(0, len(secret))  # the first candidate is the true one
+    """Returns the count of the secret's tokens in samples, minus the count expected from the public model."""
+    own = slice(0, len(secret))  # the first candidate is the true secret
     public = torch.softmax(outputs.public[own].double(), dim=1).gather(1, outputs.wanted[own, None])[:, 0].numpy()
-    seen = np.array([_sampled(protocol, outputs, models, own) for _ in range(queries)])
-    return float(((seen == outputs.wanted[own].numpy()) - public).sum())
+    samples = np.array([_sampled(protocol, outputs, models, own) for _ in range(queries)])
+    return float(((samples == outputs.wanted[own].numpy()) - public).sum())
 
 
 def _sampled(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> NDArray[np.int64]:
     return np.array(sample(release(protocol, outputs, models, block).weights))
 
 
-def guess_parts(protocol: Protocol, queries: int, guesses: int) -> Guessed:
-    """Plants every part by a fair coin, and guesses the coins from the tokens of the part's own queries.
+def guess_parts(protocol: Protocol, queries: int, guesses: int) -> GuessCounts:
+    """Flips a fair coin for every part, and guesses the coins from the tokens of the part's own queries.
 
     Raises:
         NoPairError: no worst case is known for this protocol.
@@ -126,13 +126,13 @@ def guess_parts(protocol: Protocol, queries: int, guesses: int) -> Guessed:
         ratio[distributions.tokens(protocol, _attacked(pair, part, coin), queries)].sum()
         for part, coin in enumerate(coins)
     ]
-    return Guessed(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
+    return GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
 
 
 def findings(
-    protocol: Protocol, guessed: Guessed, tokens: int, delta: float, confidence: float, subject: str
+    protocol: Protocol, guessed: GuessCounts, tokens: int, delta: float, confidence: float, subject: str
 ) -> list[Finding]:
-    """What the guesses prove against the protocol's claim for all the tokens that were released."""
+    """Compares the guesses with the protocol's claim for all released tokens."""
     claims = likelihood.claims_of(protocol.event, tokens, delta)
 
     def finding(attack: str, notion: str, bound: Callable[[float], float]) -> Finding:
@@ -156,7 +156,7 @@ def findings(
             },
         )
 
-    found = [
+    results = [
         finding(
             ATTACK,
             "(epsilon, delta)",
@@ -164,18 +164,18 @@ def findings(
         )
     ]
     if protocol.event.pld() is not None:
-        found.append(
+        results.append(
             finding(F_ATTACK, "trade-off curve", lambda level: f_epsilon(protocol.event, guessed, tokens, delta, level))
         )
-    return found
+    return results
 
 
-def f_epsilon(event: Event, guessed: Guessed, tokens: int, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon, for a mechanism whose trade-off curve is that of some number of tokens of the event.
+def f_epsilon(event: Event, guessed: GuessCounts, tokens: int, delta: float, confidence: float) -> float:
+    """Bounds epsilon from below for a mechanism with the trade-off curve of some number of tokens of the event.
 
     Returns:
-        epsilon at ``delta`` of the most tokens whose curve the guesses rule out at ``confidence``; 0 where they rule
-        out none.
+        epsilon at ``delta`` of the largest number of tokens whose curve the guesses rule out at ``confidence``; 0 if
+        they rule out none.
     """
 
     def ruled_out(count: int) -> bool:
@@ -193,7 +193,7 @@ def f_epsilon(event: Event, guessed: Guessed, tokens: int, delta: float, confide
 
 @lru_cache(maxsize=64)
 def _composed(event: Event, tokens: int) -> PrivacyLossDistribution:
-    """By dp-accounting alone: the accountant is among what is attacked."""
+    """Composes with dp-accounting alone, because the audit also attacks our accountant."""
     pld = event.pld(_INTERVAL)
-    assert pld is not None  # `findings` asks for none of other events
+    assert pld is not None  # `findings` skips other events
     return pld.self_compose(tokens)

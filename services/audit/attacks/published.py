@@ -1,9 +1,9 @@
-"""What tokens of PMixED as published cost in the worst case that is known, beside what is claimed for them.
+"""Computes the cost of PMixED as published in the worst known case, beside its claim.
 
-Theorem 5.1 of Flemings et al. 2024 concludes from a bound on the Rényi divergence at one order, which is what the
-mollifier enforces, to the divergence between two means; that step needs the bound at every order. So two part models
-may both lie in the ball and still be far apart: on a token that is rare under p0 the ball allows a part to be likelier
-by a large factor, and the others rarer by a larger one.
+The mollifier bounds the Rényi divergence at one order. Theorem 5.1 of Flemings et al. 2024 concludes from it a bound on
+the divergence between two means; that step needs the bound at every order. So two part models may both lie in the ball
+and still be far apart: on a token that is rare under p0, the ball lets one part raise the token's probability by a
+large factor, and the other parts lower it by a larger factor.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from services.privacy.accounting import published
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
 from services.privacy.worlds import Pair, Reals, removed
 
-# Probabilities of the rare token that are tried; the service keeps tokens down to 2**-36.
+# The probabilities of the rare token to try; the service keeps tokens down to 2**-36.
 _RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)
-# How much inside the ball, so that float32 leaves the parts there.
+# The factor that keeps the parts inside the ball after rounding to float32.
 _INSIDE = 1 - 1e-4
 
 
@@ -30,10 +30,10 @@ class Counterexample:
     """A pair of ensembles for the published mollifier.
 
     Attributes:
-        pair: with and without the part in question.
-        rare: p0 of the token that tells them apart.
-        divergence: of one token, at the published order.
-        epsilon: of all tokens, at the claim's delta.
+        pair: the ensembles with and without the attacked part.
+        rare: the probability under p0 of the token that distinguishes the ensembles.
+        divergence: the Rényi divergence of one token at the published order.
+        epsilon: the epsilon of all tokens at the claim's delta.
     """
 
     pair: Pair
@@ -43,14 +43,14 @@ class Counterexample:
 
 
 def against(protocol: PMixed, tokens: int, delta: float) -> Counterexample:
-    """The counter-example that costs the most, over how rare the token is."""
+    """Returns the counterexample with the largest epsilon over the probabilities of the rare token."""
     event = published_event(protocol)
-    found = [_counterexample(protocol, event, float(rare), tokens, delta) for rare in _RARE]
-    return max(found, key=lambda each: each.epsilon)
+    counterexamples = [_counterexample(protocol, event, float(rare), tokens, delta) for rare in _RARE]
+    return max(counterexamples, key=lambda counterexample: counterexample.epsilon)
 
 
 def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int, order: int = 3) -> tuple[Finding, Finding]:
-    """The published and the certified mollifier at the same budget, each in its worst case that is known.
+    """Compares the published and the certified mollifier at the same budget, each in its worst known case.
 
     Raises:
         ValueError: the budget leaves nothing to spend at this order.
@@ -79,7 +79,7 @@ def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int, ord
 
 
 def published_event(protocol: PMixed) -> PublishedEvent:
-    """What the published accounting says of a token.
+    """Returns the event of a token by the published accounting.
 
     Raises:
         ValueError: the protocol has the other mollifier.
@@ -90,7 +90,7 @@ def published_event(protocol: PMixed) -> PublishedEvent:
 
 
 def smallest_beta(protocol: PMixed) -> float:
-    """Of all numbers of parts that may be drawn: what lies in this ball is left as it is, whatever the draw."""
+    """Returns the smallest radius over all draw sizes: no draw changes a distribution inside this ball."""
     event, drawn = published_event(protocol), range(1, protocol.parts + 1)
     return min(published.largest_beta(event.order, event.q, count, event.loss) for count in drawn)
 
@@ -113,7 +113,7 @@ def _finding(
 
 
 def _counterexample(protocol: PMixed, event: PublishedEvent, rare: float, tokens: int, delta: float) -> Counterexample:
-    """The part in question makes the rare token as likely, the others make it as rare, as the ball allows."""
+    """Returns the pair in which one part makes the rare token as likely, and the others as rare, as the ball allows."""
     ball = _INSIDE * event.order * smallest_beta(protocol)
     likely, unlikely = (_on_the_ball(rare, ball, event.order, sign) for sign in (1, -1))
     pair = removed(_two(rare), np.stack([_two(unlikely), _two(likely)]), (0,) * (protocol.parts - 1) + (1,))
@@ -123,7 +123,7 @@ def _counterexample(protocol: PMixed, event: PublishedEvent, rare: float, tokens
 
 
 def _on_the_ball(rare: float, ball: float, order: float, sign: int) -> float:
-    """The largest (or smallest) probability of the rare token with both Rényi divergences to p0 within the ball."""
+    """Returns the largest (smallest for sign -1) probability of the rare token inside the ball, in both directions."""
 
     def excess(log_factor: float) -> float:
         p = rare * np.exp(sign * log_factor)

@@ -1,9 +1,9 @@
-"""Releases compared with the protocol's published formula: without statistics, because their laws are known.
+"""Compares releases with the protocol's published formula, without statistics.
 
-What is released is a vector of integer weights, so the law of the token given the draw is known to the last digit. A
-radius that is off by a twentieth changes a chance by a hundredth of the radius or so, which tokens alone would show
-after hundreds of thousands (`frequencies`). What this cannot see: the draw of parts, the scale of noise, and what is
-done with a token afterwards.
+A release is a vector of integer weights, so the distribution of the token given the draw is known exactly. A radius
+that is wrong by 5 % changes a probability by about 1 % of the radius; from tokens alone, this would need hundreds of
+thousands of samples (`frequencies`). This comparison does not cover the draw of parts, the scale of noise, and the use
+of a token after its release.
 """
 
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ from services.privacy.worlds import World
 
 ATTACK = "releases"
 TOLERANCE = 3e-5
-"""Of a chance: several times what rounding to float32 and to integers changes."""
+"""The largest accepted difference of a probability: several times the rounding to float32 and to integers."""
 
 _WORLDS, _DRAWS, _VOCABULARY, _SPREAD = 8, 8, 24, 1.5
 _SEED = 0
 
 
 def audit_releases(protocol: Protocol, subject: str | None = None) -> Finding | None:
-    """Compares releases with the formula in the worst cases that are known, and on random distributions.
+    """Compares releases with the formula in the known worst cases and on random distributions.
 
     Returns:
-        None where the protocol has no formula besides its code.
+        None if the protocol has no formula apart from its code.
     """
     differences = []
     for world in (*_worst(protocol), *_random(protocol)):
-        found = _largest_difference(protocol, world)
-        if found is None:
+        difference = _largest_difference(protocol, world)
+        if difference is None:
             return None
-        differences.append(found)
+        differences.append(difference)
     largest = max(differences)
-    text = f"a token's chance differs from the formula's by {largest:.2g}, where rounding allows {TOLERANCE:g}"
+    text = f"a token's probability differs from the formula by {largest:.2g}; rounding explains at most {TOLERANCE:g}"
     return Finding.of_description(
         ATTACK,
         protocol,
@@ -54,7 +54,7 @@ def _worst(protocol: Protocol) -> Iterator[World]:
 
 
 def _random(protocol: Protocol) -> Iterator[World]:
-    """Ensembles whose parts are all different, close to the public model in some and far from it in others."""
+    """Yields ensembles of different parts, from close to the public model to far from it."""
     generator = np.random.default_rng(_SEED)
     for spread in np.geomspace(_SPREAD / 10, 2 * _SPREAD, _WORLDS):
         public = log_softmax(generator.normal(scale=_SPREAD, size=_VOCABULARY))
@@ -63,7 +63,7 @@ def _random(protocol: Protocol) -> Iterator[World]:
 
 
 def _largest_difference(protocol: Protocol, world: World) -> float | None:
-    """Of the chances of all tokens, over some draws; None without a formula."""
+    """Returns the largest difference of a token's probability over some draws; None without a formula."""
     drawn = {tuple(sorted(protocol.draw())) for _ in range(_DRAWS)}
     keys = sorted({tuple(kind for part in parts if (kind := world.parts[part]) is not None) for parts in drawn})
     laws = protocol.release_law(distributions.answers(world, keys)).numpy()

@@ -1,1 +1,1 @@
-"""From what attacks found to verdicts, bounds, curves and one page."""
+"""Turns the results of attacks into bounds, verdicts, ROC curves and a report."""

@@ -1,4 +1,4 @@
-"""What an attack finds, beside what is claimed."""
+"""Defines the finding of an attack: a lower bound beside the claim, and the verdict."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,25 +11,25 @@ from services.privacy.protocol import Protocol
 Verdict = Literal["holds", "doubtful", "broken", "no claim"]
 
 CERTAIN = 1 - 1e-6
-"""The confidence at which a claim is called broken: a sound mechanism is accused once in a million audits."""
+"""The confidence of the verdict "broken": a sound mechanism gets it once in a million audits."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim under one attack.
+    """The result of one attack on one claim.
 
     Attributes:
-        attack: how it was attacked.
-        subject: the mechanism, by its name and what sets it apart.
-        status: how far its promise reaches.
-        claims: epsilon by each accountant; infinite ones claim nothing.
-        delta: that of the claims and of the bounds.
-        lower: epsilon is at least this, at `confidence`.
-        confidence: of `lower`.
-        certain: epsilon is at least this, at `CERTAIN`.
-        exact: epsilon of the very pair attacked, from its exact law, without statistics; None where it is not known.
-        refuted: what was seen that the mechanism as described makes all but impossible, as sentences.
-        details: what else describes the attack.
+        attack: the name of the attack.
+        subject: the mechanism, by its name and its distinguishing parameters.
+        status: the status of its guarantee.
+        claims: the claimed epsilon by each accountant; an infinite one claims nothing.
+        delta: the delta of the claims and of the bounds.
+        lower: a lower bound on epsilon at `confidence`.
+        confidence: the confidence of `lower`.
+        certain: a lower bound on epsilon at `CERTAIN`.
+        exact: the epsilon of the attacked pair, from its exact distributions; None if unknown.
+        refuted: observations that contradict the mechanism's description, as sentences.
+        details: further facts about the attack.
     """
 
     attack: str
@@ -54,10 +54,10 @@ class Finding:
         refuted: tuple[str, ...],
         details: Mapping[str, Any],
     ) -> Self:
-        """Returns a finding about a mechanism as described, which bounds no epsilon.
+        """Returns a finding about a mechanism's description. It does not bound epsilon.
 
         Args:
-            subject: None: the protocol's name.
+            subject: the mechanism's name; None for the protocol's name.
         """
         return cls(
             attack=attack,
@@ -74,27 +74,27 @@ class Finding:
 
     @property
     def claim(self) -> float:
-        """The smallest epsilon claimed."""
+        """The smallest claimed epsilon."""
         return min(self.claims.values(), default=math.inf)
 
     @property
     def proven(self) -> float:
-        """A lower bound on epsilon that is beyond doubt."""
+        """The lower bound on epsilon that decides whether the claim is broken."""
         return max(self.certain, self.exact or 0.0)
 
     @property
     def tightness(self) -> float:
-        """The share of the claim that the attack shows to be needed, by the better of its two bounds."""
+        """The larger of the two lower bounds as a share of the claim."""
         return max(self.lower, self.exact or 0.0) / self.claim
 
     @property
     def broken_claims(self) -> tuple[str, ...]:
-        """The accountants whose epsilon is certainly exceeded."""
+        """The accountants whose epsilon is below `proven`."""
         return tuple(name for name, epsilon in self.claims.items() if self.proven > epsilon)
 
     @property
     def verdict(self) -> Verdict:
-        """``doubtful`` is a bound above the claim at `confidence` alone: by chance that happens, too."""
+        """The verdict. ``doubtful``: the bound at `confidence` exceeds the claim, which chance alone can explain."""
         if self.refuted or self.broken_claims:
             return "broken"
         if self.claims and math.isinf(self.claim):
@@ -105,27 +105,27 @@ class Finding:
     def sentence(self) -> str:
         """The verdict in words."""
         if self.refuted and not self.broken_claims:
-            return f"{self.subject}: the {self.attack} refutes what is described: {'; '.join(self.refuted)}"
+            return f"{self.subject}: the description is refuted by the {self.attack}: {'; '.join(self.refuted)}"
         if not self.claims:
-            return f"{self.subject}: the {self.attack} are as described"
+            return f"{self.subject}: the description is consistent with the {self.attack}"
         against = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in self.claims.items())
         match self.verdict:
             case "broken":
                 names = " and ".join(self.broken_claims)
                 return (
                     f"{self.subject}: the {self.attack} proves an epsilon of at least {self.proven:.3f} at delta "
-                    f"{self.delta:g}, above what is claimed by {names} ({against}; {self.status})"
+                    f"{self.delta:g}, above the claim of {names} ({against}; {self.status})"
                 )
             case "doubtful":
                 return (
                     f"{self.subject}: the {self.attack} puts epsilon above {self.lower:.3f} at confidence "
-                    f"{self.confidence:g}, against {against}: repeat it with more trials"
+                    f"{self.confidence:g}; the claim is {against}; repeat it with more trials"
                 )
             case _:
-                return f"{self.subject}: the {self.attack} puts epsilon above {self.lower:.3f}, against {against}"
+                return f"{self.subject}: the {self.attack} puts epsilon above {self.lower:.3f}; the claim is {against}"
 
     def record(self) -> dict[str, Any]:
-        """The finding for programs; what is infinite is null."""
+        """Returns the finding as JSON data, with null for infinite values."""
         return {
             **asdict(self),
             "claims": {name: finite(epsilon) for name, epsilon in self.claims.items()},
@@ -136,10 +136,10 @@ class Finding:
 
 
 def broken(findings: Iterable[Finding]) -> list[Finding]:
-    """Those whose claim does not hold."""
+    """Returns the findings with a broken claim."""
     return [finding for finding in findings if finding.verdict == "broken"]
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where it is not finite: JSON has no infinity."""
+    """Returns the value, or None if it is not finite, because JSON has no infinity."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The report of an audit: one JSON file, and one self-contained HTML page with its figures inside."""
+"""Writes the report of an audit: a JSON file, and a self-contained HTML page with its figures."""
 
 import json
 import math
@@ -17,6 +17,8 @@ from services.html_report import picture, render
 Rows = Sequence[Mapping[str, Any]]
 
 _TEMPLATE = Path(__file__).with_name("audit.html.j2")
+# The length of the longest bar, in units of epsilon.
+_LARGEST_DRAWN = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +26,12 @@ class Section:
     """One attack in the report.
 
     Attributes:
-        title: its name.
-        text: what was done, and what it means, in a few sentences.
-        findings: what it says of claims; they decide whether the audit fails.
-        rows: a table, where it has one besides; the keys of the first row are its columns.
-        figures: by their captions.
-        known: its findings break claims that are not certified, as is known of them: they do not fail the audit.
+        title: the name of the attack.
+        text: the method and its meaning, in a few sentences.
+        findings: the findings about claims; they decide whether the audit fails.
+        rows: an additional table; the keys of the rows are its columns.
+        figures: the figures by their captions.
+        known: the findings break uncertified claims that are known to be wrong, so they do not fail the audit.
     """
 
     title: str
@@ -40,7 +42,7 @@ class Section:
     known: bool = False
 
     def record(self) -> dict[str, Any]:
-        """The section for programs."""
+        """Returns the section as JSON data."""
         return {
             "title": self.title,
             "text": self.text,
@@ -51,7 +53,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found."""
+    """The sections of an audit."""
 
     sections: Sequence[Section]
 
@@ -61,20 +63,20 @@ class Report:
         return [finding for section in self.sections if not section.known for finding in broken(section.findings)]
 
     def record(self) -> dict[str, Any]:
-        """The report for programs."""
+        """Returns the report as JSON data."""
         return {
             "sections": [section.record() for section in self.sections],
             "broken": [finding.sentence for finding in self.broken],
         }
 
     def write(self, directory: Path) -> None:
-        """`audit.json` and `audit.html`."""
+        """Writes `audit.json` and `audit.html`."""
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / "audit.json", (json.dumps(self.record(), indent=2) + "\n").encode())
         write_atomically(directory / "audit.html", self.page().encode())
 
     def page(self) -> str:
-        """The page, which loads nothing from anywhere."""
+        """Returns the HTML page, which loads no other file."""
         return render(
             _TEMPLATE,
             filters={"cell": _cell, "picture": picture},
@@ -86,7 +88,7 @@ class Report:
 
 
 def finding_rows(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """A row of text for each finding: what is claimed, and what is shown."""
+    """Returns a table row for each finding: the claim and the bounds."""
     return [_finding_row(finding) for finding in findings]
 
 
@@ -113,20 +115,20 @@ def _finding_row(finding: Finding) -> dict[str, str]:
 
 
 def number(value: float | None) -> str:
-    """A number for people."""
+    """Formats a number for a table."""
     if value is None:
         return "-"
     return f"{value:.3f}" if math.isfinite(value) else "unbounded"
 
 
 def roc_figure(curves: Mapping[str, Roc], claims: Mapping[str, tuple[float, float]] = {}) -> Figure:
-    """Curves on logarithmic axes; ``claims`` are (epsilon, delta), whose bound no curve may pass."""
+    """Draws curves on logarithmic axes, and the bound that each claim (epsilon, delta) sets for all of them."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     lowest = 1e-5
     for label, roc in curves.items():
-        seen = (roc.false_positives > 0) & (roc.true_positives > 0)
-        axes.plot(roc.false_positives[seen], roc.true_positives[seen], label=label)
+        positive = (roc.false_positives > 0) & (roc.true_positives > 0)
+        axes.plot(roc.false_positives[positive], roc.true_positives[positive], label=label)
     grid = [10 ** (exponent / 50) for exponent in range(-250, 1)]
     for label, (epsilon, delta) in claims.items():
         if math.isfinite(epsilon):
@@ -141,15 +143,16 @@ def roc_figure(curves: Mapping[str, Roc], claims: Mapping[str, tuple[float, floa
 
 
 def bars(findings: Sequence[Finding]) -> Figure:
-    """What is claimed and what is shown, side by side."""
+    """Draws claims and bounds side by side."""
     figure = Figure(figsize=(8, 0.5 + 0.45 * len(findings)), layout="constrained")
     axes = figure.subplots()
-    labels = [f"{each.subject}, tokens: {each.details['tokens']}" for each in findings]
+    labels = [f"{finding.subject}, tokens: {finding.details['tokens']}" for finding in findings]
     places = range(len(findings))
-    capped = [min(each.claim, 60.0) for each in findings]
-    axes.barh(places, capped, color="lightgray", label="claimed")
-    axes.barh(places, [min(each.exact or 0.0, 60.0) for each in findings], height=0.5, label="exact, this pair")
-    axes.barh(places, [each.lower for each in findings], height=0.25, label="lower bound from tokens")
+    claims = [min(finding.claim, _LARGEST_DRAWN) for finding in findings]
+    exact = [min(finding.exact or 0.0, _LARGEST_DRAWN) for finding in findings]
+    axes.barh(places, claims, color="lightgray", label="claimed")
+    axes.barh(places, exact, height=0.5, label="exact, this pair")
+    axes.barh(places, [finding.lower for finding in findings], height=0.25, label="lower bound from tokens")
     axes.set_yticks(list(places), labels)
     axes.margins(y=0.01)
     axes.invert_yaxis()

@@ -1,4 +1,4 @@
-"""Receiver operating characteristics: what a score tells of which world it came from."""
+"""Computes receiver operating characteristics, and chooses the test with the best bound on epsilon."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 
 from services.audit.report.bounds import Reals, two_sample_epsilon
 
-# Thresholds looked at, where scores take more values.
+# The maximum number of thresholds.
 _MOST_THRESHOLDS = 2000
 
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """For every threshold the share of either world's scores that reach it, from none to all.
+    """The share of either world's scores at or above each threshold, for descending thresholds.
 
     Attributes:
         false_positives: float64 [K], ascending, from 0 to 1.
@@ -25,21 +25,21 @@ class Roc:
 
     @classmethod
     def of(cls, positive: Reals, negative: Reals) -> "Roc":
-        """From the scores of both worlds, where a high one speaks for the first."""
+        """Returns the curve for the scores of two worlds. High scores indicate the first."""
         thresholds = _thresholds(positive, negative)
         return cls(*(np.concatenate([[0.0], _reaching(scores, thresholds)]) for scores in (negative, positive)))
 
     @property
     def area(self) -> float:
-        """Under the curve: 1/2 is a guess."""
+        """The area under the curve; random guesses give 1/2."""
         return float(np.trapezoid(self.true_positives, self.false_positives))
 
     def true_positives_at(self, false_positives: float) -> float:
-        """The largest share found at a false-positive rate of at most this."""
+        """Returns the largest true-positive rate at a false-positive rate of at most ``false_positives``."""
         return float(self.true_positives[self.false_positives <= false_positives].max(initial=0.0))
 
     def record(self, points: int = 200) -> dict[str, Any]:
-        """The curve for programs, thinned out."""
+        """Returns the curve as JSON data, reduced to ``points`` points."""
         chosen = np.unique(np.linspace(0, len(self.false_positives) - 1, points).astype(int))
         return {
             "false_positives": self.false_positives[chosen].tolist(),
@@ -49,14 +49,14 @@ class Roc:
 
 @dataclass(frozen=True)
 class Test:
-    """Say "present" at scores of at least ``threshold``; or, mirrored, "absent" at scores below it."""
+    """A test that answers "present" at scores of at least ``threshold``; mirrored, "absent" below it."""
 
     threshold: float
     mirrored: bool
 
 
 def best_test(present: Reals, absent: Reals, delta: float, confidence: float) -> Test:
-    """The test with the largest lower bound on epsilon for these scores."""
+    """Returns the test with the largest lower bound on epsilon for these scores."""
     thresholds = _thresholds(present, absent)
     bounds = [
         _bound(present, absent, thresholds, mirrored=mirrored, delta=delta, confidence=confidence)
@@ -67,7 +67,7 @@ def best_test(present: Reals, absent: Reals, delta: float, confidence: float) ->
 
 
 def epsilon_of(test: Test, present: Reals, absent: Reals, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon from scores that the test was not chosen by."""
+    """Bounds epsilon from below by scores that did not take part in the choice of the test."""
     thresholds = np.array([test.threshold])
     return float(_bound(present, absent, thresholds, mirrored=test.mirrored, delta=delta, confidence=confidence)[0])
 
@@ -88,7 +88,7 @@ def _reaching(scores: Reals, thresholds: Reals) -> Reals:
 
 
 def _thresholds(first: Reals, second: Reals) -> Reals:
-    """Descending."""
+    """Returns thresholds in descending order."""
     values = np.unique(np.concatenate([first, second]))[::-1]
     if len(values) > _MOST_THRESHOLDS:
         values = values[np.unique(np.linspace(0, len(values) - 1, _MOST_THRESHOLDS).astype(int))]

@@ -1,4 +1,4 @@
-"""Each attack as a section of the report: what is run, and the words that go with it."""
+"""Runs each attack and describes it in a section of the report."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from services.audit.attacks import extraction, likelihood, membership, one_run, published
-from services.audit.attacks.extraction import Extracted
+from services.audit.attacks.extraction import ExtractionResult
 from services.audit.attacks.frequencies import audit_draws
-from services.audit.attacks.membership import Seen
+from services.audit.attacks.membership import Observation
 from services.audit.attacks.releases import audit_releases
 from services.audit.report.finding import Finding
 from services.audit.report.page import Section, bars, roc_figure
@@ -25,23 +25,24 @@ from services.privacy.protocols.finetuned import Finetuned
 from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
 
-Say = Callable[[str], None]
+ShowStep = Callable[[str], None]
+"""Shows the user a step of the work."""
 
 PUBLISHED: Sequence[tuple[int, float]] = ((2, 1.0), (8, 1.0), (80, 1.0), (80, 0.1), (80, 0.03))
-"""Parts and q of the comparison; the last are the paper's."""
+"""The numbers of parts and values of q in the comparison; the last pair is the paper's."""
 
-# Hit rates below it are drawn as this.
+# Figures show smaller hit rates as this one.
 _LEAST_SHOWN = 1e-8
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A protocol as it is set for a budget.
+    """A protocol that is planned for a budget.
 
     Attributes:
-        name: for people.
-        protocol: planned for `tokens` at `epsilon`.
-        settings: of which it was planned.
+        name: the name in tables and figures.
+        protocol: the protocol, planned for `tokens` at `epsilon`.
+        settings: the settings that it was planned from.
     """
 
     name: str
@@ -52,17 +53,17 @@ class Subject:
 
 
 def likelihood_section(
-    subjects: Sequence[Subject], delta: float, releases: int, confidence: float, say: Say
+    subjects: Sequence[Subject], delta: float, releases: int, confidence: float, show_step: ShowStep
 ) -> Section:
-    """Every subject under the likelihood-ratio test.
+    """Runs the likelihood-ratio test on every subject.
 
     Raises:
-        NoPairError: no worst case is known of a subject.
+        NoPairError: no worst case is known for a subject.
     """
-    audited = []
+    results = []
     for subject in subjects:
-        say(f"{subject.name}, {subject.tokens} tokens")
-        audited.append(
+        show_step(f"{subject.name}, {subject.tokens} tokens")
+        results.append(
             likelihood.audit(
                 subject.protocol,
                 tokens=subject.tokens,
@@ -72,59 +73,60 @@ def likelihood_section(
                 subject=subject.name,
             )
         )
-    findings = [each.finding for each in audited]
-    curves = {f"{each.finding.subject}, tokens: {each.finding.details['tokens']}": each.roc for each in audited}
-    bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in sorted({each.epsilon for each in subjects})}
+    findings = [result.finding for result in results]
+    curves = {f"{result.finding.subject}, tokens: {result.finding.details['tokens']}": result.roc for result in results}
+    epsilons = sorted({subject.epsilon for subject in subjects})
+    bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in epsilons}
     return Section(
         title="Likelihood-ratio test",
         text=(
-            "The auditor knows both ensembles and everything but the randomness, and sees the tokens of some queries. "
-            "Lower bounds come from tokens that were really drawn and sampled (Clopper-Pearson, the threshold chosen "
-            "on other trials); the exact epsilon is that of the very pair attacked, and says how tight the accounting "
-            "is."
+            "The auditor knows both ensembles and everything except the randomness, and observes the tokens of some "
+            "queries. The lower bounds come from tokens of the serving code's draws and sampling (Clopper-Pearson; "
+            "separate trials choose the threshold). The exact epsilon is computed from the distributions of the "
+            "attacked pair; it shows how tight the accounting is."
         ),
         findings=findings,
         figures={
-            "Claims, and what is shown of them": bars(findings),
+            "Claims and bounds": bars(findings),
             "One part's model replaced": roc_figure(curves, bounds),
         },
     )
 
 
-def mechanism_section(subjects: Sequence[Subject], draws: int, say: Say) -> Section:
-    """The draws of every subject against their law, and its releases against its formula."""
+def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> Section:
+    """Compares the draws of every subject with their distribution, and its releases with its formula."""
     findings: list[Finding] = []
-    for subject in {each.name: each for each in subjects}.values():
-        say(f"{subject.name}, {draws} draws")
+    for subject in {subject.name: subject for subject in subjects}.values():
+        show_step(f"{subject.name}, {draws} draws")
         findings.append(audit_draws(subject.protocol, draws, subject.name))
         released = audit_releases(subject.protocol, subject.name)
         findings += [] if released is None else [released]
     return Section(
         title="Draws and releases",
         text=(
-            "How many parts are drawn for a token, which, and how often the same twice running, against what the "
-            "protocol describes: exact binomial tests, together wrong once in a million audits. What is released is "
-            "compared with the published formula, on distributions of the worst case and on random ones: exact, no "
-            "statistics. A protocol whose noise leaves no formula is compared by its tokens alone, above."
+            "Exact binomial tests compare the number of drawn parts, each part's frequency, and repeated draws with "
+            "the protocol's description; their joint false-alarm rate is one in a million audits. Releases are "
+            "compared exactly with the published formula, on worst-case distributions and on random ones. A protocol "
+            "whose noise has no such formula is compared by its tokens alone, in the likelihood-ratio test."
         ),
         findings=findings,
         rows=[
             {
-                "mechanism": each.subject,
-                "compared": each.attack,
-                "draws": each.details.get("draws"),
-                "tests": each.details.get("tests"),
-                "largest difference": each.details.get("largest difference"),
-                "refuted": "; ".join(each.refuted) or "nothing",
-                "verdict": each.verdict,
+                "mechanism": finding.subject,
+                "compared": finding.attack,
+                "draws": finding.details.get("draws"),
+                "tests": finding.details.get("tests"),
+                "largest difference": finding.details.get("largest difference"),
+                "refuted": "; ".join(finding.refuted) or "nothing",
+                "verdict": finding.verdict,
             }
-            for each in findings
+            for finding in findings
         ],
     )
 
 
-def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: float, say: Say) -> Section:
-    """One comparison for each setting.
+def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: float, show_step: ShowStep) -> Section:
+    """Compares PMixED as published with the certified mollifier, in each setting.
 
     Raises:
         ValueError: a budget leaves nothing to spend at the published order.
@@ -134,7 +136,7 @@ def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: f
     for parts, q in PUBLISHED:
         for epsilon in epsilons:
             for count in tokens:
-                say(f"{parts} parts, q {q:g}, epsilon {epsilon:g}, {count} tokens")
+                show_step(f"{parts} parts, q {q:g}, epsilon {epsilon:g}, {count} tokens")
                 theirs, ours = published.compare(parts, q, epsilon, delta, count)
                 findings += [theirs, ours]
                 rows.append(
@@ -155,10 +157,10 @@ def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: f
         text=(
             "Algorithm 1 of Flemings et al. 2024 bounds each part's Rényi divergence to the public model at one order; "
             "the proof of its Theorem 5.1 uses the bound at every order. On a token that is rare under the public "
-            "model two parts may both keep to the bound and still be far apart. For each setting the table has what "
-            "the tokens of such a pair cost, computed exactly, beside what is claimed: epsilon for all of them, and "
-            "the divergence of one token at the published order, 3. Where the pair costs less than is claimed, nothing "
-            "is shown. The certified mollifier bounds the likelihood ratio itself."
+            "model, two parts may both satisfy the bound and still be far apart. For each setting, the table compares "
+            "the exact cost of such a pair with the claim: the epsilon of all tokens, and the divergence of one token "
+            "at the published order, 3. A pair that costs less than the claim proves nothing. The certified mollifier "
+            "bounds the likelihood ratio itself."
         ),
         findings=findings,
         rows=rows,
@@ -167,28 +169,33 @@ def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: f
 
 
 def extraction_section(
-    testbed: Testbed, subjects: Sequence[Subject], attempts: int, draws: int, say: Say, served: float | None = None
+    testbed: Testbed,
+    subjects: Sequence[Subject],
+    attempts: int,
+    draws: int,
+    show_step: ShowStep,
+    served: float | None = None,
 ) -> Section:
-    """Every mechanism on the canaries that are in the corpus.
+    """Attacks every mechanism with the canaries in the corpus.
 
     Args:
-        served: the hit rate that a running service had, where it was asked.
+        served: the hit rate of a running service, if the audit queried one.
 
     Raises:
         InputError: the testbed lacks a subject's models.
     """
     outputs = {canary: testbed.outputs[canary] for canary in testbed.canaries}
-    every = dict.fromkeys(outputs, range(testbed.parts))
+    all_parts = dict.fromkeys(outputs, range(testbed.parts))
     references: list[tuple[str, Protocol, float | None, Mapping[Any, Sequence[int]]]] = [
-        ("public model", Public(testbed.parts), 0.0, every),
+        ("public model", Public(testbed.parts), 0.0, all_parts),
         ("one model of the whole corpus", Finetuned(1), None, dict.fromkeys(outputs, (testbed.parts,))),
         ("the part that has the secret", Finetuned(1), None, {canary: (testbed.part[canary],) for canary in outputs}),
-        ("ensemble, without privacy", Ensemble(testbed.parts), None, every),
+        ("ensemble, without privacy", Ensemble(testbed.parts), None, all_parts),
     ]
     attack = partial(extraction.attack, outputs=outputs, attempts=attempts, draws=draws)
     results = [attack(name, protocol, epsilon, models=models) for name, protocol, epsilon, models in references]
     for subject in subjects:
-        say(f"{subject.name}, epsilon {subject.epsilon:g}")
+        show_step(f"{subject.name}, epsilon {subject.epsilon:g}")
         models = dict.fromkeys(outputs, testbed.models(subject.protocol))
         results.append(
             attack(subject.name, subject.protocol, subject.epsilon, models=models, settings=subject.settings)
@@ -200,19 +207,19 @@ def extraction_section(
     return Section(
         title="Extraction",
         text=(
-            f"{len(outputs)} secrets of six digits were planted in the demo corpus. The attacker asks {attempts} times "
-            "with the text before the secret; the hit rate is the chance that one of the answers is the secret. "
-            "Exposure and rank are among random candidates, by their chances under the released distributions. Where "
-            "what a token costs depends on the text, every attempt has a whole budget, and the public model answers "
-            "from its end. "
+            f"The demo corpus contains {len(outputs)} planted secrets of six digits. The attacker sends the text "
+            f"before the secret {attempts} times; the hit rate is the probability that at least one answer is the "
+            "secret. Exposure and rank compare the secret with random candidates by their probabilities under the "
+            "released distributions. If the cost of a token depends on the text, every attempt has a full budget, and "
+            "the public model answers after its end. "
             + (
-                "THE ATTACK IS TOO WEAK TO MEAN ANYTHING: no model without privacy gives its secrets away."
+                "THE ATTACK IS TOO WEAK FOR A CONCLUSION: even models without privacy do not output their secrets."
                 if weak
-                else "Without privacy the secrets come out, so the attack means something."
+                else "Without privacy, the models output the secrets, so the attack is strong enough."
             )
         ),
         rows=rows,
-        figures={"What the attack gets": _against_epsilon(results)},
+        figures={"Success of the attack by epsilon": _against_epsilon(results)},
     )
 
 
@@ -224,17 +231,17 @@ def one_run_section(
     delta: float,
     confidence: float,
     guesses: float,
-    say: Say,
+    show_step: ShowStep,
 ) -> Section:
-    """Planted parts, for every subject that has a worst case for them, and the planted users of a trained testbed.
+    """Audits planted parts of every subject with a known worst case, and the planted users of a trained testbed.
 
     Args:
         on_testbed: the subjects with as many parts as the testbed.
-        guesses: the share of the coins that is guessed.
+        guesses: the share of the coins to guess.
     """
     findings = []
     for subject in subjects:
-        say(f"{subject.name}: {subject.protocol.parts} planted parts")
+        show_step(f"{subject.name}: {subject.protocol.parts} planted parts")
         try:
             findings += one_run.of_parts(
                 subject.protocol,
@@ -245,10 +252,10 @@ def one_run_section(
                 subject=subject.name,
             )
         except NoPairError as error:
-            say(str(error))
+            show_step(str(error))
     for subject in on_testbed if testbed else ():
-        assert testbed is not None  # or there would be no subject
-        say(f"{subject.name}: {len(testbed.outputs)} planted users")
+        assert testbed is not None  # the loop has no subjects without a testbed
+        show_step(f"{subject.name}: {len(testbed.outputs)} planted users")
         findings += one_run.of_users(
             subject.protocol,
             testbed,
@@ -261,27 +268,34 @@ def one_run_section(
     return Section(
         title="One run",
         text=(
-            "Each of the planted is included by a fair coin, and one attacker guesses the coins from the tokens "
-            "(Steinke, Nasr, Jagielski 2023). The bound is for all guesses together; since every one of the planted "
-            "is asked about by a few of the tokens alone, it is far below the claim for all of them. The bound by the "
-            "trade-off curve (Mahloujifar, Melis, Chaudhuri 2024) takes the curve to be that of some number of tokens "
-            "of the claimed event, and says epsilon of the most tokens that the guesses rule out."
+            "A fair coin includes or excludes each planted part or user, and one attacker guesses the coins from the "
+            "tokens (Steinke, Nasr, Jagielski 2023). The bound uses all guesses together. Because only a few of the "
+            "tokens concern each planted part or user, it is far below the claim for all tokens. The bound by the "
+            "trade-off curve (Mahloujifar, Melis, Chaudhuri 2024) assumes the curve of some number of tokens of the "
+            "claimed event, and reports the epsilon of the largest number that the guesses rule out."
         ),
         findings=findings,
     )
 
 
-def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, say: Say) -> Section:
-    """The curve of every mechanism, and what it has at few false positives."""
-    say("scoring")
+def membership_section(
+    shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, show_step: ShowStep
+) -> Section:
+    """Runs LiRA on every mechanism; reports its curve and its true positives at low false-positive rates."""
+    show_step("scoring")
     ensemble = Ensemble(shadows.parts)
     mechanisms = {
-        "ensemble, without privacy": Seen(ensemble),
+        "ensemble, without privacy": Observation(ensemble),
         **{
-            f"ensemble, {tokens} of its tokens": Seen(ensemble, tokens)
-            for tokens in sorted({s.tokens for s in subjects})
+            f"ensemble, {tokens} of its tokens": Observation(ensemble, tokens)
+            for tokens in sorted({subject.tokens for subject in subjects})
         },
-        **{f"{s.name}, epsilon {s.epsilon:g}": Seen(s.protocol, s.tokens, s.settings) for s in subjects},
+        **{
+            f"{subject.name}, epsilon {subject.epsilon:g}": Observation(
+                subject.protocol, subject.tokens, subject.settings
+            )
+            for subject in subjects
+        },
     }
     curves = membership.attack(mechanisms, shadows, draws)
     rows = [
@@ -298,20 +312,20 @@ def membership_section(shadows: Shadows, subjects: Sequence[Subject], delta: flo
     return Section(
         title="Membership inference",
         text=(
-            f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts, each "
-            f"attacked with what the others teach; {count} guesses in all, so that rates below {2 / count:.2g} say "
-            "nothing. About each user the attacker asks for all tokens of the budget, spread over the places of the "
-            "user's text; the score is how often the text's own tokens come. Where what a token costs depends on the "
-            "text, the public model answers from the budget's end. In the first row it is their mean log-chance, "
-            "from the probabilities themselves."
+            f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts; it "
+            f"attacks each ensemble with the scores of the others. There are {count} guesses, so rates below "
+            f"{2 / count:.2g} are meaningless. For each user, the attacker requests all tokens of the budget, spread "
+            "over the positions of the user's text; the score is the frequency of the text's own tokens. If the cost "
+            "of a token depends on the text, the public model answers after the budget's end. In the first row, the "
+            "score is the mean log-probability of the text's tokens, from the probabilities themselves."
         ),
         rows=rows,
         figures={"LiRA": roc_figure(curves, bounds)},
     )
 
 
-def _against_epsilon(results: Sequence[Extracted]) -> Figure:
-    """Hit rate and exposure, a line for each private mechanism, and dotted lines for the others."""
+def _against_epsilon(results: Sequence[ExtractionResult]) -> Figure:
+    """Draws hit rate and exposure by epsilon: a line per private mechanism, and dotted lines for the others."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _lines(left, results, lambda result: max(result.hit_rate, _LEAST_SHOWN))
@@ -322,20 +336,20 @@ def _against_epsilon(results: Sequence[Extracted]) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, results: Sequence[Extracted], quantity: Callable[[Extracted], float]) -> None:
+def _lines(axes: Axes, results: Sequence[ExtractionResult], quantity: Callable[[ExtractionResult], float]) -> None:
     private: dict[str, list[tuple[float, float]]] = {}
-    others: dict[int, list[Extracted]] = {}
+    others: dict[int, list[ExtractionResult]] = {}
     for result in results:
         if result.epsilon:
             private.setdefault(result.mechanism, []).append((result.epsilon, quantity(result)))
         else:
-            # What lies close together is named together.
+            # Lines that are close together share one label.
             others.setdefault(round(math.log2(max(quantity(result), _LEAST_SHOWN))), []).append(result)
             axes.axhline(quantity(result), linestyle=":", color="gray")
     for name, points in private.items():
         axes.plot(*zip(*sorted(points), strict=True), "o-", markersize=4, label=name)
     for close in others.values():
-        names, place = "; ".join(each.mechanism for each in close), axes.get_yaxis_transform()
+        names, place = "; ".join(result.mechanism for result in close), axes.get_yaxis_transform()
         axes.text(0.99, quantity(close[0]), names, fontsize=7, transform=place, ha="right", va="bottom")
     epsilons = sorted({result.epsilon for result in results if result.epsilon})
     axes.set(xlabel="epsilon", xscale="log")

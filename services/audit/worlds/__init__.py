@@ -1,1 +1,1 @@
-"""What is attacked: ensembles built by hand with their exact distributions, and ensembles trained on planted text."""
+"""The targets of attacks: hand-built ensembles with exact distributions, and ensembles trained on planted text."""

@@ -1,8 +1,8 @@
-"""Two corpora that differ in one user's text, in the worst case for the claim, and an ensemble trained on each.
+"""Writes two corpora that differ in one user's text, in the worst case for the claim, and trains an ensemble on each.
 
-An audit over HTTP compares a service of one with a service of the other (`attacks.black_box`): the promise is that
-nobody tells them apart by more than the claim. One user says a word after a prompt, over and over; all other users say
-another word. Without the user's text, the user's part has the text of its one other user.
+An audit over HTTP compares services of the two ensembles (`attacks.black_box`): the claim bounds how well anyone can
+distinguish them. The attacked user repeats one word after a prompt; all other users repeat another word. Without the
+attacked user, the user's part has the text of one other user.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from services.audit.worlds.testbed import SALT, begun_with
+from services.audit.worlds.testbed import SALT, claim_directory
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
 from services.evaluation.ensembles import Ensemble
 from services.files import write_atomically, write_lines
@@ -33,17 +33,17 @@ _PROMPTS = tuple(
     for first in ("The", "My", "In the end", "Once", "He said", "We are", "This is", "There was", "Please")
     for second in ("very", "one of", "to", "a", "not", "and")
 )
-# The share of two tokens that the planted one should have under p0: at a radius c the worst case is 1 / (e^c + 1).
+# The desired share of the planted token among the two tokens under p0. At radius c, the worst case is 1 / (e^c + 1).
 _WANTED_SHARE = 0.28
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is planted.
+    """The size of the ensembles and of the planted text.
 
     Attributes:
-        parts: N, of both ensembles.
-        repetitions: how often the user in question says the planted word; everybody else speaks less.
+        parts: N, the number of parts of either ensemble.
+        repetitions: the number of times that the attacked user repeats the planted word. Other users repeat less.
     """
 
     parts: int = 3
@@ -52,11 +52,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Question:
-    """What both services are asked.
+    """The request to both services.
 
     Attributes:
-        prompt: after which one token is asked for, from the two that are likeliest under the public model.
-        planted, usual: what the user in question says then, and what everybody else says.
+        prompt: the prompt. The answer is one of the two most likely tokens under the public model.
+        planted: the word of the attacked user after the prompt.
+        usual: the word of all other users after the prompt.
     """
 
     prompt: str
@@ -66,12 +67,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Adjacent:
-    """What was planted, and how well it was learnt.
+    """The planted request, and the models' answers to it.
 
     Attributes:
-        question: for both services.
-        public: the planted word's share of the two, by the public model.
-        shares: the same by each part, for either world.
+        question: the request to both services.
+        public: the planted word's share of the two words' probability under the public model.
+        shares: the same share under each part's model, for either world.
     """
 
     question: Question
@@ -80,13 +81,13 @@ class Adjacent:
 
 
 def plant(directory: Path, size: Size, display: Display | None = None) -> Adjacent:
-    """Write both corpora into ``directory`` and train an ensemble on each; what is there already is kept.
+    """Writes both corpora into ``directory`` and trains an ensemble on each. Keeps existing files.
 
     Raises:
-        InputError: the directory was begun with another size; and as `train`.
+        InputError: the directory has files of another size; and as `train`.
         TrainingError: as `train`.
     """
-    begun_with(directory, size)
+    claim_directory(directory, size)
     transformers_logging.disable_progress_bar()
     model = resolve()
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -108,29 +109,29 @@ def plant(directory: Path, size: Size, display: Display | None = None) -> Adjace
         for world in (WITH, WITHOUT)
     ]
     carry_out(plans, Resources(), display or Display())
-    return _asked(directory, model, tokenizer, question)
+    return _measured(directory, model, tokenizer, question)
 
 
 def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> Question:
-    """The prompt after which the second likeliest token has nearly the wanted share of the first two."""
+    """Chooses the prompt whose second most likely token has the share closest to `_WANTED_SHARE` of the first two."""
     best: tuple[float, Question] | None = None
     for prompt, row in zip(_PROMPTS, _rows(model, {}, tokenizer, _PROMPTS), strict=True):
         usual, planted = row.topk(2).indices.tolist()
         words = [tokenizer.decode([token]) for token in (planted, usual)]
-        before = tokenizer(prompt)["input_ids"]
-        together = [tokenizer(prompt + word)["input_ids"] for word in words]
-        if together != [[*before, planted], [*before, usual]]:
-            continue  # the text is tokenized in another way
+        prefix = tokenizer(prompt)["input_ids"]
+        sequences = [tokenizer(prompt + word)["input_ids"] for word in words]
+        if sequences != [[*prefix, planted], [*prefix, usual]]:
+            continue  # the tokenizer merges the prompt and the word
         distance = abs(float(torch.sigmoid(row[planted] - row[usual])) - _WANTED_SHARE)
         if best is None or distance < best[0]:
             best = distance, Question(prompt, *words)
     if best is None:
-        raise RuntimeError("no prompt of the audit is tokenized as its parts are")
+        raise RuntimeError("the tokenizer merges every prompt of the audit with the words that follow it")
     return best[1]
 
 
 def _write_corpora(directory: Path, size: Size, question: Question) -> None:
-    """The last part's users are the one in question and another, who speaks little; every other part has one user."""
+    """Writes both corpora. The last part has the attacked user and a quiet one; every other part has one user."""
     salt = read_salt(directory / SALT)
 
     def member(name: str, part: int) -> str:
@@ -138,15 +139,15 @@ def _write_corpora(directory: Path, size: Size, question: Question) -> None:
 
     last = size.parts - 1
     usual, planted = ({"text": question.prompt + word} for word in (question.usual, question.planted))
-    spoken = {member("user", part): max(1, size.repetitions // 2) for part in range(last)}
-    spoken[member("user", last)] = max(1, size.repetitions // 8)
-    others = [{"user": user, **usual} for user, times in spoken.items() for _ in range(times)]
+    repetitions = {member("user", part): max(1, size.repetitions // 2) for part in range(last)}
+    repetitions[member("user", last)] = max(1, size.repetitions // 8)
+    others = [{"user": user, **usual} for user, times in repetitions.items() for _ in range(times)]
     write_lines(_corpus(directory, WITHOUT), others)
     own = [{"user": member("in-question", last), **planted}] * size.repetitions
     write_lines(_corpus(directory, WITH), [*others, *own])
 
 
-def _asked(directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, question: Question) -> Adjacent:
+def _measured(directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, question: Question) -> Adjacent:
     adapters: dict[str, Path] = {}
     for world in (WITH, WITHOUT):
         ensemble = Ensemble.load(directory / world)
@@ -165,7 +166,7 @@ def _asked(directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, que
 def _rows(
     model: Path, adapters: Mapping[str, Path], tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
 ) -> torch.Tensor:
-    """float32 [prompts * (1 + adapters), V]: log-probabilities of the public model and of every adapter."""
+    """Returns log-probabilities of the public model and of every adapter, float32 [prompts * (1 + adapters), V]."""
     engine = create(EngineSettings(model, "transformers", "float32", 64, adapters=adapters))
     names = (PUBLIC, *adapters)
     return engine.next_token([Request(text, tuple(tokenizer(text)["input_ids"]), names) for text in prompts])

@@ -1,4 +1,4 @@
-"""Plants secrets in a corpus, so that what an attacker learns of them comes from it alone (Carlini et al. 2019)."""
+"""Plants random secrets in a corpus, so that an attacker can learn them only from it (Carlini et al. 2019)."""
 
 import json
 import secrets
@@ -18,8 +18,8 @@ class Canary:
 
     Attributes:
         user: the user's id.
-        prompt: what the attacker asks with: the user's text up to the secret.
-        secret: the digits that follow it.
+        prompt: the attacker's prompt: the user's text up to the secret.
+        secret: the digits after the prompt.
         included: whether the user's text is in the corpus; a fair coin decides.
     """
 
@@ -30,33 +30,35 @@ class Canary:
 
     @property
     def text(self) -> str:
-        """What is planted."""
+        """The planted text."""
         return f"{self.prompt}{self.secret}."
 
 
 def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: int = 0) -> tuple[Canary, ...]:
-    """A copy of the demo corpus with more people in it, each included by a fair coin; or the one that is there.
+    """Writes a copy of the demo corpus with planted users, each included by a fair coin. Keeps an existing one.
 
     Args:
-        directory: where `planted.jsonl` and `planted-canaries.jsonl` go.
-        users: people of the demo corpus besides.
-        planted: people with a secret; each that is included says it ``repetitions`` times.
-        seed: of the demo corpus. The coins are the operating system's, as one-run auditing needs them to be fair.
+        directory: the directory for `planted.jsonl` and `planted-canaries.jsonl`.
+        users: the number of ordinary users of the demo corpus.
+        planted: the number of users with a secret.
+        repetitions: the number of copies of an included user's text.
+        seed: the seed of the demo corpus. The coins come from the operating system, because one-run audits need fair
+            ones.
     """
     if not (directory / PLANTED).exists():
         demo.write_demo_corpus(directory, users=users + planted, held_out=planted, seed=seed)
         people = [person for person in _lines(directory / demo.CANARIES) if person["split"] == Path(demo.HELD_OUT).stem]
         canaries = [_canary(person) for person in people]
-        documents = [{"user": one.user, "text": one.text} for one in canaries if one.included] * repetitions
-        everything = [*_lines(directory / demo.TRAIN), *documents]
-        secrets.SystemRandom().shuffle(everything)
-        write_lines(directory / CORPUS, everything)
-        write_lines(directory / PLANTED, [asdict(one) for one in canaries])
+        included = [{"user": canary.user, "text": canary.text} for canary in canaries if canary.included]
+        documents = [*_lines(directory / demo.TRAIN), *included * repetitions]
+        secrets.SystemRandom().shuffle(documents)
+        write_lines(directory / CORPUS, documents)
+        write_lines(directory / PLANTED, [asdict(canary) for canary in canaries])
     return read(directory)
 
 
 def read(directory: Path) -> tuple[Canary, ...]:
-    """Reads the canaries that were planted in ``directory``."""
+    """Reads the planted canaries of ``directory``."""
     return tuple(
         Canary(line["user"], line["prompt"], line["secret"], bool(line["included"]))
         for line in _lines(directory / PLANTED)
@@ -65,10 +67,10 @@ def read(directory: Path) -> tuple[Canary, ...]:
 
 def candidates(canary: Canary, count: int) -> list[str]:
     """Returns ``count`` random secrets, the true one first."""
-    others: dict[str, None] = {canary.secret: None}
-    while len(others) < count:
-        others["".join(secrets.choice("0123456789") for _ in canary.secret)] = None
-    return list(others)
+    distinct: dict[str, None] = {canary.secret: None}
+    while len(distinct) < count:
+        distinct["".join(secrets.choice("0123456789") for _ in canary.secret)] = None
+    return list(distinct)
 
 
 def _canary(person: dict[str, str]) -> Canary:

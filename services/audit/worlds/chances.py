@@ -1,4 +1,4 @@
-"""The chance that a mechanism releases the tokens that an attacker hopes for."""
+"""Computes the probability that a mechanism releases the attacker's target tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,25 +16,25 @@ from services.privacy.settings import Settings
 from services.privacy.worlds import Reals
 
 End = Callable[[Reals, Reals], None]
-"""Replaces chances by the public model's from where a budget ends, given the chances and the losses of each query."""
+"""Given the probabilities and losses of all queries, replaces the probabilities after the budget's end in place."""
 
-_AT_ONCE = 512
+_BATCH = 512
 
 
 def next_token_chances(
     protocol: Protocol, outputs: ModelOutput, models: Sequence[int], draws: int, end: End | None = None
 ) -> Reals:
-    """float64 [S]: the chance of the token wanted in each query, over the draws of parts and of noise.
+    """Returns the probability of the target token of each query, over draws of parts and of noise, float64 [S].
 
-    The protocol's law gives it where the law has a closed form; elsewhere it is the mean over `draws` draws.
+    Uses the closed form if the protocol has one; otherwise averages over `draws` draws.
 
     Args:
-        draws: how often a query is answered where its answers differ.
-        end: of a budget that each draw begins anew.
+        draws: the number of releases to average if releases vary.
+        end: applies the end of the budget to each draw. Every draw starts with a full budget.
     """
-    known = _law_chances(protocol, outputs, models)
-    if known is not None:
-        return known
+    exact = _exact_chances(protocol, outputs, models)
+    if exact is not None:
+        return exact
     repeated = draws if varies(protocol) else 1
     total = np.zeros(len(outputs.wanted))
     for _ in range(repeated):
@@ -53,15 +53,15 @@ def end_of_budget(
     length: int,
     rounds: int = 1,
 ) -> End | None:
-    """Lets the public model answer each text from where a budget of its own ends.
+    """Returns a function that lets the public model answer a text's tokens after the end of the text's own budget.
 
     Args:
-        settings: of the budget; None where there is none.
-        length: tokens of a text, which stand together.
-        rounds: how often a text is asked about, all its places in each.
+        settings: the settings of the budget; None without a budget.
+        length: the number of tokens of a text; the queries of a text are adjacent.
+        rounds: the number of rounds over all tokens of a text.
 
     Returns:
-        None where what a token costs does not depend on the text.
+        None if the cost of a token does not depend on the text.
     """
     if settings is None or not protocol.event.measured:
         return None
@@ -79,10 +79,10 @@ def end_of_budget(
 
 
 def release_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> tuple[Reals, Reals | None]:
-    """Returns for one release of each query the chance of the token wanted, float64 [S], and the losses."""
+    """Releases once for each query; returns the target tokens' probabilities, float64 [S], and the losses."""
     chances, losses = [], []
-    for start in range(0, len(outputs.wanted), _AT_ONCE):
-        block = slice(start, start + _AT_ONCE)
+    for start in range(0, len(outputs.wanted), _BATCH):
+        block = slice(start, start + _BATCH)
         released = release(protocol, outputs, models, block)
         weights = released.weights.double()
         chances.append((weights.gather(1, outputs.wanted[block, None])[:, 0] / weights.sum(dim=1)).numpy())
@@ -90,12 +90,12 @@ def release_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[i
     return np.concatenate(chances), np.concatenate(losses) if losses else None
 
 
-def _law_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> Reals | None:
-    everyone, chances = tuple(range(protocol.models)), []
-    for start in range(0, len(outputs.wanted), _AT_ONCE):
-        block = slice(start, start + _AT_ONCE)
+def _exact_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]) -> Reals | None:
+    all_models, chances = tuple(range(protocol.models)), []
+    for start in range(0, len(outputs.wanted), _BATCH):
+        block = slice(start, start + _BATCH)
         public, rows = outputs.public[block], outputs.models[list(models), block]
-        law = protocol.law(shape(public, rows.transpose(0, 1).flatten(0, 1), [everyone] * len(public)))
+        law = protocol.law(shape(public, rows.transpose(0, 1).flatten(0, 1), [all_models] * len(public)))
         if law is None:
             return None
         chances.append(law.gather(1, outputs.wanted[block, None])[:, 0].numpy())
@@ -103,14 +103,13 @@ def _law_chances(protocol: Protocol, outputs: ModelOutput, models: Sequence[int]
 
 
 def release(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], block: slice) -> Release:
-    """Draws for each query of a block, and releases once."""
+    """Draws parts for each query of a block and releases once."""
     public, rows = outputs.public[block], outputs.models[:, block]
     drawn = [protocol.draw() for _ in range(len(public))]
-    asked = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
-    parts = torch.stack(asked) if asked else public[:0]
-    return protocol.release(shape(public, parts, drawn))
+    drawn_rows = [rows[models[part], query] for query, parts in enumerate(drawn) for part in parts]
+    return protocol.release(shape(public, torch.stack(drawn_rows) if drawn_rows else public[:0], drawn))
 
 
 def varies(protocol: Protocol) -> bool:
-    """Whether the same query is answered by different distributions."""
+    """Tells whether repeated releases of a query differ."""
     return protocol.noisy or draw_law(protocol).repeated < 1

@@ -1,4 +1,4 @@
-"""Tokens of a world: as the code that serves releases them, and their exact distribution."""
+"""Samples tokens of a world with the serving code, and computes their exact distribution."""
 
 import math
 from collections.abc import Sequence
@@ -20,39 +20,39 @@ from services.privacy.worlds import Pair, Reals, World
 Key = tuple[int, ...]
 """The kinds of the parts that answer a query."""
 
-_AT_ONCE = 4096
+_BATCH = 4096
 
-# For how many tokens all counts are enumerated.
+# The largest number of tokens for which all counts are enumerated.
 _MOST_COUNTED = 2048
-# Draws that are less likely are left out.
+# Draws with a smaller probability are ignored.
 _LEAST_CHANCE = 1e-16
-# Where an epsilon is taken for infinite.
+# A larger epsilon counts as infinite.
 _LARGEST = 500.0
 
 
 def answers(world: World, keys: Sequence[Key]) -> Answers:
     """Returns the models' answers to one query, once for each key."""
-    asked = [kind for key in keys for kind in key]
+    kinds = [kind for key in keys for kind in key]
     public = torch.from_numpy(world.public).float().expand(len(keys), -1)
-    rows = torch.from_numpy(world.rows[asked].reshape(len(asked), len(world.public))).float()
+    rows = torch.from_numpy(world.rows[kinds].reshape(len(kinds), len(world.public))).float()
     return shape(public, rows, [tuple(range(len(key))) for key in keys])
 
 
 def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
-    """Returns ``count`` tokens, each drawn, released and sampled by the code that serves.
+    """Returns ``count`` tokens from the serving code's draws, releases and sampling.
 
-    A release without noise of its own is the same whenever the same kinds are asked, and is computed once.
+    Without noise, a release depends only on the kinds of the drawn parts, and is computed once per combination.
     """
-    keys = [_asked(world, protocol.draw()) for _ in range(count)]
+    keys = [_kinds(world, protocol.draw()) for _ in range(count)]
     if protocol.noisy:
-        blocks = [keys[start : start + _AT_ONCE] for start in range(0, count, _AT_ONCE)]
+        blocks = [keys[start : start + _BATCH] for start in range(0, count, _BATCH)]
         return np.array([token for block in blocks for token in sample(_weights(protocol, world, block))])
     distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     released = _weights(protocol, world, list(distinct))
     return np.array(sample(released[[distinct[key] for key in keys]]))
 
 
-def _asked(world: World, draw: Sequence[int]) -> Key:
+def _kinds(world: World, draw: Sequence[int]) -> Key:
     return tuple(kind for part in draw if (kind := world.parts[part]) is not None)
 
 
@@ -61,10 +61,10 @@ def _weights(protocol: Protocol, world: World, keys: Sequence[Key]) -> Tensor:
 
 
 def token_law(protocol: Protocol, world: World) -> Reals:
-    """float64 [V]: the chance of each token, from what the protocol itself releases to each draw.
+    """Returns the probability of each token, from the protocol's own release for each draw, float64 [V].
 
     Raises:
-        ValueError: the law of the protocol's noise is not computed.
+        ValueError: the protocol does not compute the distribution of its noise.
     """
     keys, chances = draws(protocol, world)
     laws = protocol.release_law(answers(world, keys)).numpy()
@@ -72,9 +72,9 @@ def token_law(protocol: Protocol, world: World) -> Reals:
 
 
 def described_law(protocol: Protocol, world: World) -> Reals:
-    """float64 [V]: the law of a token by the protocol's published formula, in float64 and without its code.
+    """Returns the probability of each token by the protocol's published formula, without its code, float64 [V].
 
-    What is released in integers differs by rounding alone (some 1e-4), less than an audit's tokens tell.
+    Releases in integers differ from it by rounding (about 1e-4), less than the tokens of an audit can detect.
     """
     public, rows = np.exp(world.public), np.exp(world.rows)
     keys, chances = draws(protocol, world)
@@ -86,7 +86,7 @@ def described_law(protocol: Protocol, world: World) -> Reals:
 
 
 def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
-    """Returns the draws that a token may have, as kinds of parts, and the chance of each."""
+    """Returns the possible draws of a token, as kinds of parts, and the probability of each."""
     present = [kind for kind in world.parts if kind is not None]
     kinds = range(len(world.rows))
     likely = {
@@ -98,18 +98,18 @@ def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
 
 
 def pair_laws(protocol: Protocol, pair: Pair) -> tuple[Reals, Reals]:
-    """The laws of a token before and after the replacement."""
+    """Returns the distributions of a token before and after the replacement, each float64 [V]."""
     return token_law(protocol, pair.before), token_law(protocol, pair.after)
 
 
 def log_ratio(p: Reals, q: Reals) -> Reals:
-    """log p / q of each token; 0 where neither can be."""
+    """Returns log p / q of each token; 0 where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=np.inf, neginf=-np.inf))
 
 
 def renyi_divergence(p: Reals, q: Reals, order: float) -> float:
-    """The larger of D_a(p||q) and D_a(q||p)."""
+    """Returns the larger of D_a(p||q) and D_a(q||p)."""
     kept = (p > 0) | (q > 0)
     with np.errstate(divide="ignore"):
         log_p, log_q = np.log(p[kept]), np.log(q[kept])
@@ -118,11 +118,11 @@ def renyi_divergence(p: Reals, q: Reals, order: float) -> float:
 
 
 def tokens_epsilon(p: Reals, q: Reals, tokens: int, delta: float, interval: float = 1e-5) -> float:
-    """Epsilon at ``delta`` of independent tokens with the laws p and q: never overstated.
+    """Returns the epsilon at ``delta`` of independent tokens with the distributions p and q, never overstated.
 
-    How often each token comes says everything, and where there are two or three tokens, all counts are enumerated. Of
-    more, the composed privacy loss distribution of just these laws, with losses rounded down to multiples of
-    ``interval``.
+    The counts of the tokens are a sufficient statistic. With a vocabulary of two or three tokens, enumerates all
+    counts. With a larger one, composes the privacy loss distribution of p and q, with losses rounded down to multiples
+    of ``interval``.
     """
     p, q = _merged(p, q)
     if len(p) == 1:
@@ -136,7 +136,7 @@ def tokens_epsilon(p: Reals, q: Reals, tokens: int, delta: float, interval: floa
 
 
 def _merged(p: Reals, q: Reals) -> tuple[Reals, Reals]:
-    """Tokens of the same likelihood ratio are one: which of them it was tells nothing."""
+    """Merges tokens of the same likelihood ratio, because the choice among them carries no information."""
     kept = (p > 0) | (q > 0)
     _, kinds = np.unique(np.round(log_ratio(p[kept], q[kept]), 12), return_inverse=True)
     merged = [np.bincount(kinds, law[kept]) for law in (p, q)]
@@ -152,7 +152,7 @@ def _counted_epsilon(p: Reals, q: Reals, tokens: int, delta: float) -> float:
 
 
 def _epsilon_of_masses(log_p: Reals, log_q: Reals, delta: float) -> float:
-    """The smallest epsilon at which the hockey-stick divergence of P from Q is at most ``delta``."""
+    """Returns the smallest epsilon at which the hockey-stick divergence of P from Q is at most ``delta``."""
     log_p, log_q = log_p[np.isfinite(log_p)], log_q[np.isfinite(log_p)]
 
     def excess(epsilon: float) -> float:
@@ -170,19 +170,19 @@ def _mass_function(law: Reals) -> dict[int, float]:
 
 
 class NoPairError(ValueError):
-    """No worst case is known for this protocol."""
+    """Raised when no worst case is known for a protocol."""
 
 
 def worst_pair(protocol: Protocol, claimed: Event, order: float) -> Pair:
-    """The worst replacement of the last part that is known.
+    """Returns the worst known replacement of the last part.
 
     Args:
-        protocol: what releases the tokens.
-        claimed: the claim that is attacked; the pair is built from it alone.
-        order: the Rényi order at which pairs are compared, where there are several.
+        protocol: the protocol that releases the tokens.
+        claimed: the attacked claim, which gives the pairs.
+        order: the Rényi order for the comparison of several pairs.
 
     Raises:
-        NoPairError: none is known.
+        NoPairError: no worst case is known.
     """
     pairs = list(claimed.worst_pairs())
     if not pairs:

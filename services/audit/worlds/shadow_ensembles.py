@@ -1,4 +1,4 @@
-"""Shadow ensembles for membership inference: each trained on its own half of the demo corpus's users."""
+"""Trains shadow ensembles for membership inference, each on its own random half of the demo corpus's users."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.audit.worlds.models import ModelOutput, Models
-from services.audit.worlds.testbed import begun_with
+from services.audit.worlds.testbed import SALT, claim_directory
 from services.errors import InputError
 from services.evaluation.ensembles import Ensemble, has_halves
 from services.files import write_lines
@@ -23,17 +23,16 @@ from services.training.public_model import resolve
 from services.training.train import plan
 
 TRAINING = TrainingOptions(rank=4, block=64, batch=2, epochs=3, learning_rate=2e-3, precision="float32")
-SALT = "partition.salt"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained.
+    """The size of the training.
 
     Attributes:
-        users: of the demo corpus; about half of them are in each ensemble.
-        shadows: ensembles.
-        parts: of each ensemble.
+        users: the number of users of the demo corpus. Each ensemble contains about half of them.
+        shadows: the number of ensembles.
+        parts: the number of parts of each ensemble.
     """
 
     users: int = 32
@@ -43,13 +42,13 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """What was trained, and what it says.
+    """Trained shadow ensembles and their outputs.
 
     Attributes:
-        included: bool [shadows, users].
-        outputs: of each user, the answers of all ensembles' models on the user's text: those of the first ensemble
-            first, its parts' before those of their halves.
-        parts: of each ensemble.
+        included: bool [shadows, users], whether the ensemble's corpus contains the user.
+        outputs: for each user, the outputs of all ensembles' models on the user's text, ensemble by ensemble; in each,
+            the parts' models before the models of half-parts.
+        parts: the number of parts of each ensemble.
         halved: whether the halves of every part have models, too.
     """
 
@@ -59,16 +58,16 @@ class Shadows:
     halved: bool = False
 
     def models(self, shadow: int, protocol: Protocol) -> range:
-        """What the protocol calls its models 0, 1 and so on.
+        """Returns the indices of the models that the protocol calls 0, 1 and so on.
 
         Raises:
             InputError: they were not trained.
         """
         if protocol.halves and not self.halved:
-            raise InputError(f"protocol: {protocol.name} asks models of half-parts, and none were trained")
-        each = 3 * self.parts if self.halved else self.parts
-        first = shadow * each
-        return range(first + self.parts, first + each) if protocol.halves else range(first, first + self.parts)
+            raise InputError(f"protocol: {protocol.name} needs models of half-parts, and none are trained")
+        count = 3 * self.parts if self.halved else self.parts
+        first = shadow * count
+        return range(first + self.parts, first + count) if protocol.halves else range(first, first + self.parts)
 
 
 def train_shadows(
@@ -79,19 +78,19 @@ def train_shadows(
     halves: bool = False,
     display: Display | None = None,
 ) -> None:
-    """Train the shadow ensembles in ``directory``; what is there already is kept.
+    """Trains the shadow ensembles in ``directory``. Keeps existing adapters.
 
     Args:
         halves: train models of the halves of every part, too.
 
     Raises:
-        InputError: the directory was begun with another size; and as `train`.
+        InputError: the directory has files of another size; and as `train`.
         WorkError: as `train`.
     """
-    begun_with(directory, size)
-    _draw(directory, size)
+    claim_directory(directory, size)
+    _write_corpora(directory, size)
     shadows = _shadows(directory, size)
-    # All alike, even where a training of halves was stopped between two ensembles.
+    # An interrupted training of halves continues for all ensembles, so that all have the same models.
     halves = halves or any(map(has_halves, shadows))
     plans = [
         plan(
@@ -107,25 +106,25 @@ def train_shadows(
     carry_out(plans, Resources(), display or Display())
 
 
-def ask(directory: Path, size: Size, top_k: int) -> Shadows:
-    """What every model of the shadow ensembles says on one text of each user, after its first tokens."""
+def evaluate_shadows(directory: Path, size: Size, top_k: int) -> Shadows:
+    """Evaluates every model of the shadow ensembles on one text of each user, after the speaker's label."""
     shadows = _shadows(directory, size)
     ensembles = [Ensemble.load(shadow) for shadow in shadows]
     adapters = [
         ensemble.files(adapter) for ensemble in ensembles for adapter in (*ensemble.manifest.parts, *ensemble.halves)
     ]
-    models = Models(resolve(), {f"model-{index}": files for index, files in enumerate(adapters)})
+    models = Models(resolve(), adapters)
     texts: dict[str, Document] = {}
     for document in Corpus(directory / demo.TRAIN):
         texts.setdefault(document.user, document)
     members = [{document.user for document in Corpus(_corpus(shadow))} for shadow in shadows]
     outputs = [models.continuations(*_split(texts[user].text), top_k) for user in sorted(texts)]
-    included = np.array([[user in one for user in sorted(texts)] for one in members])
+    included = np.array([[user in shadow_members for user in sorted(texts)] for shadow_members in members])
     return Shadows(included, outputs, size.parts, bool(ensembles[0].halves))
 
 
-def _draw(directory: Path, size: Size, seed: int = 0) -> None:
-    """The corpus of every ensemble, of users chosen by fair coins."""
+def _write_corpora(directory: Path, size: Size, seed: int = 0) -> None:
+    """Writes the corpus of every ensemble; fair coins choose its users."""
     if not (directory / demo.TRAIN).exists():
         demo.write_demo_corpus(directory, users=size.users, held_out=0, seed=seed)
     documents = list(Corpus(directory / demo.TRAIN))
@@ -146,6 +145,6 @@ def _corpus(shadow: Path) -> Path:
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """The speaker's label, and what is then said."""
-    label, _, said = text.partition(":")
-    return f"{label}:", [said]
+    """Splits a text into the speaker's label and the speech."""
+    label, _, speech = text.partition(":")
+    return f"{label}:", [speech]

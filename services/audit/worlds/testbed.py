@@ -1,4 +1,4 @@
-"""A testbed: a planted corpus, an ensemble and one model trained on it, and what they say on the secrets."""
+"""Trains a testbed: a planted corpus, an ensemble and a single model on it, and their outputs on the secrets."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2e-3)
-"""Enough for a model to learn by heart what it sees a few dozen times."""
+"""Enough training for a model to memorize a text that it sees a few dozen times."""
 
-# The sizes that a directory was begun with: adapters of other sizes must not be taken for those asked for.
+# Records the size of a directory's testbed, so that a later command cannot mix adapters of different sizes.
 SIZE = "size.json"
 ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the testbed is.
+    """The size of the testbed.
 
     Attributes:
-        users: ordinary people of the demo corpus.
-        planted: people with a secret, each included by a fair coin.
-        repetitions: how often an included one's text is in the corpus.
-        parts: of the ensemble.
+        users: the number of ordinary users of the demo corpus.
+        planted: the number of users with a secret, each included by a fair coin.
+        repetitions: the number of copies of an included user's text in the corpus.
+        parts: the number of parts of the ensemble.
     """
 
     users: int = 48
@@ -51,13 +51,13 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Testbed:
-    """What there is to attack.
+    """The outputs of the trained models on the canaries.
 
     Attributes:
-        parts: how many, N; models 0 … N - 1 are theirs, model N is that of the whole corpus, and those of the halves of
-            the parts follow where they were trained.
-        outputs: the models' answers on each canary's candidates, the true secret first.
-        part: the part to which each canary's user belongs.
+        parts: N, the number of parts. Models 0 … N - 1 are the parts' models, model N is the model of the whole corpus,
+            and the models of half-parts follow if they are trained.
+        outputs: the models' outputs on each canary's candidates, the true secret first.
+        part: the part of each canary's user.
     """
 
     parts: int
@@ -66,11 +66,11 @@ class Testbed:
 
     @property
     def canaries(self) -> Sequence[Canary]:
-        """Those that are in the corpus."""
+        """The canaries in the corpus."""
         return [canary for canary in self.outputs if canary.included]
 
     def models(self, protocol: Protocol) -> range:
-        """What the protocol calls its models 0, 1 and so on.
+        """Returns the indices of the models that the protocol calls 0, 1 and so on.
 
         Raises:
             InputError: they were not trained.
@@ -78,30 +78,30 @@ class Testbed:
         wanted = range(self.parts + 1, 3 * self.parts + 1) if protocol.halves else range(self.parts)
         if any(len(outputs.models) < wanted.stop for outputs in self.outputs.values()):
             raise InputError(
-                f"protocol: {protocol.name} asks models of half-parts, and none were trained; "
+                f"protocol: {protocol.name} needs models of half-parts, and none are trained; "
                 f"run `privmix audit extraction --protocol {protocol.name}` first"
             )
         return wanted
 
 
-def begun_with(directory: Path, size: "DataclassInstance") -> None:
-    """Begins ``directory``, or checks that it was begun with this size.
+def claim_directory(directory: Path, size: "DataclassInstance") -> None:
+    """Records the size in ``directory``, or checks that the recorded size is the same.
 
     Raises:
-        InputError: it was begun with other sizes, or for another attack.
+        InputError: the directory has another size, or belongs to another attack.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path, wanted = directory / SIZE, asdict(size)
     if not path.exists():
         write_atomically(path, json.dumps(wanted).encode())
-    before = json.loads(path.read_text())
-    if before.keys() != wanted.keys():
-        raise InputError(f"directory: {directory} was begun for another attack; name another --directory")
+    recorded = json.loads(path.read_text())
+    if recorded.keys() != wanted.keys():
+        raise InputError(f"directory: {directory} belongs to another attack; choose another --directory")
     for name, value in wanted.items():
-        if before[name] != value:
+        if recorded[name] != value:
             raise InputError(
-                f"{name}: {directory} was begun with {before[name]}, not {value}; ask for that, or name another "
-                "--directory"
+                f"{name}: {directory} was created with {recorded[name]}, not {value}; use {recorded[name]}, or choose "
+                "another --directory"
             )
 
 
@@ -113,16 +113,16 @@ def train_testbed(
     halves: bool = False,
     display: Display | None = None,
 ) -> tuple[Canary, ...]:
-    """Plant and train in ``directory``; what is there already is kept.
+    """Plants canaries in a corpus and trains on it in ``directory``. Keeps existing files.
 
     Args:
         halves: train models of the halves of every part, too.
 
     Raises:
-        InputError: the directory was begun with another size; and as `train`.
+        InputError: the directory has files of another size; and as `train`.
         WorkError: as `train`.
     """
-    begun_with(directory, size)
+    claim_directory(directory, size)
     canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
     plans = [
         plan(
@@ -139,26 +139,26 @@ def train_testbed(
     return canaries
 
 
-def again(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
-    """The testbed that was trained in ``directory`` before.
+def load_testbed(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
+    """Loads and evaluates the trained testbed of ``directory``.
 
     Raises:
-        InputError: there is none.
+        InputError: the directory has none.
     """
     if not (directory / SINGLE / FILE).exists():
-        raise InputError(f"{directory}: nothing is trained there; run `privmix audit extraction` first")
-    return ask(directory, read(directory), count, top_k)
+        raise InputError(f"{directory}: there is no trained testbed; run `privmix audit extraction` first")
+    return evaluate_testbed(directory, read(directory), count, top_k)
 
 
-def ask(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
-    """What the models of a trained testbed say on ``count`` candidates for each canary, on the likeliest tokens."""
+def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
+    """Evaluates the models of a trained testbed on ``count`` candidates per canary and the ``top_k`` best tokens."""
     ensemble, single = (Ensemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
     adapters = (
         *map(ensemble.files, ensemble.manifest.parts),
         *map(single.files, single.manifest.parts),
         *map(ensemble.files, ensemble.halves),
     )
-    models = Models(resolve(), {f"model-{index}": files for index, files in enumerate(adapters)})
+    models = Models(resolve(), adapters)
     outputs = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
     parts, salt = ensemble.parts, read_salt(directory / SALT)
     return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})

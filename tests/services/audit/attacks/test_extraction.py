@@ -1,4 +1,4 @@
-"""Claim: the extraction attack finds what is there to be found, and privacy takes it away."""
+"""Claim: the extraction attack gets planted secrets from models without privacy, and privacy protects them."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from services.audit.worlds import testbed
 from services.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.audit.worlds.chances import next_token_chances
 from services.audit.worlds.models import ModelOutput, Models
-from services.audit.worlds.testbed import Size, ask, train_testbed
+from services.audit.worlds.testbed import Size, evaluate_testbed, train_testbed
 from services.errors import InputError
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import Ensemble
@@ -27,13 +27,13 @@ DIGITS, KEPT = 6, 12
 CONFIDENT = 6.0
 
 
-def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> ModelOutput:
-    """Models that think all tokens equally likely, of which one knows the secret's digits."""
+def outputs_on(canary: Canary, parts: int, knows: int | None, count: int = 8) -> ModelOutput:
+    """Returns the outputs of models with uniform distributions, except the model ``knows``, which knows the secret."""
     secrets_ = candidates(canary, count)
     wanted = torch.tensor([int(digit) for secret in secrets_ for digit in secret])
     models = torch.zeros(parts, len(wanted), KEPT)
     if knows is not None:
-        # Whatever came before: it knows what comes at this place.
+        # The model predicts the digit by its position alone, even after a wrong prefix.
         true = torch.tensor([int(digit) for digit in canary.secret]).repeat(count)
         models[knows, torch.arange(len(wanted)), true] = CONFIDENT
     return ModelOutput(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
@@ -42,26 +42,26 @@ def spoken(canary: Canary, parts: int, knows: int | None, count: int = 8) -> Mod
 CANARY = Canary("caller", "My number is ", "314159", True)
 
 
-def attack(protocol: object, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.Extracted:
+def attack(protocol: object, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.ExtractionResult:
     models = {CANARY: range(parts)}
     return extraction.attack("m", protocol, 1.0, {CANARY: outputs}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
 
 
 def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
-    result = attack(Ensemble(1), spoken(CANARY, 1, 0), 1)
+    result = attack(Ensemble(1), outputs_on(CANARY, 1, 0), 1)
     digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
     assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-5)
     assert (result.rank, result.exposure) == (1, 3)
 
 
-def test_who_knows_nothing_finds_nothing() -> None:
-    result = attack(Public(1), spoken(CANARY, 1, 0), 1)
+def test_the_public_model_has_the_hit_rate_of_random_guesses() -> None:
+    result = attack(Public(1), outputs_on(CANARY, 1, 0), 1)
     assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
     assert result.rank == pytest.approx(4.5), "all candidates tie"
 
 
-def test_privacy_takes_the_secret_away_as_epsilon_falls() -> None:
-    outputs = spoken(CANARY, 4, 1)
+def test_the_hit_rate_falls_with_epsilon() -> None:
+    outputs = outputs_on(CANARY, 4, 1)
     rates = [
         attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), outputs, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
     ]
@@ -69,29 +69,29 @@ def test_privacy_takes_the_secret_away_as_epsilon_falls() -> None:
 
 
 @pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
-def test_every_protocol_is_asked(name: str) -> None:
+def test_chances_of_every_protocol_are_probabilities(name: str) -> None:
     protocol = PROTOCOLS[name].model_validate({"epsilon": 4.0, "tokens": 64}).plan(3)
-    chances = next_token_chances(protocol, spoken(CANARY, 3, 0, 2), range(3), 4)
+    chances = next_token_chances(protocol, outputs_on(CANARY, 3, 0, 2), range(3), 4)
     assert chances.shape == (2 * DIGITS,)
     assert ((chances >= 0) & (chances <= 1)).all()
 
 
 def test_chances_are_averaged_over_the_draws_of_parts() -> None:
-    """Of a part drawn half the time, in half of the releases."""
-    protocol, outputs = PMixed(1, 0.5, 3.0), spoken(CANARY, 1, 0, 2)
-    always, never = (next_token_chances(each, outputs, [0], 1) for each in (PMixed(1, 1.0, 3.0), Public(1)))
-    found = next_token_chances(protocol, outputs, [0], 500)
-    np.testing.assert_allclose(found, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
+    """A part that is drawn with probability 1/2 affects half of the releases."""
+    protocol, outputs = PMixed(1, 0.5, 3.0), outputs_on(CANARY, 1, 0, 2)
+    always, never = (next_token_chances(limit, outputs, [0], 1) for limit in (PMixed(1, 1.0, 3.0), Public(1)))
+    chances = next_token_chances(protocol, outputs, [0], 500)
+    np.testing.assert_allclose(chances, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
 
 
-def test_submix_is_asked_through_its_models_of_half_parts() -> None:
-    """Of which alone the secret is known: two parts, one model of the whole corpus, four of half-parts."""
-    answers = spoken(CANARY, 7, None)
+def test_submix_is_attacked_through_its_models_of_half_parts() -> None:
+    """Models: two of parts, one of the whole corpus, four of half-parts. Only two of half-parts know the secret."""
+    answers = outputs_on(CANARY, 7, None)
     for half in (3, 4):
-        answers.models[half] = spoken(CANARY, 1, 0).models[0]
+        answers.models[half] = outputs_on(CANARY, 1, 0).models[0]
     trained = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
-    settings = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
-    subjects = [Subject(each.protocol, each.plan(2), 4, 8.0) for each in settings]
+    both = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
+    subjects = [Subject(settings.protocol, settings.plan(2), 4, 8.0) for settings in both]
     rows = {row["mechanism"]: row for row in extraction_section(trained, subjects, 10, 1, lambda _: None).rows}
     assert rows["submix"]["median rank"] == 1
     assert rows["submix"]["guarantee"] == "operational"
@@ -101,9 +101,9 @@ def test_submix_is_asked_through_its_models_of_half_parts() -> None:
         extraction_section(without, subjects, 10, 1, lambda _: None)
 
 
-def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() -> None:
-    """AdaPMixed as published goes as far as the ensemble without privacy, for as long as its budget pays."""
-    outputs = spoken(CANARY, 2, 0)
+def test_the_end_of_the_budget_ends_the_attack_if_the_cost_depends_on_the_text() -> None:
+    """AdaPMixed as published leaks like the ensemble without privacy until its budget ends."""
+    outputs = outputs_on(CANARY, 2, 0)
 
     def chances(epsilon: float) -> np.ndarray:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
@@ -114,9 +114,11 @@ def test_where_the_text_decides_what_a_token_costs_the_budget_ends_the_attack() 
     assert none < some < all_
 
 
-def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
+def test_the_report_calls_an_attack_without_effect_too_weak() -> None:
     for knows, weak in ((None, True), (0, False)):
-        trained = testbed.Testbed(2, {CANARY: spoken(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0})
+        trained = testbed.Testbed(
+            2, {CANARY: outputs_on(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0}
+        )
         section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
@@ -124,11 +126,11 @@ def test_an_attack_without_effect_is_said_to_be_too_weak() -> None:
 
 
 def _all_know() -> ModelOutput:
-    outputs = spoken(CANARY, 3, 0)
+    outputs = outputs_on(CANARY, 3, 0)
     return ModelOutput(outputs.public, outputs.models[:1].expand(3, -1, -1), outputs.wanted)
 
 
-def test_what_is_planted_is_in_the_corpus_as_often_as_it_should(tmp_path: Path) -> None:
+def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tmp_path: Path) -> None:
     canaries = plant(tmp_path, users=10, planted=12, repetitions=3)
     texts = [document.text for document in Corpus(tmp_path / CORPUS)]
     assert len(canaries) == 12
@@ -139,10 +141,10 @@ def test_what_is_planted_is_in_the_corpus_as_often_as_it_should(tmp_path: Path) 
 
 
 def test_candidates_are_different_and_begin_with_the_truth() -> None:
-    found = candidates(CANARY, 50)
-    assert found[0] == CANARY.secret
-    assert len(set(found)) == 50
-    assert {len(each) for each in found} == {DIGITS}
+    secrets_ = candidates(CANARY, 50)
+    assert secrets_[0] == CANARY.secret
+    assert len(set(secrets_)) == 50
+    assert {len(secret) for secret in secrets_} == {DIGITS}
 
 
 def test_coins_are_guessed_from_both_ends() -> None:
@@ -153,18 +155,18 @@ def test_coins_are_guessed_from_both_ends() -> None:
 
 
 def test_planted_users_are_found_in_one_run_without_privacy() -> None:
-    """Forty users with a secret each, of which one model of the ensemble knows those that were included."""
+    """Forty users have a secret each. One model of the ensemble knows the secrets of the included users."""
     canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
-    outputs = {canary: spoken(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
+    outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
     trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
     options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
-    found, by_curve = of_users(PMixed(1, 1.0, 6.0), trained, **options)  # type: ignore[arg-type]
-    assert found.details["correct"] == 40
-    assert found.lower > 2
-    assert {found.verdict, by_curve.verdict} == {"holds"}
-    assert found.details["tokens"] == 40 * DIGITS * 3
-    for quiet in of_users(PMixed(1, 1.0, 0.001), trained, **options):  # type: ignore[arg-type]
-        assert quiet.certain == 0
+    by_epsilon, by_curve = of_users(PMixed(1, 1.0, 6.0), trained, **options)  # type: ignore[arg-type]
+    assert by_epsilon.details["correct"] == 40
+    assert by_epsilon.lower > 2
+    assert {by_epsilon.verdict, by_curve.verdict} == {"holds"}
+    assert by_epsilon.details["tokens"] == 40 * DIGITS * 3
+    for finding in of_users(PMixed(1, 1.0, 0.001), trained, **options):  # type: ignore[arg-type]
+        assert finding.certain == 0
 
 
 @pytest.mark.slow
@@ -172,24 +174,24 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
 def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    models = Models(public_model, {})
+    models = Models(public_model, [])
     (row,) = models.continuations(CANARY.prompt, [CANARY.secret], 40).public.split(DIGITS)
     ids = models.tokens(CANARY.prompt + CANARY.secret)
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([ids])).logits[0].log_softmax(1)
     for place in range(DIGITS):
-        before = logits[len(ids) - DIGITS - 1 + place]
-        torch.testing.assert_close(row[place][:39], before.topk(40).values[:39], rtol=1e-4, atol=1e-4)
+        expected = logits[len(ids) - DIGITS - 1 + place].topk(40).values
+        torch.testing.assert_close(row[place][:39], expected[:39], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long
-def test_a_trained_model_gives_a_secret_away_and_a_private_answer_does_not(tmp_path: Path) -> None:
+def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(tmp_path: Path) -> None:
     size = Size(users=1, planted=3, repetitions=40, parts=2)
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
         for path in tmp_path.iterdir():
             path.unlink()
-    trained = ask(tmp_path, train_testbed(tmp_path, size), 8, 64)
+    trained = evaluate_testbed(tmp_path, train_testbed(tmp_path, size), 8, 64)
     subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
     rows = {row["mechanism"]: row for row in extraction_section(trained, [subject], 10, 1, lambda _: None).rows}
     assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS

@@ -1,4 +1,4 @@
-"""Claim: the likelihood-ratio audit comes close to a sound claim, never passes it, and catches a broken mechanism."""
+"""Claim: the likelihood-ratio audit approaches a sound claim, never exceeds it, and detects a broken mechanism."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,10 +69,10 @@ def test_a_projection_at_twice_the_radius_is_caught(monkeypatch: pytest.MonkeyPa
 def test_a_claim_of_half_the_radius_is_caught() -> None:
     claimed = RatioEvent(3, 1.0, 0.5)
     finding = likelihood.audit(
-        PMixed(3, 1.0, 1.0), tokens=4, delta=DELTA, claimed=claimed, releases=40_000, subject="too loud"
+        PMixed(3, 1.0, 1.0), tokens=4, delta=DELTA, claimed=claimed, releases=40_000, subject="half radius"
     ).finding
     assert finding.verdict == "broken"
-    assert "too loud: the likelihood-ratio test proves" in finding.sentence
+    assert "half radius: the likelihood-ratio test proves" in finding.sentence
 
 
 def test_a_draw_more_often_than_claimed_is_caught() -> None:
@@ -98,7 +98,7 @@ def test_too_little_noise_on_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_half_the_noise_on_votes_is_caught() -> None:
-    """By the exact law: the plurality hides more of the votes than a few thousand tokens could tell."""
+    """The exact distributions detect it; a few thousand tokens reveal too little of the votes."""
     sound = planned("gnmax", 3, 16)
     assert isinstance(sound, GNMax)
     finding = likelihood.audit(
@@ -108,21 +108,21 @@ def test_half_the_noise_on_votes_is_caught() -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), CERTIFIED)
-def test_tokens_follow_the_law(name: str, parameters: dict[str, Any]) -> None:
-    """Each token's count within six standard deviations: wrong once in hundreds of millions."""
+def test_tokens_follow_their_distribution(name: str, parameters: dict[str, Any]) -> None:
+    """Each token's count is within six standard deviations, which chance violates once in 10^8 runs."""
     protocol = planned(name, 3, 1, **parameters)
     pair = distributions.worst_pair(protocol, protocol.event, 4.0)
     count = 2_000 if protocol.noisy else 5_000
     for world in (pair.before, pair.after):
         law = distributions.token_law(protocol, world)
         np.testing.assert_allclose(law, distributions.described_law(protocol, world), atol=2e-4)
-        seen = np.bincount(distributions.tokens(protocol, world, count), minlength=len(law))
+        counts = np.bincount(distributions.tokens(protocol, world, count), minlength=len(law))
         assert law.sum() == pytest.approx(1)
-        assert (np.abs(seen - count * law) <= 6 * np.sqrt(count * law * (1 - law)) + 1).all()
+        assert (np.abs(counts - count * law) <= 6 * np.sqrt(count * law * (1 - law)) + 1).all()
 
 
 def test_epsilon_of_two_tokens_agrees_with_that_of_three() -> None:
-    """By counting, and by composing privacy loss distributions, of the same pair."""
+    """Enumeration of counts and composition of privacy loss distributions give the same epsilon for one pair."""
     p, q = np.array([0.3, 0.7]), np.array([0.2, 0.8])
     split_p, split_q = (np.array([law[0], law[1] / 2, law[1] / 2]) for law in (p, q))
     for tokens in (1, 10, 200):
@@ -132,7 +132,7 @@ def test_epsilon_of_two_tokens_agrees_with_that_of_three() -> None:
         )
 
 
-def test_what_is_impossible_without_the_part_is_unbounded() -> None:
+def test_a_token_that_only_one_world_can_release_has_infinite_epsilon() -> None:
     assert distributions.tokens_epsilon(np.array([0.1, 0.9]), np.array([0.0, 1.0]), 3, DELTA) == np.inf
 
 

@@ -1,10 +1,10 @@
-"""Claim: LiRA tells members from others where models differ, and not where they do not."""
+"""Claim: LiRA distinguishes members from non-members if membership changes the models, and only then."""
 
 import numpy as np
 import pytest
 import torch
 
-from services.audit.attacks.membership import Seen, lira, scores
+from services.audit.attacks.membership import Observation, lira, scores
 from services.audit.report.roc import Roc
 from services.audit.worlds.models import ModelOutput
 from services.audit.worlds.shadow_ensembles import Shadows
@@ -13,20 +13,20 @@ from services.privacy.protocols.public import Public
 
 
 def scored(effect: float, seed: int = 0) -> Roc:
-    """Users who are hard or easy by far more than membership changes, as real ones are."""
+    """Attacks simulated users whose scores, like real ones, vary far more among users than with membership."""
     generator = np.random.default_rng(seed)
     included = generator.random((16, 200)) < 0.5
     scores = 20 * generator.normal(size=200) + generator.normal(size=(16, 200)) + effect * included
     return Roc.of(*lira(scores, included))
 
 
-def test_members_are_told_by_what_the_other_models_teach() -> None:
+def test_members_are_detected_by_the_scores_of_other_ensembles() -> None:
     roc = scored(4.0)
     assert roc.area > 0.98
     assert roc.true_positives_at(0.01) > 0.7
 
 
-def test_nothing_is_told_where_membership_changes_nothing() -> None:
+def test_the_attack_guesses_at_random_if_membership_has_no_effect() -> None:
     assert abs(scored(0.0).area - 0.5) < 0.06
 
 
@@ -38,17 +38,17 @@ def test_a_curve_has_a_point_for_every_threshold() -> None:
     assert roc.true_positives_at(0.4) == 0.25
 
 
-def test_tokens_say_what_the_probabilities_say_when_there_are_enough() -> None:
+def test_the_score_by_tokens_approaches_the_score_by_probabilities() -> None:
     likely, unlikely = np.full(10, 0.6), np.full(10, 0.2)
-    exact, few, many = (Seen(Public(1), tokens) for tokens in (None, 10, 1_000_000))
+    exact, few, many = (Observation(Public(1), tokens) for tokens in (None, 10, 1_000_000))
     assert exact.score(likely) == pytest.approx(np.log(0.6))
     assert many.score(likely) == pytest.approx(0.6, abs=0.01)
     assert many.score(unlikely) == pytest.approx(0.2, abs=0.01)
-    assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "a token for each place"
+    assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "one token per position"
 
 
-def test_where_the_text_decides_what_a_token_costs_the_public_model_answers_in_the_end() -> None:
-    """AdaPMixed as published says what its one part would say, for as long as its budget pays."""
+def test_the_public_model_answers_after_the_end_of_a_budget_whose_cost_depends_on_the_text() -> None:
+    """AdaPMixed as published, with one part, releases that part's distribution until its budget ends."""
     places, kept, tokens = 8, 16, 64
     wanted = torch.arange(places)
     model = torch.zeros(2, places, kept)
@@ -58,7 +58,7 @@ def test_where_the_text_decides_what_a_token_costs_the_public_model_answers_in_t
 
     def score(epsilon: float) -> float:
         settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": tokens})
-        return float(np.mean([scores(Seen(settings.plan(2), tokens, settings), shadows, 1) for _ in range(400)]))
+        return float(np.mean([scores(Observation(settings.plan(2), tokens, settings), shadows, 1) for _ in range(400)]))
 
     none, some, all_ = (score(epsilon) for epsilon in (0.5, 64.0, 1000.0))
     assert none == pytest.approx(1 / kept, abs=0.01), "the public model alone"

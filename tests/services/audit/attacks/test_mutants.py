@@ -1,4 +1,4 @@
-"""Claim: the audits call every planted fault broken, and nothing else, three runs in a row."""
+"""Claim: the audits call every planted fault broken, and no sound mechanism, in three consecutive runs."""
 
 import secrets
 from collections.abc import Callable
@@ -32,7 +32,7 @@ RUNS = 3
 
 
 def cases(of: Callable[[type[Settings]], bool]) -> list[Any]:
-    """The protocols that audits try, with their parameters, as far as their settings are ``of`` a kind."""
+    """Returns the audited protocols and their parameters, filtered by their settings with ``of``."""
     return [
         pytest.param(name, parameters, id=f"{name}-{parameters}")
         for name, parameters in audited(PARTS)
@@ -42,7 +42,7 @@ def cases(of: Callable[[type[Settings]], bool]) -> list[Any]:
 
 EVERY = cases(lambda settings: True)
 WITH_FORMULA = cases(lambda settings: settings.mechanism.formula is not Protocol.formula)
-"""The tokens of the others show their noise, and half of it is caught (`test_likelihood`)."""
+"""Of other protocols, the tokens show the noise, and half the noise is detected (`test_likelihood`)."""
 WITH_RADIUS = [case for case in WITH_FORMULA if case in cases(lambda settings: "radius" in settings.model_fields)]
 
 
@@ -95,16 +95,16 @@ def test_sound_releases_hold(name: str, parameters: dict[str, Any], tokens: int,
 @pytest.mark.parametrize("factor", [0.95, 1.05])
 @pytest.mark.parametrize("tokens", [1, 1024])
 @pytest.mark.parametrize(("name", "parameters"), WITH_RADIUS)
-def test_a_radius_off_by_a_twentieth_is_seen_in_the_releases(
+def test_a_radius_wrong_by_5_percent_is_detected_in_the_releases(
     name: str, parameters: dict[str, Any], tokens: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly: no chance of a false alarm, and no luck needed."""
+    """The comparison is exact: it has no false alarms and no misses."""
     protocol = planned(name, tokens, 8.0, **parameters)
     with_radius_off(monkeypatch, factor)
     assert verdicts(of_releases(protocol)) == {"broken"}
 
 
-def test_a_part_that_counts_twice_is_seen_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_count_twice_are_detected_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert verdicts(of_releases(Exponential(PARTS, 2, 0.3))) == {"broken"}
 
@@ -146,7 +146,7 @@ def test_a_part_that_is_chosen_more_often_is_caught(monkeypatch: pytest.MonkeyPa
         ("adapmixed", {}),
     ],
 )
-def test_a_radius_off_by_a_twentieth_is_caught(
+def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
     name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_radius_off(monkeypatch)
@@ -155,7 +155,7 @@ def test_a_radius_off_by_a_twentieth_is_caught(
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "parameters"), [each for each in EVERY if "gnmax" not in str(each.id)])
+@pytest.mark.parametrize(("name", "parameters"), [case for case in EVERY if "gnmax" not in str(case.id)])
 def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
     name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,14 +202,14 @@ def test_noise_that_is_used_for_two_tokens_is_caught(
 def test_a_sound_run_holds_and_a_charge_for_each_sequence_is_caught_by_the_coins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """64 planted parts; the 40 that are told best are guessed. A delta of 1e-5 would leave no room for certainty."""
+    """Guesses the 40 clearest of 64 planted parts. A delta of 1e-5 would be too large for a certain verdict."""
     protocol, queries = PMixed(64, 1.0, 1.6), 1200
     for _ in range(RUNS):
         guessed = one_run.guess_parts(protocol, queries, 40)
         for expected, paid in (("holds", composition.paid), ("broken", lambda event, count: min(count, 1))):
             monkeypatch.setattr(composition, "paid", paid)
-            found = one_run.findings(protocol, guessed, queries * 64, 1e-9, 0.95, "64 parts")
-            assert [each.verdict for each in found] == [expected, expected]
+            findings = one_run.findings(protocol, guessed, queries * 64, 1e-9, 0.95, "64 parts")
+            assert [finding.verdict for finding in findings] == [expected, expected]
         monkeypatch.undo()
 
 
@@ -223,26 +223,26 @@ def test_no_certified_protocol_is_left_out() -> None:
 
 
 def test_every_protocol_in_the_package_is_registered() -> None:
-    """Whatever has settings in `protocols` is in the registry, from which audits and tests take their lists."""
-    found = {
+    """Every settings class in `protocols` is in the registry, which gives audits and tests their lists."""
+    settings_classes = {
         value
         for module in iter_modules(protocols.__path__)
         for value in vars(import_module(f"{protocols.__name__}.{module.name}")).values()
         if isinstance(value, type) and issubclass(value, Settings) and not isabstract(value) and value is not Settings
     }
-    assert found == set(PROTOCOLS.values())
+    assert settings_classes == set(PROTOCOLS.values())
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in audited(PARTS)))
 def test_every_choice_of_a_protocol_is_a_variant_that_audits_try(name: str) -> None:
-    """A choice between certified mechanisms; what is only reproduced as published has an audit of its own."""
+    """Covers choices between certified mechanisms; mechanisms as published have an audit of their own."""
     settings = PROTOCOLS[name]
-    tried = [{**settings.model_validate(each).model_dump()} for each in ({}, *settings.variants)]
+    variants = [settings.model_validate(variant).model_dump() for variant in ({}, *settings.variants)]
     for field, info in settings.model_fields.items():
         for choice in get_args(info.annotation) if get_origin(info.annotation) is Literal else ():
             with_choice = settings.model_validate({field: choice})
             if with_choice.plan(PARTS).guarantee.status == "certified":
-                assert any(each[field] == choice for each in tried), f"{field}: {choice}"
+                assert any(variant[field] == choice for variant in variants), f"{field}: {choice}"
 
 
 def test_every_certified_event_has_a_worst_case_and_a_formula_or_noise() -> None:

@@ -1,4 +1,4 @@
-"""Claim: the counter-example to the published proof keeps to the published ball, and costs more than is claimed."""
+"""Claim: the counterexample to the published proof lies in the published ball and costs more than the claim."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def test_the_published_claim_is_exceeded_and_the_certified_one_is_not(parts: int
     assert ours.status == "certified"
 
 
-def test_every_part_of_the_pair_is_left_as_it_is_by_the_published_mollifier() -> None:
-    """It lies in the ball for every number of parts drawn: lambda is 1."""
+def test_the_published_mollifier_does_not_change_the_parts_of_the_pair() -> None:
+    """The parts lie in the ball for every number of drawn parts, so lambda is 1."""
     protocol = as_published(2, 1.0, 1024)
     pair: Pair = published.against(protocol, 1024, 1e-5).pair
     answered = answers(pair.before, [(0, 1)])

@@ -1,4 +1,4 @@
-"""Claim: a bound found by an audit is below the truth, as surely as it says, and close to it after many trials."""
+"""Claim: an audit's lower bound is below the true epsilon at its confidence, and close to it after many trials."""
 
 import math
 from collections.abc import Callable
@@ -23,14 +23,14 @@ TRIALS = 200_000
 
 
 def randomised_response(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Answers to a question whose truth is 1 in the first world and 0 in the second (Warner 1965)."""
+    """Samples randomized response (Warner 1965); the true value is 1 in the first world and 0 in the second."""
     generator = np.random.default_rng(seed)
     truthful = 1 / (1 + math.exp(-epsilon))
     first, second = ((generator.random(trials) < chance).astype(float) for chance in (truthful, 1 - truthful))
     return first, second
 
 
-def test_clopper_pearson_covers_as_often_as_it_says() -> None:
+def test_clopper_pearson_has_the_stated_coverage() -> None:
     counts = np.arange(41)
     for chance in (0.01, 0.2, 0.5, 0.93):
         low, high = clopper_pearson(counts, 40, 0.95)
@@ -51,8 +51,8 @@ def test_randomised_response_is_approached_from_below(epsilon: float) -> None:
     assert bounds[1] > 0.93 * epsilon
 
 
-def test_the_mirrored_test_is_found() -> None:
-    """Most of the evidence lies where the first world is rarer: nothing there, and a tenth of the other."""
+def test_the_mirrored_test_is_chosen_where_it_is_better() -> None:
+    """The evidence is at low scores, which a tenth of the second world's trials have and none of the first's."""
     generator = np.random.default_rng(0)
     present, absent = np.zeros(TRIALS), -(generator.random(TRIALS) < 0.1).astype(float)
     assert held_out_epsilons(present, absent, 0.0, [CERTAIN])[0] > 5
@@ -86,19 +86,19 @@ def test_one_run_agrees_with_the_theorem_written_out() -> None:
 
 
 def test_one_run_approaches_randomised_response_from_below() -> None:
-    """Every coin is told by randomised response of its own."""
+    """An independent randomized response reveals every coin."""
     generator = np.random.default_rng(3)
-    epsilon, found = 2.0, []
+    epsilon, bounds = 2.0, []
     for planted in (100, 20_000):
         correct = int((generator.random(planted) < 1 / (1 + math.exp(-epsilon))).sum())
-        found.append(one_run_epsilon(planted, planted, correct, 1e-9, CERTAIN))
-    assert found[0] < found[1] <= epsilon
-    assert found[1] > 0.9 * epsilon
+        bounds.append(one_run_epsilon(planted, planted, correct, 1e-9, CERTAIN))
+    assert bounds[0] < bounds[1] <= epsilon
+    assert bounds[1] > 0.9 * epsilon
 
 
-def test_more_delta_proves_less() -> None:
-    found = [one_run_epsilon(1000, 100, 99, delta, 0.95) for delta in (0.0, 1e-5, 1e-2)]
-    assert found[0] > found[1] > found[2]
+def test_a_larger_delta_gives_a_smaller_bound() -> None:
+    bounds = [one_run_epsilon(1000, 100, 99, delta, 0.95) for delta in (0.0, 1e-5, 1e-2)]
+    assert bounds[0] > bounds[1] > bounds[2]
 
 
 def test_impossible_guesses_are_refused() -> None:
@@ -110,7 +110,7 @@ EPSILONS = np.linspace(0, 12, 600)
 
 
 def gaussian(mu: float) -> TradeOff:
-    """Two normal distributions of variance 1 whose means differ by mu (Balle, Wang 2018, Theorem 8)."""
+    """Returns the curve of two normal distributions of variance 1 and means mu apart (Balle, Wang 2018, Theorem 8)."""
     deltas = norm.cdf(mu / 2 - EPSILONS / mu) - np.exp(EPSILONS) * norm.cdf(-mu / 2 - EPSILONS / mu)
     return TradeOff(EPSILONS, np.maximum(deltas, 0.0))
 
@@ -129,8 +129,8 @@ def largest_ruled_out(curve: Callable[[float], TradeOff], guesses: tuple[int, in
     ("curve", "chance"),
     [(gaussian(1.0), norm.cdf(0.5)), (gaussian(3.0), norm.cdf(1.5)), (pure(1.0), 1 / (1 + 1 / math.e))],
 )
-def test_a_mechanism_of_known_curve_is_accused_as_seldom_as_is_said(curve: TradeOff, chance: float) -> None:
-    """Every coin has noise of its own, and all are guessed: what is correct is binomial. Exact, for every count."""
+def test_a_mechanism_of_known_curve_has_at_most_the_stated_false_alarm_rate(curve: TradeOff, chance: float) -> None:
+    """The coins have independent noise and all are guessed, so the count is binomial. Exact, for every count."""
     planted = 60
     for correct in range(30, planted + 1):
         true = binom.sf(correct - 1, planted, chance)
@@ -145,22 +145,22 @@ def test_the_curve_of_randomised_response_gives_nearly_its_binomial_tail() -> No
 
 
 def test_the_curve_of_a_gaussian_proves_more_than_epsilon_and_delta() -> None:
-    """The tenth of the coins that are guessed best; the expected number of them is right."""
+    """Guesses the tenth of the coins with the clearest observations; takes the expected number of correct guesses."""
     planted, delta, mu = 1000, 1e-5, 1.5
     observed = np.concatenate([norm.ppf((np.arange(500) + 0.5) / 500, side * mu / 2) for side in (-1, 1)])
     coins = np.repeat([False, True], 500)
     order = np.argsort(observed)
     correct = int((~coins[order[:50]]).sum() + coins[order[-50:]].sum())
-    found = largest_ruled_out(gaussian, (planted, 100, correct), 0.95)
-    assert 0.6 * mu < found < mu
+    ruled_out = largest_ruled_out(gaussian, (planted, 100, correct), 0.95)
+    assert 0.6 * mu < ruled_out < mu
 
     def epsilon(value: float) -> float:
         return float(np.interp(-delta, -gaussian(value).deltas, EPSILONS))
 
-    assert one_run_epsilon(planted, 100, correct, delta, 0.95) < 0.8 * epsilon(found) < epsilon(mu)
+    assert one_run_epsilon(planted, 100, correct, delta, 0.95) < 0.8 * epsilon(ruled_out) < epsilon(mu)
 
 
-def test_the_recursion_is_the_linear_programme_over_all_laws_of_the_number_of_correct_guesses() -> None:
+def test_the_recursion_solves_the_linear_programme_over_all_distributions_of_the_number_of_correct_guesses() -> None:
     curve, planted, guesses, correct = gaussian(1.0), 14, 10, 9
     right = np.arange(guesses + 1)
     rows, limits = [], []

@@ -1,19 +1,19 @@
-"""Claim: what was trained for one size, or for one attack, is not taken for what another asks for."""
+"""Claim: an audit refuses a directory that was trained with another size or for another attack."""
 
 from pathlib import Path
 
 import pytest
 
 from services.audit.worlds import shadow_ensembles, testbed
-from services.audit.worlds.testbed import begun_with
+from services.audit.worlds.testbed import claim_directory
 from services.errors import InputError
 
 
-def test_a_directory_goes_on_with_its_own_sizes_alone(tmp_path: Path) -> None:
+def test_a_directory_accepts_only_its_own_size(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "audit"
-    begun_with(directory, testbed.Size(users=3))
-    begun_with(directory, testbed.Size(users=3))
-    with pytest.raises(InputError, match=r"users: .* was begun with 3, not 4"):
-        begun_with(directory, testbed.Size(users=4))
-    with pytest.raises(InputError, match="for another attack"):
-        begun_with(directory, shadow_ensembles.Size(users=3))
+    claim_directory(directory, testbed.Size(users=3))
+    claim_directory(directory, testbed.Size(users=3))
+    with pytest.raises(InputError, match=r"users: .* was created with 3, not 4"):
+        claim_directory(directory, testbed.Size(users=4))
+    with pytest.raises(InputError, match="belongs to another attack"):
+        claim_directory(directory, shadow_ensembles.Size(users=3))
