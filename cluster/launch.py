@@ -31,6 +31,7 @@ from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
+from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
 from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
@@ -195,9 +196,9 @@ def start_actors(
         LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
     """
     with _all_or_none(configuration.namespace):
-        started = {each.served.name: start_ensemble(each, report, keep=keep) for each in checked}
-        settings = gateway_settings(configuration, checked)
         database, namespace = keys_database(configuration), configuration.namespace
+        started = {each.served.name: start_ensemble(each, database, report, keep=keep) for each in checked}
+        settings = gateway_settings(configuration, checked)
         keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
         ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
         _start_batches(configuration, settings, keep)
@@ -205,22 +206,32 @@ def start_actors(
     return started
 
 
-def start_ensemble(checked: Checked, report: Report = lambda step: None, *, keep: bool = False) -> EnsembleActors:
+def start_ensemble(
+    checked: Checked, database: str, report: Report = lambda step: None, *, keep: bool = False
+) -> EnsembleActors:
     """Start what answers for one ensemble, and return once it can.
 
     Args:
+        database: the service's, which has the number of shards that `privmix scale` chose last.
         keep: see `start_actors`.
 
     Raises:
-        LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
+        LedgerError, ConfigurationError, KeysError: what is wrong and how to mend it; nothing that was started is left
+            running.
     """
     configuration, promised, model = checked.configuration, checked.promise, checked.model
     with _all_or_none(configuration.namespace):
         gpus = ray.cluster_resources().get("GPU", 0)
         plans = plan_shards(configuration, checked.manifest, model, gpus, halves=promised.protocol.halves)
-        serving = shards_served(configuration, checked.manifest)
-        report(f"Loading {promised.protocol.parts} parts into {serving} shard{'s' * (serving > 1)}")
-        fleet_actor = _start_fleet(configuration, promised, plans, serving, keep)
+        serving, size = shards_served(configuration, checked.manifest), None
+        if configuration.shards.count != "auto":
+            size = FleetSize(database, configuration.namespace, serving)
+            serving = min(size.read(), len(plans))
+        if size and serving != size.configured:
+            report(f"Serving {serving} of {len(plans)} shards, as `privmix scale` chose, not {size.configured}")
+        parts = sum(plan.parts for plan in plans[:serving])
+        report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
+        fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
         try:
             ray.get(fleet_actor.start.remote())
         except FleetError as error:
@@ -348,7 +359,12 @@ def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> Act
 
 
 def _start_fleet(
-    configuration: EnsembleConfiguration, promised: Promise, plans: Sequence[ShardPlan], serving: int, keep: bool
+    configuration: EnsembleConfiguration,
+    promised: Promise,
+    plans: Sequence[ShardPlan],
+    serving: int,
+    size: FleetSize | None,
+    keep: bool,
 ) -> ActorHandle:
     settings = FleetSettings(
         namespace=configuration.namespace,
@@ -360,7 +376,7 @@ def _start_fleet(
         start_timeout_s=configuration.shards.start_timeout_s,
         stalled_s=configuration.coordinator.step_timeout_s,
     )
-    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving)
+    fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving, size)
     if ray.get(fleet_actor.settings.remote()) != settings:
         raise ConfigurationError(
             f"namespace: {configuration.namespace} serves with other settings already; stop it, or take another name"

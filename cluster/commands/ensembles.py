@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.configuration import Configuration, ConfigurationError
-from cluster.launch import check_ensemble, start_ensemble, stop_ensemble
+from cluster.launch import check_ensemble, keys_database, start_ensemble, stop_ensemble
 from cluster.options import AddressOption, JsonOption, NamespaceOption
 from cluster.running import ensembles_of
 from cluster.steps import Steps
@@ -68,7 +68,7 @@ def add(
             raise ConfigurationError(f"ensembles.{chosen.name}: is served already")
         checked = check_ensemble(chosen, steps, may_begin=chosen.budget.create)
         if there is None:
-            start_ensemble(checked, steps)
+            start_ensemble(checked, keys_database(configuration), steps)
         try:
             _ask(service, "add", checked.served)
         except EnsemblesError:

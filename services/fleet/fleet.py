@@ -19,6 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
+from services.fleet.size import FleetSize
+from services.keys.records import KeysUnavailable
 from services.privacy.settings import Settings
 from services.shard import ShardActor, ShardStatus
 
@@ -72,13 +74,15 @@ class ShardHealth:
 
 
 class Fleet:
-    """Serves the first `n` part groups of the plan. Stores only `n`; after a restart, recovers it from living actors.
+    """Serves the first `n` part groups of the plan. Keeps only `n`; after a restart, recovers it from living actors.
 
-    Shards are detached: they and the coordinators continue while this actor is away.
+    Shards are detached: they and the coordinators continue while this actor is away. When the whole cluster is lost,
+    the next deployment starts with the number that `scale` stored.
     """
 
-    def __init__(self, settings: FleetSettings, shards: int) -> None:
+    def __init__(self, settings: FleetSettings, shards: int, size: FleetSize | None = None) -> None:
         self._settings = settings
+        self._size = size
         self._changing = asyncio.Lock()
         self._restarted: bool = ray.get_runtime_context().was_current_actor_reconstructed
         if self._restarted:
@@ -110,27 +114,15 @@ class Fleet:
         return self._settings
 
     async def scale(self, shards: int) -> ShardMap:
-        """Serves the first `shards` part groups. New groups join once they answer; old groups finish their requests.
+        """Serves the first `shards` part groups, also after the loss of the cluster.
+
+        New groups join once they answer; old groups finish their requests.
 
         Raises:
-            FleetError: there are fewer groups, or a shard could not be started. The fleet has not changed.
+            FleetError: there are fewer groups, a shard could not be started, or the number could not be stored. The
+                fleet has not changed.
         """
-        if not 1 <= shards <= len(self._settings.plans):
-            raise FleetError(
-                f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {shards}"
-            )
-        async with self._changing:
-            before = self._shard_map
-            await self._start_groups(range(len(before.groups), shards))
-            try:
-                self._shard_map = self._shard_map_of(shards)
-            except ValueError as error:
-                self._stop_groups(range(len(before.groups), shards))
-                raise FleetError(f"shards: {error}") from error
-            await self._publish()
-            self._stop_groups(range(shards, len(before.groups)))
-            _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
-            return self._shard_map
+        return await self._scale(shards, self._size)
 
     async def replicas(self, count: int) -> None:
         """Scales to Ray Serve's replica count when that count changes. A call of `scale` holds until the next change.
@@ -184,6 +176,27 @@ class Fleet:
             if not any(self._find(name) for name in plan.shards):
                 return max(1, count)
         return len(self._settings.plans)
+
+    async def _scale(self, shards: int, size: FleetSize | None = None) -> ShardMap:
+        if not 1 <= shards <= len(self._settings.plans):
+            raise FleetError(
+                f"shards: this ensemble has part groups for 1 to {len(self._settings.plans)}, not {shards}"
+            )
+        async with self._changing:
+            before = self._shard_map
+            await self._start_groups(range(len(before.groups), shards))
+            try:
+                shard_map = self._shard_map_of(shards)
+                if size:
+                    await asyncio.to_thread(size.write, shards)
+            except (ValueError, KeysUnavailable) as error:
+                self._stop_groups(range(len(before.groups), shards))
+                raise FleetError(f"shards: {error}") from error
+            self._shard_map = shard_map
+            await self._publish()
+            self._stop_groups(range(shards, len(before.groups)))
+            _log.info("%d shards serve %d parts", shards, self._shard_map.protocol.parts)
+            return self._shard_map
 
     async def _start_groups(self, groups: Sequence[int]) -> None:
         try:
@@ -243,7 +256,7 @@ class Fleet:
 
     async def _try_to_scale(self, shards: int) -> None:
         try:
-            await self.scale(shards)
+            await self._scale(shards)
         except FleetError as error:
             _log.warning("%s", error)
 

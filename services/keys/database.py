@@ -155,6 +155,15 @@ ensembles_table = Table(
     Column("listed", Text, nullable=False),
 )
 
+# The number of shards that an operator chose for each ensemble: `services.fleet.size`.
+fleets_table = Table(
+    "privmix_fleets",
+    metadata,
+    Column("namespace", String(255), primary_key=True),
+    Column("configured", Integer, nullable=False),
+    Column("shards", Integer, nullable=False),
+)
+
 
 def beside(ledger: str) -> str:
     """Where keys are kept by default: in the ledger's PostgreSQL database, or in `keys.db` in its directory."""

@@ -22,6 +22,7 @@ from services.coordinator.messages import Delta, Generation
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
+from services.fleet.size import FleetSize
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.ensembles import write_adapters
@@ -37,6 +38,7 @@ class Running:
 
     namespace: str
     fleet: ActorHandle
+    size: FleetSize
     ledger: Path
     coordinator: CoordinatorSettings
 
@@ -76,12 +78,14 @@ def copied(cluster: None, adapters: dict[str, Path], public_model: Path, tmp_pat
 
 def _running(namespace: str, plans: tuple[ShardPlan, ...], folder: Path) -> Iterator[Running]:
     settings = FleetSettings(namespace, plans, SETTINGS, None, ("coordinator",))
-    fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1)
+    size = FleetSize(str(folder / "database" / "keys.db"), namespace, 1)
+    Path(size.database).parent.mkdir()
+    fleet = FleetActor.options(name="fleet", namespace=namespace).remote(settings, 1, size)
     ray.get(fleet.start.remote())
     terms = PrivacyBudget(ensemble="e", epsilon=8.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
     keeper = budget.start(str(folder / "ledger.db"), terms, namespace=namespace)
     chosen = CoordinatorSettings(plans[0].engine.model, namespace, budget.NAME, lease_tokens=4, patience_s=0.5)
-    yield Running(namespace, fleet, folder / "ledger.db", chosen)
+    yield Running(namespace, fleet, size, folder / "ledger.db", chosen)
     ray.get(fleet.close.remote())
     ray.kill(fleet)
     ray.kill(keeper)
@@ -134,6 +138,11 @@ def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
     for shards in (0, PARTS + 1):
         with pytest.raises(FleetError, match="1 to 3"):
             ray.get(running.fleet.scale.remote(shards))
+    database = Path(running.size.database)
+    hidden = database.parent.rename(database.parent.with_suffix(".hidden"))
+    with pytest.raises(FleetError, match="there is no directory"):
+        ray.get(running.fleet.scale.remote(2))
+    hidden.rename(database.parent)
     assert ray.get(running.fleet.shard_map.remote()) == before
     assert running.living() == living
 
@@ -142,6 +151,7 @@ def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
 def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> None:
     ray.get(running.fleet.replicas.remote(1))
     grown = ray.get(running.fleet.scale.remote(2))
+    assert running.size.read() == 2, "for the next deployment"
     ray.kill(running.fleet, no_restart=False)
     while (found := ray.get(running.fleet.shard_map.remote())).version == grown.version:
         time.sleep(0.1)  # the old one is still answering
