@@ -9,7 +9,15 @@ import typer
 
 from cluster.commands.evaluate import report
 from cluster.console import display
-from cluster.options import DeltaOption, EpsilonsOption, RunsOption, RunTokensOption, SweepOption, TokensOption
+from cluster.options import (
+    DeltaOption,
+    EpsilonsOption,
+    ProtocolsOption,
+    RunsOption,
+    RunTokensOption,
+    SweepOption,
+    TokensOption,
+)
 from services.evaluation.compare import PARTS
 from services.evaluation.compare import compare as compare_methods
 from services.evaluation.evaluate import EvaluationOptions
@@ -34,6 +42,7 @@ def compare(
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
     tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
+    protocol: ProtocolsOption = None,
     run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
     runs: RunsOption = _DEFAULTS.runs,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
@@ -57,6 +66,7 @@ def compare(
             epsilons=tuple(epsilon),
             delta=delta,
             tokens=tuple(tokens),
+            protocols=tuple(protocol) if protocol else None,
             run_tokens=run_tokens,
             runs=runs,
             sweeps=tuple(name for name in sweep if name != "none"),

@@ -9,7 +9,15 @@ import typer
 from rich.table import Table as RichTable
 
 from cluster.console import console, display
-from cluster.options import DeltaOption, EpsilonsOption, RunsOption, RunTokensOption, SweepOption, TokensOption
+from cluster.options import (
+    DeltaOption,
+    EpsilonsOption,
+    ProtocolsOption,
+    RunsOption,
+    RunTokensOption,
+    SweepOption,
+    TokensOption,
+)
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.evaluate import evaluate as evaluate_methods
@@ -39,6 +47,7 @@ def evaluate(
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
     tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
+    protocol: ProtocolsOption = None,
     run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
     runs: RunsOption = _DEFAULTS.runs,
     context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
@@ -63,6 +72,7 @@ def evaluate(
             epsilons=tuple(epsilon),
             delta=delta,
             tokens=tuple(tokens),
+            protocols=tuple(protocol) if protocol else None,
             run_tokens=run_tokens,
             runs=runs,
             context=context,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from services.errors import InputError, WorkError
 from services.evaluation import methods
@@ -24,6 +24,7 @@ from services.evaluation.results import Evaluation, Result, SweepPoint, SweepRes
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text, held_out_text
 from services.evaluation.workbench import Workbench
+from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.finetuned import FinetunedSettings
 from services.privacy.protocols.public import PublicSettings
@@ -38,6 +39,7 @@ class EvaluationOptions(BaseModel):
 
     Attributes:
         epsilons, tokens: the budgets, with a table for each pair. Sweeps use the largest epsilon and the fewest tokens.
+        protocols: the protocols to evaluate besides the references and DP-SGD; None means all.
         run_tokens: the number of positions in a run; None means the fewest tokens of a budget.
         sweeps: the ablation figures to compute.
         sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
@@ -48,6 +50,7 @@ class EvaluationOptions(BaseModel):
     epsilons: tuple[float, ...] = Field((2.0, 8.0), min_length=1)
     delta: float = Field(1e-5, gt=0, lt=1)
     tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((1024,), min_length=1)
+    protocols: tuple[str, ...] | None = Field(None, min_length=1)
     run_tokens: int | None = Field(None, ge=1)
     runs: int = Field(5, ge=1)
     context: int = Field(256, ge=2)
@@ -55,6 +58,14 @@ class EvaluationOptions(BaseModel):
     sweep_runs: int = Field(2, ge=1)
     seed: int = Field(0, ge=0)
     precision: Precision = "auto"
+
+    @field_validator("protocols")
+    @classmethod
+    def _known(cls, protocols: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        unknown = set(protocols or ()) - set(PROTOCOLS)
+        if unknown:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(PROTOCOLS)}")
+        return protocols
 
     @classmethod
     def checked(cls, **values: Any) -> Self:
@@ -74,6 +85,10 @@ class EvaluationOptions(BaseModel):
             for tokens in sorted(self.tokens)
             for epsilon in sorted(self.epsilons)
         )
+
+    def include(self, settings: Settings) -> bool:
+        """Returns whether to evaluate these settings. References are always evaluated."""
+        return self.protocols is None or isinstance(settings, EnsembleSettings) or settings.protocol in self.protocols
 
     @property
     def sweep_budget(self) -> Budget:
@@ -168,7 +183,8 @@ class _Comparison:
         if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
             yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
         for settings in methods.private(budget, main.parts, self._halves):
-            yield self._case(main, settings)
+            if self._options.include(settings):
+                yield self._case(main, settings)
 
     def _references(self) -> Iterator[tuple[str, Case]]:
         main, finetuned = self._ensembles.main, self._ensembles.finetuned
@@ -182,11 +198,19 @@ class _Comparison:
         for sweep in methods.sweeps(budget, main.parts, self._halves):
             if sweep.quantity not in self._options.sweeps:
                 continue
-            yield sweep.quantity, [(point.value, *self._case(main, point.settings)) for point in sweep.points]
+            points = [point for point in sweep.points if self._options.include(point.settings)]
+            yield sweep.quantity, [(point.value, *self._case(main, point.settings)) for point in points]
         sizes = sorted((main, *self._ensembles.others), key=lambda each: each.parts)
         if len(sizes) > 1 and "parts" in self._options.sweeps:
-            of_size = [(each, settings) for each in sizes for settings in methods.of_size(budget, each.parts)]
-            yield "parts", [(float(each.parts), *self._case(each, settings)) for each, settings in of_size]
+            yield (
+                "parts",
+                [
+                    (float(each.parts), *self._case(each, settings))
+                    for each in sizes
+                    for settings in methods.of_size(budget, each.parts)
+                    if self._options.include(settings)
+                ],
+            )
 
     def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
         return settings.label, Case(ensemble.directory, settings)

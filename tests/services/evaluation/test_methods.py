@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from services.errors import InputError
+from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.methods import Budget, Quantity, dp_sgd, private, sweeps
 from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
 from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.privacy.protocols.ensemble import EnsembleSettings
 from services.training.manifest import Manifest, PrivateTraining
 from tests.services.evaluation.written import write_rows
 
@@ -33,6 +35,14 @@ def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
             cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
             assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
     assert "SubMix" not in [each.label for each in private(budget(epsilon), PARTS, halves=False)]
+
+
+def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
+    options = EvaluationOptions.checked(protocols=("pmixed", "exponential"))
+    compared = [*private(budget(8.0), PARTS, halves=True), EnsembleSettings()]
+    assert {each.protocol for each in compared if options.include(each)} == {"pmixed", "exponential", "ensemble"}
+    with pytest.raises(InputError, match=r"protocols: .*mixed; choose from .*pmixed"):
+        EvaluationOptions.checked(protocols=("mixed",))
 
 
 @pytest.mark.parametrize(("epsilon", "published", "halves"), [(8.0, 3, 4.0), (2.0, None, None)])
