@@ -35,7 +35,7 @@ from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
 from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
-from services.keys.database import Database, beside
+from services.keys.database import Database, default_database
 from services.keys.store import KeyStore
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
@@ -129,7 +129,7 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
 
 def keys_database(configuration: Configuration) -> str:
     """Where keys are kept: a path or a URL."""
-    return configuration.keys.database or beside(configuration.budget.ledger)
+    return configuration.keys.database or default_database(configuration.budget.ledger)
 
 
 @dataclass(frozen=True)

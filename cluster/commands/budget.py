@@ -12,8 +12,8 @@ from cluster.options import JsonOption
 from services.budget.errors import LedgerError
 from services.budget.reader import read
 from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
-from services.keys.database import beside
-from services.keys.usage import KeyUsage, used_by_key
+from services.keys.database import default_database
+from services.keys.usage import KeyUsage, usage_by_key
 
 
 def budget(
@@ -53,7 +53,7 @@ def budget(
     everything = statement(balance)
     stated = everything if operator else everything.ledger()
     recomputed = recompute(balance, delta or balance.terms.delta) if again else None
-    used = used_by_key(keys or beside(ledger), ensemble) if by_key else None
+    used = usage_by_key(keys or default_database(ledger), ensemble) if by_key else None
     if as_json:
         record = stated.model_dump(mode="json")
         record |= {"recomputed": recomputed.model_dump()} if recomputed else {}

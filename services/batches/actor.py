@@ -14,8 +14,8 @@ from services.batches.records import Batch, BatchOrder, File, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, Page, Stored
 from services.keys.database import Database
+from services.keys.fair_queue import background_capacity
 from services.keys.records import KeysUnavailable
-from services.keys.turns import background_places
 
 if TYPE_CHECKING:
     from services.batches.runner import Runner
@@ -46,7 +46,7 @@ class Batches:
         self._settings = settings
         self._store = BatchStore(Database(database))
         self._gateway = gateway
-        self._places = background_places(capacity)
+        self._places = background_capacity(capacity)
         self._runner: Runner | None = None
         self._loading = asyncio.Lock()
         self._tasks = {asyncio.get_running_loop().create_task(self._watch())}

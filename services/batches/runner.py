@@ -92,7 +92,7 @@ class Runner:
             self._serving.set()
             while True:
                 await asyncio.sleep(PULSE_S)
-                await self._keys.pulse(self._models.pulse())
+                await self._keys.heartbeat(self._models.heartbeat())
 
     def start(self, stored: Stored) -> None:
         """Run a batch from where it is, if it does not run already."""

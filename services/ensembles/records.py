@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from services.keys.messages import Room
+from services.keys.messages import AdmissionLimits
 
 State = Literal["serving", "draining"]
 
@@ -55,8 +55,8 @@ class Ensemble(BaseModel):
         return self.name if self.own_shares else None
 
     @property
-    def room(self) -> Room:
-        return Room(self.name, self.capacity, self.max_waiting, self.shares)
+    def admission_limits(self) -> AdmissionLimits:
+        return AdmissionLimits(self.name, self.capacity, self.max_waiting, self.shares)
 
 
 class EnsembleEntry(BaseModel):

@@ -78,4 +78,4 @@ async def _pulse(models: Models, keys: KeyService) -> None:
     """Tell the keys actor what this gateway sees, and that it lives."""
     while True:
         await asyncio.sleep(PULSE_S)
-        await keys.pulse(models.pulse())
+        await keys.heartbeat(models.heartbeat())

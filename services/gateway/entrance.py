@@ -50,7 +50,7 @@ class Entrance:
         wanted = sum(generation.max_tokens for generation in generations)
         admitting = asyncio.ensure_future(
             self._keys.admit(
-                id_, self._identity, self._served.ensemble.room, wanted, len(generations), self._background
+                id_, self._identity, self._served.ensemble.admission_limits, wanted, len(generations), self._background
             )
         )
         try:

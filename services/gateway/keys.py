@@ -17,7 +17,16 @@ from starlette.requests import HTTPConnection
 
 from services.gateway.access import record
 from services.gateway.errors import NO_RETRY, ApiError, invalid, unavailable
-from services.keys.messages import Admitted, Identity, NoKey, Pulse, RateState, RateStates, Refused, Room
+from services.keys.messages import (
+    AdmissionLimits,
+    Admitted,
+    Identity,
+    InvalidKey,
+    RateState,
+    RateStates,
+    Refused,
+    TrafficUpdate,
+)
 from services.keys.records import CLIENT_SCOPES, KeysError, KeysUnavailable, Scope, UnknownKey
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
@@ -75,7 +84,7 @@ class KeyService:
         if owner.startswith(CONFIGURED):
             prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
             if owner not in prefixes:
-                raise _unauthorised(NoKey("revoked"))
+                raise _unauthorised(InvalidKey("revoked"))
             return self._of_configuration(prefixes.index(owner))
         if owner == ANONYMOUS.id:
             found = await self.ask("identify", None)
@@ -83,20 +92,28 @@ class KeyService:
                 raise _unauthorised(found)
             return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
         found = await self.ask("identity", owner)
-        if isinstance(found, NoKey):
+        if isinstance(found, InvalidKey):
             raise _unauthorised(found)
         identity: Identity = found
         return identity
 
     async def admit(
-        self, id_: str, identity: Identity, room: Room, wanted: int, generations: int, background: bool = False
+        self,
+        id_: str,
+        identity: Identity,
+        limits: AdmissionLimits,
+        wanted: int,
+        generations: int,
+        background: bool = False,
     ) -> Admitted:
         """Returns when the request may begin; it is charged then, and `settle` must follow.
 
         Raises:
             ApiError: 400, 429: nothing is charged; 503: the keys actor does not answer.
         """
-        outcome = await self.ask("admit", id_, identity.subjects, room, wanted, generations, self._gateway, background)
+        outcome = await self.ask(
+            "admit", id_, identity.subjects, limits, wanted, generations, self._gateway, background
+        )
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
         admitted: Admitted = outcome
@@ -107,10 +124,10 @@ class KeyService:
         with suppress(ApiError):
             await self.ask("settle", id_, used)
 
-    async def pulse(self, seen: Pulse) -> None:
+    async def heartbeat(self, seen: TrafficUpdate) -> None:
         if self._actor is not None:
             with suppress(ApiError):
-                await self.ask("pulse", self._gateway, seen)
+                await self.ask("heartbeat", self._gateway, seen)
 
     async def _identity(self, shown: str | None) -> Identity:
         # Digests have one length, and all keys are looked at, so the time tells nothing of them.
@@ -118,7 +135,7 @@ class KeyService:
         if any(matches):
             return self._of_configuration(matches.index(True))
         if self._actor is None:
-            found: Identity | NoKey = NoKey("unknown", required=False)
+            found: Identity | InvalidKey = InvalidKey("unknown", required=False)
         else:
             found = await self.ask("identify", shown and _digest(shown).hex())
         if isinstance(found, Identity):
@@ -214,7 +231,7 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def _unauthorised(found: NoKey) -> ApiError:
+def _unauthorised(found: InvalidKey) -> ApiError:
     message = {
         "unknown": "give an API key of this service in the header: Authorization: Bearer KEY",
         "expired": "this API key has expired; ask the service's administrator for another",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.keys.messages import Flow, Pulse
+from services.keys.messages import EnsembleTraffic, TrafficUpdate
 
 MOST_TIMES = 200
 
@@ -11,7 +11,7 @@ class SeenTokens:
     """Of one ensemble."""
 
     def __init__(self) -> None:
-        self._flow = Flow()
+        self._flow = EnsembleTraffic()
 
     def tokens(self, count: int) -> None:
         self._flow.tokens += count
@@ -20,9 +20,9 @@ class SeenTokens:
         if len(self._flow.first_token_s) < MOST_TIMES:
             self._flow.first_token_s.append(seconds)
 
-    def take(self, live: int) -> Flow:
+    def take(self, live: int) -> EnsembleTraffic:
         """What was seen since the last call."""
-        flow, self._flow = self._flow, Flow()
+        flow, self._flow = self._flow, EnsembleTraffic()
         flow.live = live
         return flow
 
@@ -31,7 +31,7 @@ class SeenRequests:
     """Of all ensembles, and of none: a request may be refused before it is known which one it asks."""
 
     def __init__(self) -> None:
-        self._pulse = Pulse()
+        self._pulse = TrafficUpdate()
 
     def request(self) -> None:
         self._pulse.requests += 1
@@ -39,8 +39,8 @@ class SeenRequests:
     def refused(self, code: str) -> None:
         self._pulse.refusals[code] = self._pulse.refusals.get(code, 0) + 1
 
-    def take(self, flows: Mapping[str, Flow]) -> Pulse:
-        """What was seen since the last call, with the flows of the ensembles."""
-        pulse, self._pulse = self._pulse, Pulse()
-        pulse.flows = dict(flows)
+    def take(self, ensembles: Mapping[str, EnsembleTraffic]) -> TrafficUpdate:
+        """What was seen since the last call, with the ensembles of the ensembles."""
+        pulse, self._pulse = self._pulse, TrafficUpdate()
+        pulse.ensembles = dict(ensembles)
         return pulse

@@ -18,7 +18,7 @@ from services.gateway.prompts import Prompts
 from services.gateway.seen import SeenRequests
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
-from services.keys.messages import Pulse
+from services.keys.messages import TrafficUpdate
 
 LOOK_S = 1.0
 ASK_S = 10.0
@@ -129,7 +129,7 @@ class Models:
                 return served
         raise model_not_found(self.names)
 
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> TrafficUpdate:
         """Return the counts since the last call."""
         return self.seen.take({each.ensemble.name: each.hub.seen.take(each.hub.live) for each in self.all})
 

@@ -1,4 +1,4 @@
-"""The keys actor: the one process of a service that says who may ask, and charges shares."""
+"""Implements the Ray actor that identifies API keys, admits their requests and charges their shares."""
 
 import asyncio
 import logging
@@ -14,19 +14,19 @@ import ray
 from ray.actor import ActorHandle
 
 from services.keys.database import Database
-from services.keys.messages import Admitted, Identity, NoKey, Pulse, Refused, Room
+from services.keys.fair_queue import FairQueue, QueueFull
+from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.metrics import ShareMetrics
-from services.keys.rates import Rates
+from services.keys.rate_limiter import RateLimiter
 from services.keys.records import Key, KeyAccount, KeysUnavailable, Scope, Share, now
 from services.keys.store import Exhausted, KeyStore, Reserved
-from services.keys.subjects import charged, ensemble_of, group_subject, subjects_of
+from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
-from services.keys.turns import QueueFull, Turns
 
 NAME = "keys"
 WATCH_S = 5.0
-FORFEIT_S = 60.0
-"""A gateway that has said nothing for this long is gone: what its requests held stays charged."""
+HEARTBEAT_TIMEOUT_S = 60.0
+"""A gateway without a heartbeat for this long is considered gone. The tokens that its requests held stay charged."""
 
 T = TypeVar("T")
 
@@ -35,57 +35,62 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Request:
-    """A request between `admit` and `settle`; `begun` once its turn has come, and `task` until it is admitted."""
+    """Holds a request between `admit` and `settle`.
+
+    Attributes:
+        queue: None if a previous actor admitted the request and its ensemble has had no other request since.
+        task: the task in which the request waits; None once it is admitted.
+        started: whether the request has its place in the queue.
+        counted: whether it counts as live streams of its shares. A background request counts only once it has started.
+    """
 
     subjects: tuple[str, ...]
     generations: int
     gateway: str
-    turns: Turns | None = None
-    """None: an earlier actor started the request, and no request for the same room has come since."""
+    queue: FairQueue | None = None
     task: "asyncio.Task[object] | None" = None
     background: bool = False
-    begun: bool = False
+    started: bool = False
     counted: bool = False
-    """Among the live streams of its shares; one of the background only once it has begun."""
 
 
 class Keys:
-    """Identifies keys, admits requests within their shares and in fair turns, and takes back what they did not use.
+    """Identifies keys, admits requests fairly within their shares, and returns unused tokens to the shares.
 
-    Shares and usage are in the database, so a restarted actor continues from there. Rates per minute are in memory and
-    start full again. The requests for each ensemble take turns among themselves.
+    Shares and usage are in the database, so a restarted actor continues from there. Rate limits are in memory and start
+    full after a restart. Each ensemble has a queue of its own.
     """
 
     def __init__(self, database: str) -> None:
         self._store = KeyStore(Database(database))
         self._transaction = asyncio.Lock()
-        self._turns: dict[Room, Turns] = {}
-        self._rates = Rates()
+        self._queues: dict[AdmissionLimits, FairQueue] = {}
+        self._rate_limiter = RateLimiter()
         self._traffic = Traffic()
         self._metrics = ShareMetrics()
         self._requests: dict[str, _Request] = {}
-        self._live: Counter[str] = Counter()
-        self._given_back: dict[str, asyncio.Event] = {}
-        self._heard: dict[str, float] = {}
-        for held in self._store.open_reservations():  # of the actor that this one replaces
-            self._enter(held.id, _Request(held.subjects, held.generations, held.gateway, begun=True))
+        self._live_streams: Counter[str] = Counter()
+        self._share_changed: dict[str, asyncio.Event] = {}
+        self._heartbeats: dict[str, float] = {}
+        for open_ in self._store.open_reservations():  # requests that a previous actor admitted
+            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway, started=True))
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def ready(self) -> None:
         """Returns when the database is open."""
 
-    async def identify(self, hash_: str | None) -> Identity | NoKey:
-        """The key whose secret has this hash."""
+    async def identify(self, hash_: str | None) -> Identity | InvalidKey:
+        """Returns the identity of the key whose secret has this hash."""
         key = await self._do(lambda: self._store.find(hash_)) if hash_ else None
         if key is None:
-            return NoKey("unknown", required=await self._do(self._store.required))
+            return InvalidKey("unknown", required=await self._do(self._store.required))
         return _identity(key)
 
-    async def identity(self, id_: str) -> Identity | NoKey:
-        """The key of this id, for work that goes on after its client has left.
+    async def identity(self, id_: str) -> Identity | InvalidKey:
+        """Returns the identity of the key with this id, for work that continues after its client has left.
 
         Raises:
-            UnknownKey: there is none.
+            UnknownKey: no key has this id.
         """
         return _identity((await self.account(id_)).key)
 
@@ -93,39 +98,39 @@ class Keys:
         self,
         id_: str,
         subjects: Sequence[str],
-        room: Room,
+        limits: AdmissionLimits,
         wanted: int,
         generations: int,
         gateway: str,
         background: bool = False,
     ) -> Admitted | Refused:
-        """Charge a request to its shares, and return when its turn has come.
+        """Charges a request to its shares and returns when it may start.
 
-        A request waits while others hold what its share still has, and while the service is full. Fewer tokens than
-        `wanted` are admitted where the share ends; then no other request holds any of it.
+        A request waits while other requests hold the rest of its share, and while the service is full. It gets fewer
+        tokens than `wanted` only if its share has no more and no other request holds any of it.
 
         Args:
-            id_: the request's name, for `settle`.
-            subjects: the shares of the key that asks.
-            room: of the ensemble that it asks.
-            background: let all others go before; nothing of the shares is held while it waits for its turn.
+            id_: identifies the request in `settle`.
+            subjects: the subjects of the key's shares.
+            limits: the limits of the ensemble that serves the request.
+            background: let all other requests go first, and hold no tokens while the request waits in the queue.
         """
-        subjects = charged(subjects, room.shares)
+        subjects = charged_subjects(subjects, limits.shares)
         shares = await self._do(lambda: self._store.shares(subjects))
-        if id_ in self._requests:  # Ray sends a call again to an actor that it made again
+        if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
             before = await self._reserve(id_, wanted)
-            return before if isinstance(before, Refused) else Admitted(before.tokens, self._rates.states(shares))
-        if refused := self._never(shares, wanted, generations):
+            return before if isinstance(before, Refused) else Admitted(before.tokens, self._rate_limiter.states(shares))
+        if refused := self._exceeds_share(shares, wanted, generations):
             return refused
-        if not background and (refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted)):
+        if not background and (refused := self._exceeds_rates(id_, shares, wanted, generations)):
             return refused
-        turns = self._turns_in(room)
-        request = _Request(subjects, generations, gateway, turns, asyncio.current_task(), background)
-        self._enter(id_, request)
+        queue = self._queue_for(limits)
+        request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
+        self._add(id_, request)
         try:
             if background:
-                await self._begin(request, turns)
-                if refused := self._not_now(shares, generations) or self._rates.take(id_, shares, wanted):
+                await self._start(request, queue)
+                if refused := self._exceeds_rates(id_, shares, wanted, generations):
                     await self._end(id_, 0)
                     return refused
                 self._count(request)
@@ -134,7 +139,7 @@ class Keys:
                 await self._end(id_, 0)
                 return reserved
             if not background:
-                await self._begin(request, turns)
+                await self._start(request, queue)
         except QueueFull:
             await self._end(id_, 0)
             return Refused("overloaded", retry_after_s=1.0)
@@ -142,13 +147,13 @@ class Keys:
             await asyncio.shield(self._end(id_, 0))
             raise
         request.task = None
-        self._rates.put_back(id_, wanted - reserved.tokens)
-        return Admitted(reserved.tokens, self._rates.states(shares))
+        self._rate_limiter.put_back(id_, wanted - reserved.tokens)
+        return Admitted(reserved.tokens, self._rate_limiter.states(shares))
 
     async def settle(self, id_: str, used: int | None) -> None:
-        """A request has ended, after `used` tokens; None where nobody knows, then all it was granted stays charged.
+        """Ends a request that used `used` tokens. If None, all its reserved tokens stay charged.
 
-        A request that still waits to be admitted is given up.
+        A request that still waits for admission is cancelled.
         """
         request = self._requests.get(id_)
         if request is not None and request.task is not None:
@@ -156,18 +161,18 @@ class Keys:
             await asyncio.wait([request.task])
         await self._end(id_, used)
 
-    async def pulse(self, gateway: str, seen: Pulse) -> None:
-        """What a gateway has seen. Each sends this every second or so, and counts as gone when it does not."""
-        self._heard[gateway] = time.monotonic()
-        self._traffic.add(gateway, seen)
+    async def heartbeat(self, gateway: str, update: TrafficUpdate) -> None:
+        """Records that a gateway is alive, and its traffic. Gateways send one about every second."""
+        self._heartbeats[gateway] = time.monotonic()
+        self._traffic.add(gateway, update)
 
     async def traffic(self, ensemble: str | None = None) -> TrafficReport:
-        """What all gateways have seen: of one ensemble, or of all together."""
-        rooms = (turns for room, turns in self._turns.items() if ensemble in (None, room.ensemble))
-        return self._traffic.report(ensemble, waiting=sum(turns.waiting for turns in rooms))
+        """Returns the traffic of all gateways, for one ensemble or for all together."""
+        queues = (queue for limits, queue in self._queues.items() if ensemble in (None, limits.ensemble))
+        return self._traffic.report(ensemble, waiting=sum(queue.waiting for queue in queues))
 
     async def accounts(self) -> list[KeyAccount]:
-        """Every key, with its share and its usage."""
+        """See `KeyStore.accounts`."""
         return await self._do(self._store.accounts)
 
     async def account(self, id_or_name: str) -> KeyAccount:
@@ -183,7 +188,7 @@ class Keys:
         expires: datetime | None,
         share: Share,
     ) -> tuple[Key, str]:
-        """See `KeyStore.create`; the second is the secret's text."""
+        """See `KeyStore.create`. Returns the key and the text of its secret."""
         key, secret = await self._do(
             lambda: self._store.create(name, owner=owner, group=group, scopes=scopes, expires=expires, share=share)
         )
@@ -192,26 +197,26 @@ class Keys:
     async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
         """See `KeyStore.limit`."""
         account = await self._do(lambda: self._store.limit(id_or_name, share, ensemble))
-        self._look_again(charged(subjects_of(account.key), ensemble))
+        self._wake_waiting(charged_subjects(subjects_of(account.key), ensemble))
         return account
 
     async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """See `KeyStore.limit_group`."""
         await self._do(lambda: self._store.limit_group(group, share, ensemble))
-        self._look_again(charged((group_subject(group),), ensemble))
+        self._wake_waiting(charged_subjects((group_subject(group),), ensemble))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
-        """See `KeyStore.rotate`; the second is the secret's text."""
+        """See `KeyStore.rotate`. Returns the key and the text of its secret."""
         key, secret = await self._do(lambda: self._store.rotate(id_or_name, grace))
         return key, secret.text
 
     async def revoke(self, id_or_name: str) -> Key:
-        """See `KeyStore.revoke`; requests that run end as they would."""
+        """See `KeyStore.revoke`. Running requests continue to their end."""
         return await self._do(lambda: self._store.revoke(id_or_name))
 
     @staticmethod
-    def _never(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
-        """The refusal of a request that one of its shares could never pay for."""
+    def _exceeds_share(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
+        """Refuses a request that one of its shares can never admit."""
         for share in shares.values():
             if share.largest_request is not None and wanted > share.largest_request:
                 return Refused("request_too_large", share.largest_request)
@@ -221,17 +226,20 @@ class Keys:
                 return Refused("more_than_live_streams", share.live_streams)
         return None
 
-    def _not_now(self, shares: dict[str, Share], generations: int) -> Refused | None:
+    def _exceeds_rates(self, id_: str, shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
+        """Refuses a request that exceeds a limit now, or charges it to the rate limits."""
         for subject, share in shares.items():
-            if share.live_streams is not None and self._live[subject] + generations > share.live_streams:
+            if share.live_streams is not None and self._live_streams[subject] + generations > share.live_streams:
                 return Refused("live_streams", share.live_streams)
-        return None
+        return self._rate_limiter.take(id_, shares, wanted)
 
     async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
         request = self._requests[id_]
         while True:
-            # Taken before the share is looked at: what is given back meanwhile is not missed.
-            given_back = {each: self._given_back.setdefault(each, asyncio.Event()) for each in request.subjects}
+            # The events must exist before the share is read, so that no change in between is missed.
+            changed = {
+                subject: self._share_changed.setdefault(subject, asyncio.Event()) for subject in request.subjects
+            }
             outcome = await self._do(
                 lambda: self._store.reserve(id_, request.subjects, wanted, request.generations, request.gateway)
             )
@@ -239,62 +247,64 @@ class Keys:
                 case Reserved():
                     return outcome
                 case Exhausted(limit="tokens_per_day"):
-                    return Refused("daily_share_exhausted", retry_after_s=_until_midnight())
+                    return Refused("daily_share_exhausted", retry_after_s=_seconds_until_midnight())
                 case Exhausted():
                     return Refused("share_exhausted")
-                case _ if request.background:  # it has a place, for which the holder of the share may wait
+                case _ if request.background:
+                    # A background request already has a place in the queue. The request that holds the share may wait
+                    # for that place, so waiting here could deadlock.
                     return Refused("overloaded", retry_after_s=1.0)
                 case _:
-                    await given_back[outcome.subject].wait()
+                    await changed[outcome.subject].wait()
 
-    def _turns_in(self, room: Room) -> Turns:
-        """The turns of one room. Its first use counts the requests that an earlier actor started."""
-        if room not in self._turns:
-            turns = self._turns[room] = Turns(room.capacity, room.max_waiting)
+    def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
+        """Returns the queue of an ensemble. A new queue contains the requests that a previous actor admitted."""
+        if limits not in self._queues:
+            queue = self._queues[limits] = FairQueue(limits.capacity, limits.max_waiting)
             for request in self._requests.values():
-                if request.turns is None and ensemble_of(request.subjects) == room.shares:
-                    turns.restore(request.subjects[0], request.generations)
-                    request.turns = turns
-        return self._turns[room]
+                if request.queue is None and ensemble_of(request.subjects) == limits.shares:
+                    queue.restore(request.subjects[0], request.generations)
+                    request.queue = queue
+        return self._queues[limits]
 
     @staticmethod
-    async def _begin(request: _Request, turns: Turns) -> None:
-        """Wait for the turn of a request."""
-        await turns.take(request.subjects[0], request.generations, background=request.background)
-        request.begun = True
+    async def _start(request: _Request, queue: FairQueue) -> None:
+        """Waits until the queue lets the request start."""
+        await queue.acquire(request.subjects[0], request.generations, background=request.background)
+        request.started = True
 
-    def _enter(self, id_: str, request: _Request) -> None:
+    def _add(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request
-        self._heard.setdefault(request.gateway, time.monotonic())
+        self._heartbeats.setdefault(request.gateway, time.monotonic())
         if not request.background:
             self._count(request)
 
     def _count(self, request: _Request) -> None:
         request.counted = True
         for subject in request.subjects:
-            self._live[subject] += request.generations
+            self._live_streams[subject] += request.generations
 
     async def _end(self, id_: str, used: int | None) -> None:
-        """Settle a reservation, if there is one, and let others have what it held. Doing so again changes nothing."""
+        """Settles the reservation of a request and releases everything that it holds. Idempotent."""
         settled = await self._do(lambda: self._store.settle(id_, used))
         request = self._requests.pop(id_, None)
         if request is not None:
             for subject in request.subjects if request.counted else ():
-                self._live[subject] -= request.generations
-            if request.begun and request.turns is not None:
-                request.turns.give_back(request.subjects[0], request.generations, background=request.background)
-        self._rates.end(id_, 0 if settled is None else settled.tokens if used is None else used)
+                self._live_streams[subject] -= request.generations
+            if request.started and request.queue is not None:
+                request.queue.release(request.subjects[0], request.generations, background=request.background)
+        self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
-            self._look_again(settled.subjects)
+            self._wake_waiting(settled.subjects)
 
-    def _look_again(self, subjects: Sequence[str]) -> None:
-        """Wake the requests that wait for these shares."""
+    def _wake_waiting(self, subjects: Sequence[str]) -> None:
+        """Wakes the requests that wait for tokens of these shares."""
         for subject in subjects:
-            if event := self._given_back.pop(subject, None):
+            if event := self._share_changed.pop(subject, None):
                 event.set()
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """One transaction off the event loop. A caller that is cancelled does not end it half-way."""
+        """Runs a transaction in a thread. The cancellation of a caller does not interrupt it."""
 
         async def exclusively() -> T:
             async with self._transaction:
@@ -303,12 +313,13 @@ class Keys:
         return await asyncio.shield(asyncio.ensure_future(exclusively()))
 
     async def _watch(self) -> None:
-        """Settle what gateways held that are gone, and measure the shares."""
+        """Settles the requests of gateways that are gone, and updates the metrics of the shares."""
         while True:
             await asyncio.sleep(WATCH_S)
             with suppress(KeysUnavailable):
-                self._metrics.looked(await self.accounts())
-            gone = {gateway for gateway, at in self._heard.items() if time.monotonic() - at > FORFEIT_S}
+                self._metrics.update(await self.accounts())
+            now_s = time.monotonic()
+            gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
             for id_, request in list(self._requests.items()):
                 if request.gateway in gone:
                     try:
@@ -316,19 +327,20 @@ class Keys:
                     except KeysUnavailable as error:
                         _log.warning("%s", error)
             for gateway in gone:
-                del self._heard[gateway]
+                del self._heartbeats[gateway]
 
 
-def _identity(key: Key) -> Identity | NoKey:
+def _identity(key: Key) -> Identity | InvalidKey:
     if not key.valid(now()):
-        return NoKey("revoked" if key.revoked else "expired")
+        return InvalidKey("revoked" if key.revoked else "expired")
     return Identity(key.id, key.name, key.scopes, subjects_of(key))
 
 
-def _until_midnight() -> float:
-    moment = now()
-    midnight = (moment + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    return (midnight - moment).total_seconds()
+def _seconds_until_midnight() -> float:
+    """Returns the seconds until midnight UTC, when daily shares start again."""
+    time_ = now()
+    midnight = (time_ + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    return (midnight - time_).total_seconds()
 
 
 KeysActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=4096)(Keys)
@@ -342,15 +354,16 @@ def start(
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
 ) -> ActorHandle:
-    """Start the keys actor under a name, and wait for its database.
+    """Starts the keys actor and waits until its database is open.
 
     Args:
-        keep: take the actor of this name that lives already, if there is one.
+        keep: reuse a living actor with this name.
 
     Raises:
-        KeysUnavailable: the database cannot be used; no actor is left behind.
+        KeysUnavailable: the database cannot be used. No actor was started.
     """
-    KeyStore(Database(database)).required()  # an actor whose constructor fails would only say that it died
+    # Opened here first, because an actor whose constructor fails does not report why.
+    KeyStore(Database(database)).required()
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = KeysActor.options(**options).remote(database)
     ray.get(actor.ready.remote())

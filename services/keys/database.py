@@ -1,9 +1,9 @@
-"""The database of the service: keys, shares, usage, alerts, batches and the list of ensembles.
+"""Defines the database of the service: keys, shares, usage, alerts, batches and the list of ensembles.
 
-It is a SQLite file, or in PostgreSQL by URL.
+It is a SQLite file or a PostgreSQL database.
 
-Not the ledger: keys outlive ensembles and change, while a ledger belongs to one ensemble, has one writer and is only
-ever appended to. With PostgreSQL both may be in one database, because their tables have names of their own.
+It is separate from the ledger: keys change and outlive ensembles, while a ledger belongs to one ensemble, has one
+writer and is append-only. One PostgreSQL database can hold both, because the names of their tables differ.
 """
 
 import sqlite3
@@ -35,11 +35,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from services.keys.records import KeysUnavailable
 from services.migrations import Migrations, UnknownRevision
 
-ADVISORY_LOCK = 0x6B657973  # "keys": one writer at a time, as in SQLite
+ADVISORY_LOCK = 0x6B657973  # "keys" in ASCII. Allows one writer at a time, as in SQLite.
 BUSY_TIMEOUT_S = 30
 
 REVISION_TABLE = "privmix_keys_revision"
-BEFORE_REVISIONS = "0001"  # the layout of databases that were made before revisions were recorded
+BEFORE_REVISIONS = "0001"  # the schema of databases from before revisions were recorded
 migrations = Migrations("services.keys:migrations", REVISION_TABLE)
 
 metadata = MetaData()
@@ -88,7 +88,7 @@ reservations_table = Table(
     Column("gateway", String(64), nullable=False),
 )
 
-# What alerts have told already: `Conditions.levels`, as JSON.
+# `levels` is `services.alerts.conditions.Conditions.levels` as JSON.
 alert_levels_table = Table(
     "privmix_alert_levels",
     metadata,
@@ -107,7 +107,7 @@ alerts_table = Table(
     Column("created", String(40), nullable=False),
 )
 
-# Files that clients keep here; `record` is `services.batches.records.File`, times are Unix microseconds and seconds.
+# `record` is `services.batches.records.File` as JSON; `created` is in Unix microseconds, `expires` in Unix seconds.
 files_table = Table(
     "privmix_files",
     metadata,
@@ -120,7 +120,7 @@ files_table = Table(
     Column("content", LargeBinary, nullable=False),
 )
 
-# `record` is `services.batches.records.Batch`.
+# `record` is `services.batches.records.Batch` as JSON; `created` is in Unix microseconds.
 batches_table = Table(
     "privmix_batches",
     metadata,
@@ -133,7 +133,7 @@ batches_table = Table(
     Column("record", Text, nullable=False),
 )
 
-# The lines of open batches that have begun; one with `goes_to` is answered.
+# Holds the lines of open batches that were started; `goes_to` is set once a line is answered.
 batch_lines_table = Table(
     "privmix_batch_lines",
     metadata,
@@ -147,7 +147,7 @@ batch_lines_table = Table(
 )
 
 
-# The ensembles that a service has now: those of its configuration, and what was added, drained and retired since.
+# `listed` is a list of `services.ensembles.records.EnsembleEntry` as JSON.
 ensembles_table = Table(
     "privmix_ensembles",
     metadata,
@@ -165,8 +165,8 @@ fleets_table = Table(
 )
 
 
-def beside(ledger: str) -> str:
-    """Where keys are kept by default: in the ledger's PostgreSQL database, or in `keys.db` in its directory."""
+def default_database(ledger: str) -> str:
+    """Returns the default database for a ledger: its PostgreSQL database, or `keys.db` in its directory."""
     if "://" not in ledger:
         return str(Path(ledger).with_name("keys.db"))
     url = make_url(ledger)
@@ -174,10 +174,10 @@ def beside(ledger: str) -> str:
 
 
 class Database:
-    """The database that `place`, a path or a URL, names; opening it makes its tables, or brings them up to date.
+    """Opens the database at `place`, a path or a URL. Creates its tables or migrates them to the newest revision.
 
     Raises:
-        KeysUnavailable: it cannot be opened, or a later version of privmix wrote it.
+        KeysUnavailable: the database cannot be opened, or a later version of privmix wrote it.
     """
 
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
@@ -195,17 +195,17 @@ class Database:
 
     def _check_file(self, create: bool) -> None:
         if not Path(self.name).parent.is_dir():
-            raise KeysUnavailable(f"keys {self.name}: there is no directory for it; make it, or name another")
+            raise KeysUnavailable(f"keys {self.name}: its directory does not exist; create it or name another path")
         if not create and not Path(self.name).exists():
-            raise KeysUnavailable(f"keys {self.name}: there is no such file; `privmix keys create` makes it")
+            raise KeysUnavailable(f"keys {self.name}: this file does not exist; `privmix keys create` creates it")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction, alone among all that use the database; on disk when this returns.
+        """Runs a transaction while no other process has one. It is on disk when the context exits.
 
         Raises:
             KeysUnavailable: the database failed.
-            IntegrityError: a row that must be unique is there already.
+            IntegrityError: a row violates a uniqueness constraint.
         """
         try:
             with self._engine.begin() as connection:
@@ -222,14 +222,14 @@ def _resolve(place: str) -> URL:
     try:
         url = make_url(place)
     except (ArgumentError, ValueError) as error:
-        raise KeysUnavailable("keys: this is neither a path nor a database URL") from error
+        raise KeysUnavailable("keys: give a path or a database URL") from error
     match url.get_backend_name():
         case "postgresql" | "postgres":
             return url.set(drivername="postgresql+psycopg") if "+" not in url.drivername else url
         case "sqlite" if url.database and url.database != ":memory:":
             return _resolve(url.database)
         case other:
-            raise KeysUnavailable(f"keys are kept in a SQLite file or in PostgreSQL, not in {other}")
+            raise KeysUnavailable(f"keys: use a SQLite file or PostgreSQL; {other} is not supported")
 
 
 def _engine(url: URL) -> Engine:
@@ -246,6 +246,6 @@ def _engine(url: URL) -> Engine:
 
 def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     assert isinstance(connection, sqlite3.Connection)
-    connection.isolation_level = None  # transactions begin where the event above says
+    connection.isolation_level = None  # The "begin" event starts transactions; the driver must not.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

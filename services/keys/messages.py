@@ -1,4 +1,4 @@
-"""What gateways and the keys actor say to each other: plain data that crosses Ray."""
+"""Defines the messages between gateways and the keys actor: plain data that Ray sends."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,12 +16,12 @@ Refusal = Literal[
     "larger_than_a_minute",
     "more_than_live_streams",
 ]
-"""Of the last three no waiting helps: the share could never pay for such a request."""
+"""Waiting does not help after the last three: the share can never admit such a request."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks. `subjects` are the shares that tokens are charged to, the key's own first."""
+    """Identifies the key of a request. `subjects` names the shares that pay for its tokens, the key's own first."""
 
     id: str
     name: str
@@ -30,22 +30,22 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class NoKey:
-    """The key shown is not one of this service, or not valid any more. `required` is False until there is a key."""
+class InvalidKey:
+    """Reports that a key is missing, unknown or no longer valid. `required` is False while no key exists."""
 
     reason: Literal["unknown", "expired", "revoked"]
     required: bool = True
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where the requests for one ensemble take turns.
+class AdmissionLimits:
+    """Limits how many generations one ensemble runs and queues.
 
     Attributes:
         ensemble: its name.
-        capacity: generations that its coordinators advance together.
-        max_waiting: generations that may wait behind them.
-        shares: the name under which keys have shares of this ensemble alone, besides those for all ensembles.
+        capacity: the number of generations that its coordinators run at the same time.
+        max_waiting: the number of further generations that may wait.
+        shares: the name under which keys have shares of this ensemble alone; None if they cannot.
     """
 
     ensemble: str
@@ -56,7 +56,7 @@ class Room:
 
 @dataclass(frozen=True)
 class RateState:
-    """What the `x-ratelimit-*` headers say: the limit, what is left of it, and seconds until all of it is there."""
+    """Holds the values of the `x-ratelimit-*` headers: the limit, the rest, and seconds until the limit is full."""
 
     limit: int
     remaining: int
@@ -65,7 +65,7 @@ class RateState:
 
 @dataclass(frozen=True)
 class RateStates:
-    """Of the narrowest shares; None where there is no limit."""
+    """Holds the state of the rate limits with the least left; None without such a limit."""
 
     requests: RateState | None = None
     tokens: RateState | None = None
@@ -73,7 +73,7 @@ class RateStates:
 
 @dataclass(frozen=True)
 class Admitted:
-    """`tokens` may be generated; `settle` must follow."""
+    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards."""
 
     tokens: int
     rates: RateStates
@@ -81,11 +81,11 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Refused:
-    """Nothing was charged.
+    """Refuses a request. Nothing was charged.
 
     Attributes:
-        limit: the value in the share that refuses.
-        retry_after_s: None where no waiting helps, or where nobody knows how long to wait.
+        limit: the limit of the share that the request exceeds.
+        retry_after_s: None if waiting does not help or the time is unknown.
     """
 
     reason: Refusal
@@ -95,15 +95,15 @@ class Refused:
 
 
 @dataclass
-class Flow:
-    """The answers of one ensemble, as one gateway has seen them since its last pulse.
+class EnsembleTraffic:
+    """Counts the traffic of one gateway to one ensemble since the gateway's last update.
 
-    Nothing here depends on the private text, except through the tokens that were released and their times.
+    It depends on private text only through the released tokens and their times.
 
     Attributes:
-        live: generations that run or wait now.
-        tokens: tokens released, those of the public model included.
-        first_token_s: seconds from each request to its first token.
+        live: the number of generations that run or wait now.
+        tokens: the number of released tokens, including tokens of the public model.
+        first_token_s: the seconds from each request to its first token.
     """
 
     live: int = 0
@@ -112,15 +112,15 @@ class Flow:
 
 
 @dataclass
-class Pulse:
-    """What one gateway has seen since its last pulse.
+class TrafficUpdate:
+    """Counts the traffic of one gateway since its last update.
 
     Attributes:
-        requests: requests for an answer, refused ones included.
-        refusals: requests refused, by the code of the error.
-        flows: by ensemble.
+        requests: the number of requests to generate, including refused ones.
+        refusals: the number of refused requests by error code.
+        ensembles: the traffic by ensemble.
     """
 
     requests: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
-    flows: dict[str, Flow] = field(default_factory=dict)
+    ensembles: dict[str, EnsembleTraffic] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the keys actor measures for Prometheus, through Ray."""
+"""Exports the Prometheus metrics of shares through Ray."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from ray.util.metrics import Gauge
 from services.keys.records import KeyAccount, Share, Usage
 
 ALL = "all"
-"""The `model` of a share that is for all ensembles together."""
+"""The label `model` of a share that applies to all ensembles together."""
 
 
 class ShareMetrics:
-    """One gauge for each limit of a share, by the name of its key or group."""
+    """Records the spent fraction of every limit of every share in a gauge."""
 
     def __init__(self) -> None:
         self._spent = Gauge(
@@ -19,20 +19,20 @@ class ShareMetrics:
         )
         self._shown: set[tuple[str, str, str]] = set()
 
-    def looked(self, accounts: Iterable[KeyAccount]) -> None:
-        """The accounts were read. A limit that is gone is shown as unspent, because Ray forgets no series."""
+    def update(self, accounts: Iterable[KeyAccount]) -> None:
+        """Records the usage of all shares. Sets removed limits to 0, because Ray cannot remove a series."""
         ratios: dict[tuple[str, str, str], float] = dict.fromkeys(self._shown, 0.0)
         for account in accounts:
             if account.key.revoked is None:
                 name = f"key {account.key.name}"
                 ratios |= _ratios(name, ALL, account.share, account.usage)
-                for model, each in account.ensembles.items():
-                    ratios |= _ratios(name, model, each.share, each.usage)
+                for model, part in account.ensembles.items():
+                    ratios |= _ratios(name, model, part.share, part.usage)
             if account.group_share is not None and account.group_usage is not None:
                 name = f"group {account.key.group}"
                 ratios |= _ratios(name, ALL, account.group_share, account.group_usage)
-                for model, each in account.group_ensembles.items():
-                    ratios |= _ratios(name, model, each.share, each.usage)
+                for model, part in account.group_ensembles.items():
+                    ratios |= _ratios(name, model, part.share, part.usage)
         self._shown |= ratios.keys()
         for (share, limit, model), ratio in ratios.items():
             self._spent.set(ratio, {"share": share, "limit": limit, "model": model})

@@ -1,4 +1,4 @@
-"""Keys and shares as plain data."""
+"""Defines keys, shares and usage as plain data."""
 
 import secrets
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 Scope = Literal["generate", "privacy", "administer"]
-"""`generate`: completions and chats, tokens; `privacy`: `/v1/privacy` and the console's numbers; `administer`: keys."""
+"""`generate`: completions, chats and tokenization; `privacy`: `/v1/privacy` and the console; `administer`: keys."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 CLIENT_SCOPES: tuple[Scope, ...] = ("generate", "privacy")
@@ -19,29 +19,29 @@ SECRET_BYTES = 32
 
 
 class KeysError(Exception):
-    """What was asked of the keys cannot be done; the message says why, and names the fix."""
+    """An operation on keys is refused. The message names the reason and the fix."""
 
 
 class UnknownKey(KeysError):  # noqa: N818 (the name says the state)
-    """There is no key of this id or name."""
+    """No key has this id or name."""
 
 
 class KeysUnavailable(KeysError):  # noqa: N818
-    """The database of the keys cannot be used; the message says why."""
+    """The database of the keys cannot be used. The message says why."""
 
 
 class Share(BaseModel):
-    """What a key, or a group of keys, may use; None is no limit.
+    """Limits what a key or a group of keys may use; None is no limit.
 
-    Shares are slices of one guarantee. They may add up to more than the budget: the ledger's filter holds anyway.
+    The sum of the shares may exceed the privacy budget: the ledger's filter enforces the guarantee independently.
 
     Attributes:
-        tokens: of the privacy budget, in all.
-        tokens_per_day: of the privacy budget, from midnight to midnight UTC.
-        requests_per_minute: refilled evenly.
-        tokens_per_minute: refilled evenly; what a request asks for counts until it is known what it used.
-        live_streams: generations at one time, every choice of every prompt.
-        largest_request: tokens that one request may ask for: prompts x choices x max_tokens.
+        tokens: the total number of private tokens.
+        tokens_per_day: private tokens from midnight to midnight UTC.
+        requests_per_minute: refills evenly.
+        tokens_per_minute: refills evenly. A running request counts with the tokens that it requested.
+        live_streams: concurrent generations, counting every choice of every prompt.
+        largest_request: tokens that one request may request: prompts x choices x max_tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,9 +55,9 @@ class Share(BaseModel):
 
 
 class Key(BaseModel):
-    """One key, without its secret. `hint` is the beginning of the secret, to recognise it by.
+    """Describes a key without its secret. `hint` is the beginning of the secret, by which a person recognises it.
 
-    `group` names a share that several keys have together, besides the share of each.
+    The keys of a `group` have a share together, in addition to the share of each key.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,11 +73,12 @@ class Key(BaseModel):
     revoked: AwareDatetime | None = None
 
     def valid(self, now: datetime) -> bool:
+        """Returns whether the key is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
 class Usage(BaseModel):
-    """Tokens charged to a share. `held` are reserved by requests that have not ended; they are charged already."""
+    """Counts the tokens charged to a share. Running requests hold `held` tokens; others used `spent` tokens."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -88,6 +89,7 @@ class Usage(BaseModel):
 
     @property
     def charged(self) -> int:
+        """All charged tokens."""
         return self.spent + self.held
 
     def __sub__(self, other: "Usage") -> "Usage":
@@ -95,7 +97,7 @@ class Usage(BaseModel):
 
 
 class ShareAccount(BaseModel):
-    """A share, and what was used of it."""
+    """Holds a share and its usage."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -104,10 +106,10 @@ class ShareAccount(BaseModel):
 
 
 class KeyAccount(BaseModel):
-    """A key with its share and what it used; with its group's share, where it has a group.
+    """Holds a key with its share and usage, and those of its group.
 
-    `ensembles` and `group_ensembles` are, by ensemble, what is for that one alone; `share` and `usage` are for all
-    ensembles together.
+    `share` and `usage` apply to all ensembles together; `ensembles` and `group_ensembles` hold the shares that apply to
+    one ensemble alone, by its name.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -123,21 +125,23 @@ class KeyAccount(BaseModel):
 
 @dataclass(frozen=True)
 class Secret:
-    """What a client shows; it is stored nowhere."""
+    """Holds the secret text that authenticates a client. It is never stored."""
 
     text: str
 
     @classmethod
     def new(cls) -> Self:
+        """Returns a new random secret."""
         return cls(PREFIX + secrets.token_urlsafe(SECRET_BYTES))
 
     @property
     def hash(self) -> str:
-        """SHA-256. A secret of 32 random bytes needs no slow hash."""
+        """The SHA-256 of the text. A secret of 32 random bytes needs no slow hash."""
         return sha256(self.text.encode()).hexdigest()
 
     @property
     def hint(self) -> str:
+        """The beginning of the text."""
         return self.text[: len(PREFIX) + 4]
 
     def __repr__(self) -> str:
@@ -145,4 +149,5 @@ class Secret:
 
 
 def now() -> datetime:
+    """Returns the current time in UTC."""
     return datetime.now(UTC)

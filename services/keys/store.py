@@ -1,4 +1,4 @@
-"""Keys, shares and what was charged to them. Every method is one transaction; what it returns is on disk."""
+"""Stores keys, shares and usage. Every method is one transaction; it is on disk when the method returns."""
 
 import json
 from collections import defaultdict
@@ -30,14 +30,14 @@ from services.keys.records import (
     Usage,
     now,
 )
-from services.keys.subjects import OF_ENSEMBLE, group_subject, split, subject_of, within
+from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split
 
 Limit = Literal["tokens", "tokens_per_day"]
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """`tokens` are charged to the shares until `settle` says how many of them were used."""
+    """Reports a new reservation: `tokens` are charged to the shares until `settle` corrects the number."""
 
     id: str
     tokens: int
@@ -45,38 +45,39 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Wait:
-    """The share of `subject` may have more once requests that hold some of it have ended."""
+    """Reports that the share of `subject` is in use. It may have more once the requests that hold its tokens end."""
 
     subject: str
 
 
 @dataclass(frozen=True)
 class Exhausted:
-    """The share of `subject` has nothing left, and no running request holds any of it."""
+    """Reports that the share of `subject` has nothing left and that no running request holds any of it."""
 
     subject: str
     limit: Limit
 
 
 @dataclass(frozen=True)
-class Open:
-    """A reservation whose request has not ended."""
+class Reservation:
+    """Holds a reservation whose request has not ended."""
 
     id: str
     subjects: tuple[str, ...]
+    day: str
     tokens: int
     generations: int
     gateway: str
 
 
 class KeyStore:
-    """Owns the tables. Several processes may open one: the service, and `privmix keys` beside it."""
+    """Owns the tables of keys. Several processes may open it at the same time: the service and `privmix keys`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def required(self) -> bool:
-        """Whether there has ever been a key; from then on clients must show one, even when all were revoked."""
+        """Returns whether a key was ever created. From then on clients need one, even if all were revoked."""
         with self._database.transaction() as connection:
             return connection.execute(select(keys_table.c.id).limit(1)).first() is not None
 
@@ -90,10 +91,10 @@ class KeyStore:
         expires: datetime | None = None,
         share: Share | None = None,
     ) -> tuple[Key, Secret]:
-        """Make a key. Its secret is returned this once, and stored as a hash only.
+        """Creates a key. Only a hash of its secret is stored, so nothing returns the secret again.
 
         Raises:
-            KeysError: the name is taken.
+            KeysError: another key has the name.
         """
         secret = Secret.new()
         key = Key(
@@ -109,13 +110,13 @@ class KeyStore:
         try:
             with self._database.transaction() as connection:
                 connection.execute(insert(keys_table).values(hash=secret.hash, **_row(key)))
-                _write_share(connection, subject_of(key), share or Share())
+                _write_share(connection, key_subject(key), share or Share())
         except IntegrityError as error:
-            raise KeysError(f"name: there is a key named {name!r} already; take another name") from error
+            raise KeysError(f"name: a key named {name!r} exists already; choose another name") from error
         return key, secret
 
     def find(self, hash_: str) -> Key | None:
-        """The key of a secret with this hash, valid or not; a rotated secret counts until its grace ends."""
+        """Returns the key of a secret, valid or not. A rotated secret counts until its grace period ends."""
         current = keys_table.c.hash == hash_
         previous = (keys_table.c.previous_hash == hash_) & (keys_table.c.previous_until > now().isoformat())
         with self._database.transaction() as connection:
@@ -123,48 +124,49 @@ class KeyStore:
         return _key(row) if row else None
 
     def accounts(self) -> list[KeyAccount]:
-        """Every key, the oldest first."""
+        """Returns every key with its share and usage, oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
             ensembles = _ensembles(connection)
             return [_account(connection, _key(row), ensembles) for row in rows]
 
     def account(self, id_or_name: str) -> KeyAccount:
-        """
+        """Returns one key with its share and usage.
+
         Raises:
-            UnknownKey: there is none.
+            UnknownKey: no key has this id or name.
         """
         with self._database.transaction() as connection:
             return _account(connection, _named(connection, id_or_name), _ensembles(connection))
 
     def usages(self) -> dict[str, Usage]:
-        """What was charged, by subject: keys, groups, and what the configuration's keys used."""
+        """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
         with self._database.transaction() as connection:
             subjects = connection.execute(select(usage_table.c.subject).distinct()).scalars().all()
             return {subject: _usage(connection, subject) for subject in subjects}
 
     def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
-        """Replace the share of a key: of all ensembles together, or of one.
+        """Replaces the share of a key, for all ensembles together or for one.
 
         Raises:
-            UnknownKey: there is none.
+            UnknownKey: no key has this id or name.
         """
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
-            _write_share(connection, _in(ensemble, subject_of(key)), share)
+            _write_share(connection, _in(ensemble, key_subject(key)), share)
             return _account(connection, key, _ensembles(connection))
 
     def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
-        """Replace the share of a group of keys: of all ensembles together, or of one."""
+        """Replaces the share of a group of keys, for all ensembles together or for one."""
         with self._database.transaction() as connection:
             _write_share(connection, _in(ensemble, group_subject(group)), share)
 
     def rotate(self, id_or_name: str, grace: timedelta = timedelta()) -> tuple[Key, Secret]:
-        """Give a key another secret; the present one goes on for `grace`.
+        """Gives a key a new secret. The old one stays valid for `grace`.
 
         Raises:
-            UnknownKey: there is none.
-            KeysError: it was revoked.
+            UnknownKey: no key has this id or name.
+            KeysError: the key was revoked.
         """
         secret = Secret.new()
         with self._database.transaction() as connection:
@@ -182,10 +184,10 @@ class KeyStore:
         return key.model_copy(update={"hint": secret.hint}), secret
 
     def revoke(self, id_or_name: str) -> Key:
-        """Refuse a key from now on, for good. Its usage stays.
+        """Revokes a key permanently. Its usage stays recorded.
 
         Raises:
-            UnknownKey: there is none.
+            UnknownKey: no key has this id or name.
         """
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
@@ -197,25 +199,25 @@ class KeyStore:
         return key
 
     def shares(self, subjects: Sequence[str]) -> dict[str, Share]:
-        """The share of each subject."""
+        """Returns the share of each subject."""
         with self._database.transaction() as connection:
             return {subject: _share(connection, subject) for subject in subjects}
 
     def reserve(
         self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str
     ) -> Reserved | Wait | Exhausted:
-        """Charge up to `wanted` tokens to all of `subjects`: fewer only if no more can be had by waiting.
+        """Charges up to `wanted` tokens to all `subjects`.
 
-        A share that has less left than `wanted` while requests hold some of it answers `Wait`, because these may give
-        back. So a request is cut short, or refused, only by what was really used. Asked again under one id, it answers
-        as before.
+        Returns `Wait` if a share has less than `wanted` left while running requests hold some of it, because these may
+        return tokens. So only used tokens shorten or refuse a request. Repeating a call with the same id returns the
+        same reservation.
         """
         day = _today()
         with self._database.transaction() as connection:
             if (before := _reservation(connection, id_)) is not None:
                 return Reserved(id_, before.tokens)
             granted = wanted
-            ends: Exhausted | None = None
+            exhausted: Exhausted | None = None
             for subject in subjects:
                 share, usage = _share(connection, subject), _usage(connection, subject)
                 for limit, allowed, charged, held in (
@@ -227,9 +229,9 @@ class KeyStore:
                     if held:
                         return Wait(subject)
                     if left < granted:
-                        granted, ends = max(left, 0), Exhausted(subject, limit)  # type: ignore[arg-type]
-            if granted == 0 and ends is not None:
-                return ends
+                        granted, exhausted = max(left, 0), Exhausted(subject, limit)  # type: ignore[arg-type]
+            if granted == 0 and exhausted is not None:
+                return exhausted
             connection.execute(
                 insert(reservations_table).values(
                     id=id_,
@@ -244,26 +246,23 @@ class KeyStore:
                 _charge(connection, subject, day, held=granted)
         return Reserved(id_, granted)
 
-    def settle(self, id_: str, used: int | None) -> Open | None:
-        """End a reservation: `used` of its tokens stay charged, all of them if it is not known how many were.
+    def settle(self, id_: str, used: int | None) -> Reservation | None:
+        """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
 
-        Returns it, or None where it had ended before.
+        Returns the reservation, or None if it was settled before.
         """
         with self._database.transaction() as connection:
-            row = (
-                connection.execute(select(reservations_table).where(reservations_table.c.id == id_)).mappings().first()
-            )
-            if row is None:
+            reservation = _reservation(connection, id_)
+            if reservation is None:
                 return None
-            reservation = _open(row)
             spent = reservation.tokens if used is None else min(used, reservation.tokens)
             for subject in reservation.subjects:
-                _charge(connection, subject, row["day"], held=-reservation.tokens, spent=spent)
+                _charge(connection, subject, reservation.day, held=-reservation.tokens, spent=spent)
             connection.execute(delete(reservations_table).where(reservations_table.c.id == id_))
         return reservation
 
-    def open_reservations(self) -> list[Open]:
-        """All that have not been settled."""
+    def open_reservations(self) -> list[Reservation]:
+        """Returns all reservations that are not settled."""
         with self._database.transaction() as connection:
             return [_open(row) for row in connection.execute(select(reservations_table)).mappings()]
 
@@ -290,16 +289,16 @@ def _named(connection: Connection, id_or_name: str) -> Key:
     query = select(keys_table).where(or_(keys_table.c.id == id_or_name, keys_table.c.name == id_or_name))
     row = connection.execute(query).mappings().first()
     if row is None:
-        raise UnknownKey(f"there is no key {id_or_name!r}; `privmix keys list` shows those that there are")
+        raise UnknownKey(f"no key has the name or id {id_or_name!r}; `privmix keys list` shows all keys")
     return _key(row)
 
 
 def _in(ensemble: str | None, subject: str) -> str:
-    return subject if ensemble is None else within(ensemble, subject)
+    return subject if ensemble is None else ensemble_subject(ensemble, subject)
 
 
 def _account(connection: Connection, key: Key, ensembles: Mapping[str, Sequence[str]]) -> KeyAccount:
-    own = subject_of(key)
+    own = key_subject(key)
     account = KeyAccount(
         key=key,
         share=_share(connection, own),
@@ -318,25 +317,25 @@ def _account(connection: Connection, key: Key, ensembles: Mapping[str, Sequence[
 
 
 def _ensembles(connection: Connection) -> dict[str, list[str]]:
-    """The ensembles of which each key and group has a share, or used something, apart from the others."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    """Returns, by subject of a key or group, the ensembles that it has shares of or used on their own."""
+    ensembles: defaultdict[str, list[str]] = defaultdict(list)
     columns = (shares_table.c.subject, usage_table.c.subject)
     query = union(*(select(column).where(column.startswith(OF_ENSEMBLE, autoescape=True)) for column in columns))
-    for each in connection.execute(query).scalars():
-        ensemble, subject = split(each)
+    for name in connection.execute(query).scalars():
+        ensemble, subject = split(name)
         if ensemble is not None:
-            found[subject].append(ensemble)
-    return found
+            ensembles[subject].append(ensemble)
+    return ensembles
 
 
 def _of_ensembles(
     connection: Connection, subject: str, ensembles: Mapping[str, Sequence[str]]
 ) -> dict[str, ShareAccount]:
-    """By ensemble, what a key or a group has and used of it alone."""
-    subjects = {ensemble: within(ensemble, subject) for ensemble in sorted(ensembles.get(subject, ()))}
+    """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""
+    subjects = {ensemble: ensemble_subject(ensemble, subject) for ensemble in sorted(ensembles.get(subject, ()))}
     return {
-        ensemble: ShareAccount(share=_share(connection, each), usage=_usage(connection, each))
-        for ensemble, each in subjects.items()
+        ensemble: ShareAccount(share=_share(connection, name), usage=_usage(connection, name))
+        for ensemble, name in subjects.items()
     }
 
 
@@ -365,10 +364,10 @@ def _charge(connection: Connection, subject: str, day: str, *, held: int, spent:
         connection.execute(insert(usage_table).values(subject=subject, day=day, spent=spent, held=held))
 
 
-def _reservation(connection: Connection, id_: str) -> Open | None:
+def _reservation(connection: Connection, id_: str) -> Reservation | None:
     row = connection.execute(select(reservations_table).where(reservations_table.c.id == id_)).mappings().first()
     return _open(row) if row else None
 
 
-def _open(row: Any) -> Open:
-    return Open(row["id"], tuple(json.loads(row["subjects"])), row["tokens"], row["generations"], row["gateway"])
+def _open(row: Any) -> Reservation:
+    return Reservation(**{**row, "subjects": tuple(json.loads(row["subjects"]))})

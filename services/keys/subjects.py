@@ -1,7 +1,7 @@
-"""Subjects: the names in the database of what tokens are charged to.
+"""Builds and parses subjects: the names of shares in the database.
 
-A key's tokens are charged to the key and to its group: `key:ID`, `group:NAME`. Tokens of an ensemble that has shares of
-its own are charged to `ensemble:NAME:key:ID` and `ensemble:NAME:group:NAME` besides.
+A request is charged to the subjects of its key and its group: `key:ID`, `group:NAME`. If its ensemble has shares of its
+own, it is charged to `ensemble:NAME:key:ID` and `ensemble:NAME:group:NAME` too.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from services.keys.records import Key
 OF_ENSEMBLE = "ensemble:"
 
 
-def subject_of(key: Key) -> str:
+def key_subject(key: Key) -> str:
     return f"key:{key.id}"
 
 
@@ -20,22 +20,26 @@ def group_subject(group: str) -> str:
 
 
 def subjects_of(key: Key) -> tuple[str, ...]:
-    """What a key's tokens are charged to: the key, and its group."""
-    return (subject_of(key), group_subject(key.group)) if key.group else (subject_of(key),)
+    """Returns the subjects of a key: its own and its group's."""
+    return (key_subject(key), group_subject(key.group)) if key.group else (key_subject(key),)
 
 
-def within(ensemble: str, subject: str) -> str:
-    """The subject of the same key or group, for the tokens of one ensemble alone."""
+def ensemble_subject(ensemble: str, subject: str) -> str:
+    """Returns the subject of the same key or group for one ensemble alone."""
     return f"{OF_ENSEMBLE}{ensemble}:{subject}"
 
 
-def charged(subjects: Sequence[str], ensemble: str | None) -> tuple[str, ...]:
-    """All subjects that a request to an ensemble is charged to. None: an ensemble without shares of its own."""
-    return tuple(subjects) if ensemble is None else (*subjects, *(within(ensemble, subject) for subject in subjects))
+def charged_subjects(subjects: Sequence[str], ensemble: str | None) -> tuple[str, ...]:
+    """Returns all subjects to which a request is charged. `ensemble` is None if it has no shares of its own."""
+    return (
+        tuple(subjects)
+        if ensemble is None
+        else (*subjects, *(ensemble_subject(ensemble, subject) for subject in subjects))
+    )
 
 
 def split(subject: str) -> tuple[str | None, str]:
-    """Split a subject into its ensemble, None if it counts all ensembles, and the subject of the key or group."""
+    """Splits a subject into its ensemble (None if it counts all ensembles) and the subject of the key or group."""
     if not subject.startswith(OF_ENSEMBLE):
         return None, subject
     ensemble, _, rest = subject.removeprefix(OF_ENSEMBLE).partition(":")
@@ -43,5 +47,5 @@ def split(subject: str) -> tuple[str | None, str]:
 
 
 def ensemble_of(subjects: Sequence[str]) -> str | None:
-    """The ensemble of a request, from the subjects that it was charged to."""
+    """Returns the ensemble of a request from the subjects to which it was charged."""
     return split(subjects[-1])[0]

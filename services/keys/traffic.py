@@ -1,4 +1,4 @@
-"""What the gateways have seen lately, added up for the console."""
+"""Sums the traffic of all gateways for the console."""
 
 import time
 from collections import Counter, deque
@@ -7,7 +7,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from services.keys.messages import Flow, Pulse
+from services.keys.messages import EnsembleTraffic, TrafficUpdate
 
 WINDOW_S = 10.0
 HISTORY_S = 300
@@ -16,10 +16,16 @@ TIMELINE = 240
 
 
 class TrafficReport(BaseModel):
-    """Rates are means over the last `WINDOW_S` seconds, times the median and the worst of the last requests.
+    """Summarises the traffic of one ensemble or of the service.
 
-    `tokens_each_second` has the last `HISTORY_S` seconds, the latest last; `timeline` the tokens released until each of
-    some moments (Unix seconds) since the service started.
+    Attributes:
+        live, waiting: numbers of generations.
+        tokens_per_second: the mean over the last `WINDOW_S` seconds.
+        first_token_s, first_token_worst_s: median and maximum over the last `FIRST_TOKENS` requests.
+        tokens_each_second: the last `HISTORY_S` seconds, oldest first.
+        tokens_per_minute: tokens of the last minute.
+        timeline: pairs of a Unix time and the number of tokens released until then, since the service started.
+        gateways: the number of gateways that sent an update within `WINDOW_S`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,32 +45,36 @@ class TrafficReport(BaseModel):
 
 
 class Traffic:
-    """Adds up pulses. Belongs to one event loop; forgets everything when its process ends."""
+    """Sums the updates of all gateways. Keeps them in memory only. Not thread-safe: belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._together = _Stream(clock)
-        self._ensembles: dict[str, _Stream] = {}
+        self._total = _Series(clock)
+        self._ensembles: dict[str, _Series] = {}
         self._refusals: Counter[str] = Counter()
         self._requests = 0
 
-    def add(self, gateway: str, seen: Pulse) -> None:
-        self._requests += seen.requests
-        self._refusals.update(seen.refusals)
-        for ensemble, flow in seen.flows.items():
-            self._ensembles.setdefault(ensemble, _Stream(self._clock)).add(gateway, flow)
-        flows = seen.flows.values()
-        times = [seconds for flow in flows for seconds in flow.first_token_s]
-        self._together.add(gateway, Flow(sum(flow.live for flow in flows), sum(flow.tokens for flow in flows), times))
+    def add(self, gateway: str, update: TrafficUpdate) -> None:
+        """Adds the update of a gateway."""
+        self._requests += update.requests
+        self._refusals.update(update.refusals)
+        for ensemble, traffic in update.ensembles.items():
+            self._ensembles.setdefault(ensemble, _Series(self._clock)).add(gateway, traffic)
+        total = EnsembleTraffic()
+        for traffic in update.ensembles.values():
+            total.live += traffic.live
+            total.tokens += traffic.tokens
+            total.first_token_s += traffic.first_token_s
+        self._total.add(gateway, total)
 
     def report(self, ensemble: str | None = None, *, waiting: int) -> TrafficReport:
-        """Of one ensemble, or of all together; requests and refusals are of all together either way."""
-        stream = self._together if ensemble is None else self._ensembles.get(ensemble) or _Stream(self._clock)
-        return stream.report(waiting, self._requests, dict(self._refusals))
+        """Returns the traffic of one ensemble or of all together. Requests and refusals always count all ensembles."""
+        series = self._total if ensemble is None else self._ensembles.get(ensemble) or _Series(self._clock)
+        return series.report(waiting, self._requests, dict(self._refusals))
 
 
-class _Stream:
-    """The tokens of one ensemble, or of all."""
+class _Series:
+    """Records the traffic of one ensemble, or of all, over time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -73,39 +83,39 @@ class _Stream:
         self._first_tokens: deque[float] = deque(maxlen=FIRST_TOKENS)
         self._tokens = 0
         self._timeline: list[tuple[float, int]] = [(time.time(), 0)]
-        self._apart_s = 1.0
+        self._timeline_step_s = 1.0
 
-    def add(self, gateway: str, seen: Flow) -> None:
+    def add(self, gateway: str, traffic: EnsembleTraffic) -> None:
         now = self._clock()
-        self._live[gateway] = (now, seen.live)
-        self._tokens += seen.tokens
-        self._first_tokens.extend(seen.first_token_s)
-        self._note()
-        if seen.tokens:
+        self._live[gateway] = (now, traffic.live)
+        self._tokens += traffic.tokens
+        self._first_tokens.extend(traffic.first_token_s)
+        self._extend_timeline()
+        if traffic.tokens:
             second, before = self._seconds.pop() if self._seconds else (int(now), 0)
             if second == int(now):
-                self._seconds.append((second, before + seen.tokens))
+                self._seconds.append((second, before + traffic.tokens))
             else:
-                self._seconds.extend([(second, before), (int(now), seen.tokens)])
+                self._seconds.extend([(second, before), (int(now), traffic.tokens)])
 
-    def _note(self) -> None:
-        """Add a moment to the timeline; of a full one drop every second moment, so that it covers all time."""
+    def _extend_timeline(self) -> None:
+        """Adds a point to the timeline. If it is full, drops every second point and doubles the step."""
         now = time.time()
-        if now - self._timeline[-1][0] < self._apart_s:
+        if now - self._timeline[-1][0] < self._timeline_step_s:
             return
         self._timeline.append((now, self._tokens))
         if len(self._timeline) > TIMELINE:
             self._timeline = self._timeline[::2]
-            self._apart_s *= 2
+            self._timeline_step_s *= 2
 
     def report(self, waiting: int, requests: int, refusals: dict[str, int]) -> TrafficReport:
         now = self._clock()
-        here = [live for at, live in self._live.values() if now - at < WINDOW_S]
+        live = [live for updated, live in self._live.values() if now - updated < WINDOW_S]
         by_second = dict(self._seconds)
         series = [by_second.get(second, 0) for second in range(int(now) - HISTORY_S + 1, int(now) + 1)]
-        recent = series[-int(WINDOW_S) - 1 : -1]  # the present second is not over
+        recent = series[-int(WINDOW_S) - 1 : -1]  # without the current second, which is incomplete
         return TrafficReport(
-            live=sum(here),
+            live=sum(live),
             waiting=waiting,
             requests=requests,
             tokens=self._tokens,
@@ -116,5 +126,5 @@ class _Stream:
             tokens_each_second=series,
             tokens_per_minute=sum(series[-61:-1]),
             timeline=[*self._timeline, (time.time(), self._tokens)],
-            gateways=len(here),
+            gateways=len(live),
         )

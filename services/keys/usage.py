@@ -1,15 +1,15 @@
-"""Who used how much: read from the database of the keys, whether the service runs or not."""
+"""Reports the usage of keys from their database. The service need not run."""
 
 from pydantic import BaseModel, ConfigDict
 
 from services.keys.database import Database
-from services.keys.records import Share, Usage
+from services.keys.records import KeyAccount, Share, Usage
 from services.keys.store import KeyStore
-from services.keys.subjects import split, subject_of
+from services.keys.subjects import key_subject, split
 
 
 class KeyUsage(BaseModel):
-    """What one key used; the configuration's own keys (`http.api_keys`) have no owner and no share."""
+    """Reports the usage of one key. Keys of the configuration (`http.api_keys`) have no owner and no share."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -20,50 +20,51 @@ class KeyUsage(BaseModel):
     usage: Usage
 
 
-def used_by_key(place: str, ensemble: str | None = None) -> list[KeyUsage]:
-    """Every key that there is or that used something, the oldest first.
+def usage_by_key(place: str, ensemble: str | None = None) -> list[KeyUsage]:
+    """Returns the usage of every key that exists or used tokens, oldest first.
 
     Args:
-        ensemble: the name of an ensemble that has shares of its own. None: what was used of all others.
+        ensemble: the name of an ensemble with shares of its own. None: all other ensembles together.
 
     Raises:
         KeysUnavailable: the database cannot be read.
     """
     store = KeyStore(Database(place, create=False))
-    accounts, usages = store.accounts(), _usages(store.usages(), ensemble)
-    shares = {
-        subject_of(each.key): each.share
-        if ensemble is None
-        else each.ensembles[ensemble].share
-        if ensemble in each.ensembles
-        else Share()
-        for each in accounts
-    }
-    used = [
+    usages = _usages(store.usages(), ensemble)
+    accounts = {key_subject(account.key): account for account in store.accounts()}
+    stored = [
         KeyUsage(
-            id=each.key.id,
-            name=each.key.name,
-            owner=each.key.owner,
-            share=shares[subject_of(each.key)],
-            usage=usages.get(subject_of(each.key), Usage()),
+            id=account.key.id,
+            name=account.key.name,
+            owner=account.key.owner,
+            share=_share(account, ensemble),
+            usage=usages.get(subject, Usage()),
         )
-        for each in accounts
+        for subject, account in accounts.items()
     ]
-    others = [subject for subject in sorted(usages) if subject.startswith("key:") and subject not in shares]
-    names = [subject.removeprefix("key:") for subject in others]
-    return used + [
-        KeyUsage(id=name, name=name, owner="", share=Share(), usage=usages[subject])
-        for name, subject in zip(names, others, strict=True)
+    configured = {
+        subject.removeprefix("key:"): usages[subject]
+        for subject in sorted(usages)
+        if subject.startswith("key:") and subject not in accounts
+    }
+    return stored + [
+        KeyUsage(id=name, name=name, owner="", share=Share(), usage=usage) for name, usage in configured.items()
     ]
+
+
+def _share(account: KeyAccount, ensemble: str | None) -> Share:
+    if ensemble is None:
+        return account.share
+    return account.ensembles[ensemble].share if ensemble in account.ensembles else Share()
 
 
 def _usages(usages: dict[str, Usage], ensemble: str | None) -> dict[str, Usage]:
-    """By key and group, what was used of one ensemble; or of all that have no shares of their own."""
+    """Returns the usage by key and group, of one ensemble or of all ensembles without shares of their own."""
     by_subject = {split(subject): usage for subject, usage in usages.items()}
     if ensemble is not None:
-        return {subject: usage for (own, subject), usage in by_subject.items() if own == ensemble}
-    rest = {subject: usage for (own, subject), usage in by_subject.items() if own is None}
-    for (own, subject), usage in by_subject.items():
-        if own is not None and subject in rest:
+        return {subject: usage for (name, subject), usage in by_subject.items() if name == ensemble}
+    rest = {subject: usage for (name, subject), usage in by_subject.items() if name is None}
+    for (name, subject), usage in by_subject.items():
+        if name is not None and subject in rest:
             rest[subject] -= usage
     return rest

@@ -54,7 +54,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
     ("arguments", "said"),
     [
         (("revoke", "nobody"), "no key 'nobody'"),
-        (("create", "team"), "name: there is a key named 'team' already"),
+        (("create", "team"), "name: a key named 'team' exists already"),
         (("limit", "team", "--tokens", "-1"), "tokens"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Alembic's revisions of the keys' database, as those of a ledger: `services.budget.store.migrations` has the rules.
+"""Holds the Alembic revisions of the keys database. The rules are those in `services.budget.store.migrations`.
 
 `services.keys.database` applies them.
 """

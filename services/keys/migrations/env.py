@@ -1,4 +1,4 @@
-"""What Alembic runs around the revisions."""
+"""Runs the revisions for Alembic."""
 
 from services.migrations import run
 

@@ -1,4 +1,4 @@
-"""A database of keys in a file, as the service has it."""
+"""Provides a database of keys in a SQLite file."""
 
 from pathlib import Path
 

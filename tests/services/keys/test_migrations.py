@@ -1,4 +1,4 @@
-"""The layout of the keys' database is made, recognised and brought up to date."""
+"""Claim: the keys database is created, recognised and migrated to the schema that the queries expect."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from services.keys.store import KeyStore
 from tests.postgresql import Server
 
 FIRST = {"privmix_keys", "privmix_shares", "privmix_usage", "privmix_reservations"}
-"""The tables of a database that was made before revisions were recorded."""
+"""The tables of a database from before revisions were recorded."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -28,7 +28,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def old(where: str) -> str:
-    """A database with one key, as it was made before revisions were recorded."""
+    """Creates a database with one key as it was before revisions were recorded."""
     engine = create_engine(where)
     metadata.create_all(engine, [metadata.tables[name] for name in sorted(FIRST)])
     key = dict.fromkeys(("id", "name", "hash"), "k") | {
@@ -44,7 +44,7 @@ def old(where: str) -> str:
 
 
 def differences(connection: Connection) -> list[object]:
-    """What the revisions made otherwise than the tables that queries expect."""
+    """Returns the differences between the migrated schema and the tables that queries expect."""
     ours = {*metadata.tables}
     options = {
         "version_table": REVISION_TABLE,
@@ -63,13 +63,13 @@ def test_a_new_database_has_the_newest_revision_and_the_tables_that_queries_expe
 def test_an_old_database_is_stamped_and_keeps_its_keys(old: str) -> None:
     store = KeyStore(Database(old))
     store.limit("k", Share(tokens=5))
-    assert [(each.key.name, each.share.tokens) for each in store.accounts()] == [("k", 5)]
+    assert [(account.key.name, account.share.tokens) for account in store.accounts()] == [("k", 5)]
     with Database(old).transaction() as connection:
         assert migrations.revision(connection) == migrations.newest
         assert differences(connection) == []
 
 
-def test_a_layout_of_the_future_is_refused_and_left_alone(where: str) -> None:
+def test_a_newer_schema_is_refused_and_not_changed(where: str) -> None:
     with Database(where).transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     with pytest.raises(KeysUnavailable, match=r"keys .*revision 9999.*use the version that wrote it"):

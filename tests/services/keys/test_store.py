@@ -1,4 +1,4 @@
-"""Keys are found by their secrets alone, and shares are charged to the token."""
+"""Claim: keys are found only by their secrets, and shares are charged exactly to the token."""
 
 import os
 import subprocess
@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from services.keys.database import Database, beside
+from services.keys.database import Database, default_database
 from services.keys.records import KeysError, KeysUnavailable, Secret, Share, UnknownKey, now
 from services.keys.store import Exhausted, KeyStore, Reserved, Wait
 from services.keys.subjects import subjects_of
 from tests.postgresql import Server
 
 
-def test_a_secret_has_32_random_bytes_and_is_stored_nowhere(store: KeyStore, place: str) -> None:
+def test_a_secret_has_32_random_bytes_and_is_never_stored(store: KeyStore, place: str) -> None:
     key, secret = store.create("team", owner="ada")
     assert len(secret.text) == len("pmx_") + 43
     assert secret.text not in repr(secret)
     assert store.find(secret.hash) == key
-    written = b"".join(file.read_bytes() for file in Path(place).parent.iterdir())
-    assert secret.text.encode() not in written
-    assert secret.text.removeprefix("pmx_").encode() not in written
-    assert secret.hash.encode() in written
+    stored = b"".join(file.read_bytes() for file in Path(place).parent.iterdir())
+    assert secret.text.encode() not in stored
+    assert secret.text.removeprefix("pmx_").encode() not in stored
+    assert secret.hash.encode() in stored
 
 
 def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: KeyStore) -> None:
@@ -33,7 +33,7 @@ def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: KeyStor
     assert store.required()
 
 
-def test_names_are_unique_and_keys_go_by_name_or_id(store: KeyStore) -> None:
+def test_names_are_unique_and_keys_are_found_by_name_or_id(store: KeyStore) -> None:
     key, _ = store.create("team")
     with pytest.raises(KeysError, match="name: "):
         store.create("team")
@@ -42,7 +42,7 @@ def test_names_are_unique_and_keys_go_by_name_or_id(store: KeyStore) -> None:
         store.account("other")
 
 
-def test_a_rotated_secret_goes_on_for_its_grace(store: KeyStore) -> None:
+def test_a_rotated_secret_stays_valid_for_its_grace_period(store: KeyStore) -> None:
     key, first = store.create("team")
     _, second = store.rotate("team", timedelta(hours=1))
     assert store.find(first.hash) is not None
@@ -50,9 +50,9 @@ def test_a_rotated_secret_goes_on_for_its_grace(store: KeyStore) -> None:
     _, third = store.rotate("team")
     assert store.find(first.hash) is None
     assert store.find(second.hash) is None
-    found = store.find(third.hash)
-    assert found is not None
-    assert (found.id, found.hint) == (key.id, third.hint)
+    rotated = store.find(third.hash)
+    assert rotated is not None
+    assert (rotated.id, rotated.hint) == (key.id, third.hint)
 
 
 def test_keys_expire_and_are_revoked(store: KeyStore) -> None:
@@ -68,38 +68,38 @@ def test_keys_expire_and_are_revoked(store: KeyStore) -> None:
     assert store.find(Secret.new().hash) is None
 
 
-def test_a_share_is_charged_before_and_corrected_after(store: KeyStore) -> None:
+def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: KeyStore) -> None:
     key, _ = store.create("team", share=Share(tokens=20))
     subjects = subjects_of(key)
     assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15)
-    assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15), "asked again"
+    assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15), "a repeated call"
     assert store.account("team").usage.held == 15
-    assert store.reserve("b", subjects, 10, 1, "gateway") == Wait(subjects[0]), "the first may give back"
+    assert store.reserve("b", subjects, 10, 1, "gateway") == Wait(subjects[0]), "the first request may return tokens"
     store.settle("a", 4)
     assert store.settle("a", 4) is None
-    assert store.reserve("b", subjects, 18, 1, "gateway") == Reserved("b", 16), "all that is left"
+    assert store.reserve("b", subjects, 18, 1, "gateway") == Reserved("b", 16), "the rest of the share"
     store.settle("b", None)
     assert store.reserve("c", subjects, 1, 1, "gateway") == Exhausted(subjects[0], "tokens")
     usage = store.account("team").usage
     assert (usage.spent, usage.held, usage.spent_today) == (20, 0, 20)
 
 
-def test_a_day_and_a_group_limit_too(store: KeyStore) -> None:
-    one, _ = store.create("one", group="lab", share=Share(tokens_per_day=8))
-    two, _ = store.create("two", group="lab")
+def test_daily_and_group_shares_limit_requests_too(store: KeyStore) -> None:
+    daily, _ = store.create("daily", group="lab", share=Share(tokens_per_day=8))
+    other, _ = store.create("other", group="lab")
     store.limit_group("lab", Share(tokens=12))
-    assert store.reserve("a", subjects_of(one), 10, 1, "g") == Reserved("a", 8)
+    assert store.reserve("a", subjects_of(daily), 10, 1, "g") == Reserved("a", 8)
     store.settle("a", 8)
-    assert store.reserve("b", subjects_of(one), 1, 1, "g") == Exhausted(f"key:{one.id}", "tokens_per_day")
-    assert store.reserve("c", subjects_of(two), 10, 1, "g") == Reserved("c", 4)
+    assert store.reserve("b", subjects_of(daily), 1, 1, "g") == Exhausted(f"key:{daily.id}", "tokens_per_day")
+    assert store.reserve("c", subjects_of(other), 10, 1, "g") == Reserved("c", 4)
     store.settle("c", 4)
-    assert store.reserve("d", subjects_of(two), 1, 1, "g") == Exhausted("group:lab", "tokens")
-    account = store.account("two")
+    assert store.reserve("d", subjects_of(other), 1, 1, "g") == Exhausted("group:lab", "tokens")
+    account = store.account("other")
     assert account.group_usage is not None
     assert (account.usage.spent, account.group_usage.spent) == (4, 12)
 
 
-def test_a_share_may_be_changed_while_it_is_used(store: KeyStore) -> None:
+def test_a_share_can_be_changed_after_it_was_used(store: KeyStore) -> None:
     key, _ = store.create("team", share=Share(tokens=2))
     store.reserve("a", subjects_of(key), 2, 1, "g")
     store.settle("a", 2)
@@ -109,39 +109,43 @@ def test_a_share_may_be_changed_while_it_is_used(store: KeyStore) -> None:
     assert store.reserve("b", subjects_of(key), 5, 1, "g") == Reserved("b", 5)
 
 
-def test_what_was_charged_survives_the_process(store: KeyStore, place: str) -> None:
+def test_another_process_sees_and_settles_a_reservation(store: KeyStore, place: str) -> None:
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
     code = f"""
 from services.keys.database import Database
 from services.keys.store import KeyStore
 store = KeyStore(Database({place!r}))
-print(*((held.tokens, held.generations, held.gateway) for held in store.open_reservations()))
+print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.open_reservations()))
 store.settle("a", 3)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ, cwd=Path.cwd()
     )
-    assert done.stdout.strip() == "(5, 2, 'gateway-7')"
+    assert process.stdout.strip() == "(5, 2, 'gateway-7')"
     assert store.account("team").usage.spent == 3
 
 
-def test_where_keys_are_kept_by_default(tmp_path: Path) -> None:
-    assert beside(str(tmp_path / "ledger.db")) == str(tmp_path / "keys.db")
-    assert beside(f"sqlite:///{tmp_path}/ledger.db") == str(tmp_path / "keys.db")
-    assert beside("postgresql://host/base") == "postgresql://host/base"
+def test_the_default_database_is_next_to_the_ledger(tmp_path: Path) -> None:
+    assert default_database(str(tmp_path / "ledger.db")) == str(tmp_path / "keys.db")
+    assert default_database(f"sqlite:///{tmp_path}/ledger.db") == str(tmp_path / "keys.db")
+    assert default_database("postgresql://host/base") == "postgresql://host/base"
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
-    [("mysql://h/d", "not in mysql"), ("/no/such/directory/keys.db", "no directory"), ("://", "URL")],
+    ("place", "message"),
+    [
+        ("mysql://h/d", "mysql is not supported"),
+        ("/no/such/directory/keys.db", "directory does not exist"),
+        ("://", "URL"),
+    ],
 )
-def test_databases_that_cannot_be(place: str, said: str) -> None:
-    with pytest.raises(KeysUnavailable, match=said):
+def test_an_unusable_database_is_refused(place: str, message: str) -> None:
+    with pytest.raises(KeysUnavailable, match=message):
         Database(place)
 
 
-def test_postgresql_keeps_keys_beside_a_ledger(postgresql: Server) -> None:
+def test_postgresql_stores_keys(postgresql: Server) -> None:
     store = KeyStore(Database(postgresql.database()))
     key, secret = store.create("team", share=Share(tokens=5))
     assert store.find(secret.hash) == key

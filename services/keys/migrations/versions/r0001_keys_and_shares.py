@@ -1,4 +1,4 @@
-"""Keys, shares, usage and open reservations."""
+"""Creates the tables of keys, shares, usage and open reservations."""
 
 import sqlalchemy as sa
 from alembic import op

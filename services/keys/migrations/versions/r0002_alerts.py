@@ -1,4 +1,4 @@
-"""Alerts that are not delivered yet, and what was told already."""
+"""Creates the tables of undelivered alerts and of the levels of alert conditions."""
 
 import sqlalchemy as sa
 from alembic import op

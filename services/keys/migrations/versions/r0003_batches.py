@@ -1,4 +1,4 @@
-"""Files that clients keep, and batches of them."""
+"""Creates the tables of uploaded files and batches."""
 
 import sqlalchemy as sa
 from alembic import op

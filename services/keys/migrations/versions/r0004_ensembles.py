@@ -1,4 +1,4 @@
-"""The ensembles of a service, and shares of one ensemble: their subjects are longer."""
+"""Creates the table of ensembles, and widens subjects for shares of one ensemble."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,0 +1,143 @@
+"""Decides which request starts next while the service is full: the one whose key has the fewest live generations.
+
+Background requests (batches) start after all others and leave half of the capacity free for them.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+
+class QueueFull(Exception):  # noqa: N818 (the name says the state)
+    """Too many generations already wait."""
+
+
+@dataclass
+class _KeyQueue:
+    """Holds the requests of one key: the number of `live` generations, and the waiting requests in arrival order."""
+
+    live: int = 0
+    waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+
+@dataclass
+class _PriorityClass:
+    """Holds the requests of one priority class by key. At most `capacity` of its generations are live."""
+
+    capacity: int
+    keys: dict[str, _KeyQueue] = field(default_factory=dict)
+    live: int = 0
+    waiting: int = 0
+
+    def remove_if_idle(self, key: str) -> None:
+        queue = self.keys.get(key)
+        if queue and not queue.live and not queue.waiting:
+            del self.keys[key]
+
+
+class FairQueue:
+    """Limits the live generations to `capacity` and shares them fairly among keys.
+
+    Free capacity goes to the waiting key with the fewest live generations; among equal keys, to the one that was served
+    least recently. So a key with many requests gets what the others leave. A request larger than `capacity` runs alone.
+    Not thread-safe: belongs to one event loop.
+    """
+
+    def __init__(self, capacity: int, max_waiting: int) -> None:
+        self._capacity = capacity
+        self._max_waiting = max_waiting
+        self._foreground = _PriorityClass(capacity)
+        self._background = _PriorityClass(background_capacity(capacity))
+
+    @property
+    def live(self) -> int:
+        """The number of live generations."""
+        return self._foreground.live + self._background.live
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting generations without background requests."""
+        return self._foreground.waiting
+
+    def restore(self, key: str, generations: int) -> None:
+        """Counts generations that were live before this process started."""
+        self._start(self._foreground, self._foreground.keys.setdefault(key, _KeyQueue()), generations)
+
+    async def acquire(self, key: str, generations: int, *, background: bool = False) -> None:
+        """Returns when the request may start. If it is cancelled, it holds no capacity.
+
+        Raises:
+            QueueFull: the request would have to wait, and too many already wait. Never raised for background requests.
+        """
+        class_ = self._class(background)
+        queue = class_.keys.setdefault(key, _KeyQueue())
+        if not self._foreground.waiting and not class_.waiting and self._fits(class_, generations):
+            self._start(class_, queue, generations)
+            return
+        if not background and class_.waiting + generations > self._max_waiting:
+            class_.remove_if_idle(key)
+            raise QueueFull
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.waiting.append((generations, started))
+        class_.waiting += generations
+        try:
+            await started
+        except asyncio.CancelledError:
+            if not started.cancelled():
+                self.release(key, generations, background=background)
+            elif (generations, started) in queue.waiting:
+                queue.waiting.remove((generations, started))
+                class_.waiting -= generations
+                class_.remove_if_idle(key)
+                self._start_waiting()
+            raise
+
+    def release(self, key: str, generations: int, *, background: bool = False) -> None:
+        """Frees the capacity of generations that have ended."""
+        class_ = self._class(background)
+        if queue := class_.keys.get(key):
+            ended = min(generations, queue.live)
+            queue.live -= ended
+            class_.live -= ended
+            class_.remove_if_idle(key)
+            self._start_waiting()
+
+    def _class(self, background: bool) -> _PriorityClass:
+        return self._background if background else self._foreground
+
+    def _start_waiting(self) -> None:
+        """Starts the waiting requests for which there is capacity."""
+        self._start_waiting_of(self._foreground)
+        if not self._foreground.waiting:
+            self._start_waiting_of(self._background)
+
+    def _start_waiting_of(self, class_: _PriorityClass) -> None:
+        while class_.waiting:
+            waiting_keys = (key for key, queue in class_.keys.items() if queue.waiting)
+            key = min(waiting_keys, key=lambda key: class_.keys[key].live)
+            queue = class_.keys[key]
+            generations, started = queue.waiting[0]
+            if not started.cancelled() and not self._fits(class_, generations):
+                return
+            queue.waiting.popleft()
+            class_.waiting -= generations
+            if started.cancelled():
+                class_.remove_if_idle(key)
+                continue
+            # Moves the key behind its equals, because insertion order breaks ties.
+            class_.keys[key] = class_.keys.pop(key)
+            self._start(class_, queue, generations)
+            started.set_result(None)
+
+    def _fits(self, class_: _PriorityClass, generations: int) -> bool:
+        in_class = class_.live + generations <= class_.capacity
+        return self.live == 0 or (in_class and self.live + generations <= self._capacity)
+
+    def _start(self, class_: _PriorityClass, queue: _KeyQueue, generations: int) -> None:
+        queue.live += generations
+        class_.live += generations
+
+
+def background_capacity(capacity: int) -> int:
+    """Returns how many background generations may be live, so that half of the capacity stays free for others."""
+    return max(1, capacity // 2)

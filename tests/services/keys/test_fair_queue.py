@@ -1,0 +1,123 @@
+"""Claim: the capacity is shared fairly among keys, not among requests."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from services.keys.fair_queue import FairQueue, QueueFull
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_key_with_many_requests_does_not_delay_others() -> None:
+    queue = FairQueue(capacity=4, max_waiting=1000)
+    order: list[str] = []
+
+    async def run(key: str) -> None:
+        await queue.acquire(key, 1)
+        order.append(key)
+        await asyncio.sleep(0.01)
+        queue.release(key, 1)
+
+    busy = [asyncio.create_task(run("busy")) for _ in range(40)]
+    await asyncio.sleep(0)
+    light = [asyncio.create_task(run("light")) for _ in range(4)]
+    await asyncio.gather(*busy, *light)
+    assert max(position for position, key in enumerate(order) if key == "light") < 12
+    assert (queue.live, queue.waiting) == (0, 0)
+
+
+async def test_keys_with_equal_demand_alternate() -> None:
+    queue = FairQueue(capacity=1, max_waiting=1000)
+    order: list[str] = []
+    await queue.acquire("first", 1)
+
+    async def run(key: str) -> None:
+        await queue.acquire(key, 1)
+        order.append(key)
+        queue.release(key, 1)
+
+    tasks = [asyncio.create_task(run(key)) for key in "aaaabbbbcccc"]
+    await asyncio.sleep(0)
+    queue.release("first", 1)
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "abcabcabcabc"
+
+
+async def test_a_cancelled_request_leaks_no_capacity() -> None:
+    queue = FairQueue(capacity=2, max_waiting=10)
+    await queue.acquire("a", 2)
+    cancelled = [asyncio.create_task(queue.acquire("b", 1)) for _ in range(2)]
+    remaining = asyncio.create_task(queue.acquire("c", 2))
+    await asyncio.sleep(0)
+    cancelled[0].cancel()
+    queue.release("a", 2)
+    cancelled[1].cancel()
+    for task in cancelled:
+        with suppress(asyncio.CancelledError):
+            await task
+    await asyncio.wait_for(remaining, 1)
+    assert (queue.live, queue.waiting) == (2, 0)
+
+
+async def test_a_request_beyond_the_waiting_limit_is_refused() -> None:
+    queue = FairQueue(capacity=1, max_waiting=2)
+    await queue.acquire("a", 1)
+    waiting = asyncio.create_task(queue.acquire("a", 2))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await queue.acquire("b", 1)
+    queue.release("a", 1)
+    await waiting
+
+
+async def test_a_request_larger_than_the_capacity_runs_alone() -> None:
+    queue = FairQueue(capacity=4, max_waiting=100)
+    await queue.acquire("a", 9)
+    small = asyncio.create_task(queue.acquire("b", 1))
+    await asyncio.sleep(0)
+    assert not small.done()
+    queue.release("a", 9)
+    await small
+
+
+async def test_background_requests_start_last_and_leave_half_of_the_capacity() -> None:
+    queue = FairQueue(capacity=4, max_waiting=100)
+    background = [asyncio.create_task(queue.acquire("batch", 1, background=True)) for _ in range(6)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [task.done() for task in background] == [True, True, False, False, False, False]
+    assert queue.waiting == 0, "waiting background requests do not count towards the waiting limit"
+    for _ in range(2):
+        await queue.acquire("person", 1)
+    foreground = asyncio.create_task(queue.acquire("person", 1))
+    await asyncio.sleep(0)
+    queue.release("batch", 1, background=True)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert foreground.done(), "free capacity goes to a waiting foreground request first"
+    assert not background[2].done()
+    queue.release("person", 1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert background[2].done()
+    for task in background[3:]:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    for _ in range(2):
+        queue.release("person", 1)
+        queue.release("batch", 1, background=True)
+    assert (queue.live, queue.waiting) == (0, 0)
+
+
+async def test_a_large_background_request_runs_alone() -> None:
+    queue = FairQueue(capacity=4, max_waiting=100)
+    await queue.acquire("person", 1)
+    large = asyncio.create_task(queue.acquire("batch", 9, background=True))
+    await asyncio.sleep(0)
+    assert not large.done()
+    queue.release("person", 1)
+    await large
+    assert queue.live == 9
