@@ -1,8 +1,9 @@
-"""The deployment as Ray Serve's configuration file starts it: `import_path: cluster.application:build`.
+"""Builds the application for Ray Serve's configuration file: `import_path: cluster.application:build`.
 
-Ray Serve calls `build` in a task on the cluster, again whenever the application is deployed anew. Actors that live
-already are kept: what is deployed anew is the HTTP route alone, and beside it the deployment `shards`, whose number of
-replicas is the number of shards: set it in the configuration file, and deploy that again, to let parts join or leave.
+Ray Serve calls `build` in a task on the cluster, once for each deployment of the configuration file. Running actors
+are kept. A new deployment replaces only the HTTP route and the Serve deployment `shards`. The number of replicas of
+`shards` is the number of shards: change it in Serve's configuration file and deploy the file again to add or remove
+parts.
 """
 
 import logging
@@ -20,7 +21,7 @@ _log = logging.getLogger("ray.serve")
 
 
 class Arguments(BaseModel):
-    """`args` of the application in Serve's configuration. `config` is the YAML file, the same on every node."""
+    """Describes `args` of the application in Serve's configuration. `config` is the YAML file, equal on all nodes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,23 +29,24 @@ class Arguments(BaseModel):
 
 
 def build(arguments: Arguments) -> Application:
-    """Start what does not live already, and return the route to it.
+    """Starts the actors that do not run yet and returns the HTTP route to them.
 
-    Host and port are Serve's own (`http_options`); `http.host` and `http.port` are not used.
+    The host and the port come from Serve's `http_options`; `http.host` and `http.port` are not used.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`; Serve shows the message
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: see `cluster.launch`. Serve shows the message
             as the application's status.
     """
     configuration = Configuration.load(arguments.config)
     check_keys(configuration, _log.warning, listens=False)
-    checked = [check_ensemble(each, _log.info) for each in configuration.served]
+    checked = [check_ensemble(ensemble, _log.info) for ensemble in configuration.served]
     actors = start_actors(configuration, checked, _log.info, keep=True)
-    return gateway(configuration, checked, *(_shards(each, actors[each.name]) for each in configuration.served))
+    shards = (_shards(ensemble, actors[ensemble.name]) for ensemble in configuration.served)
+    return gateway(configuration, checked, *shards)
 
 
 def _shards(configuration: EnsembleConfiguration, actors: EnsembleActors) -> Application:
-    """The deployment that stands for the shards of an ensemble: `shards`, or `shards-NAME` for one of `ensembles`."""
+    """Returns the Serve deployment for the shards of an ensemble: `shards`, or `shards-NAME` for one of `ensembles`."""
     name = f"{DEPLOYMENT}-{configuration.name}" if configuration.own_shares else DEPLOYMENT
     replicas = ShardReplica.options(name=name, num_replicas=len(actors.shard_map().groups))  # type: ignore[attr-defined]
     application: Application = replicas.bind(configuration.namespace, fleet.NAME, name)

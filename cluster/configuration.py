@@ -1,7 +1,7 @@
-"""One YAML file and the environment, typed and checked: everything that a deployment is made of.
+"""Reads and validates the configuration of a deployment from a YAML file and the environment.
 
-A key of the file, `privacy.epsilon` say, is the environment's `PRIVMIX_PRIVACY__EPSILON`; the environment wins.
-Relative paths in the file are relative to the file.
+A variable such as `PRIVMIX_PRIVACY__EPSILON` overrides the key `privacy.epsilon` of the file. Relative paths in the
+file are relative to the file.
 """
 
 from dataclasses import dataclass
@@ -30,17 +30,19 @@ from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Of one of `ensembles`: a model name, and a part of its actors' namespace and of its shares."""
+"""The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""
 
 SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
-"""Keys whose values no message shows."""
+"""The keys whose values never appear in messages."""
 
 
 class ConfigurationError(Exception):
-    """The configuration cannot be used; the message names the key and the fix."""
+    """Reports an invalid configuration. The message names the key and the fix."""
 
 
 class Section(BaseModel):
+    """Is the base of all sections: immutable, without unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -50,30 +52,34 @@ AnySection = TypeVar("AnySection", bound=Section)
 if TYPE_CHECKING:
     Privacy = Settings
 else:
-    # What is promised, and by which protocol; each protocol has keys of its own.
+    # The privacy budget and the protocol. Each protocol has its own keys, so its name selects the model.
     Privacy = Annotated[
         Union[tuple(Annotated[settings, Tag(name)] for name, settings in PROTOCOLS.items())],  # noqa: UP007
         Discriminator(
             name_of,
             custom_error_type="protocol",
-            custom_error_message=f"there is no such protocol; there are {', '.join(PROTOCOLS)}",
+            custom_error_message=f"there is no such protocol; choose one of {', '.join(PROTOCOLS)}",
         ),
     ]
 
 
 class Budget(Section):
-    """`ledger` is a SQLite file or a database URL; a lease is what one coordinator may lose when it is killed."""
+    """Configures the ledger of an ensemble."""
 
-    ledger: str = "ledger.db"
+    ledger: str = Field("ledger.db", description="a SQLite file or a database URL")
     ledger_id: str | None = Field(
-        None, min_length=1, description="None: as the receipt in the ensemble's directory says"
+        None, min_length=1, description="None: the id in the receipt in the ensemble's directory"
     )
-    create: bool = Field(True, description="let `privmix serve` begin the ledger of an ensemble that never had one")
-    lease_tokens: int = Field(32, gt=0)
-    when_exhausted: Literal["refuse", "public"] | None = Field(None, description="None: as the protocol has it")
+    create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
+    lease_tokens: int = Field(
+        32, gt=0, description="tokens that a coordinator reserves at a time; a killed coordinator can lose two leases"
+    )
+    when_exhausted: Literal["refuse", "public"] | None = Field(None, description="None: the protocol's default")
 
 
 class Engine(Section):
+    """Configures the inference engine of the shards."""
+
     kind: Annotated[str, AfterValidator(known_engine)] = "vllm"
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     context_length: int = Field(2048, gt=1)
@@ -82,62 +88,77 @@ class Engine(Section):
         0.9,
         gt=0,
         le=1,
-        description="the share of a GPU's memory for engines, which is divided among those that share it",
+        description="the share of a GPU's memory for engines; engines on the same GPU divide it",
     )
-    batch_invariant: bool = Field(
-        True, description="on a GPU, a row has the same bits whatever else is computed beside it"
-    )
+    batch_invariant: bool = Field(True, description="on a GPU, a row has the same bits in every batch; slower")
 
 
 class Shards(Section):
-    """How the ensemble is spread. `num_gpus` and `num_cpus` are what Ray reserves for each copy of a shard."""
+    """Configures how the parts of an ensemble are distributed over actors."""
 
-    parts_per_shard: int = Field(1024, gt=0, description="parts that one shard holds; more parts make more shards")
+    parts_per_shard: int = Field(1024, gt=0, description="the maximum number of parts of a shard")
     count: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
-        None, description="None: as many as all parts need; auto: from one on, as many as there is room for"
+        None,
+        description="the number of shards at the start; None: enough for all parts; auto: one, then more as the "
+        "cluster has room",
     )
-    copies: int = Field(1, gt=0, description="actors that share the work of one shard; more throughput, the same N")
-    num_gpus: float | None = Field(None, ge=0, description="None: 1 where the cluster has GPUs, else 0")
-    num_cpus: float = Field(1.0, ge=0)
-    threads: int | None = Field(None, gt=0, description="None: every core of the machine, where there is no GPU")
-    start_timeout_s: float = Field(900.0, gt=0, description="for a shard to answer; waiting for a new node included")
+    copies: int = Field(
+        1, gt=0, description="the number of actors that share the work of one shard; more throughput, the same N"
+    )
+    num_gpus: float | None = Field(
+        None, ge=0, description="GPUs that Ray reserves for each copy; None: 1 if the cluster has GPUs, else 0"
+    )
+    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for each copy")
+    threads: int | None = Field(None, gt=0, description="threads of a shard on a CPU; None: all cores of the machine")
+    start_timeout_s: float = Field(
+        900.0, gt=0, description="the time for a shard to start, including the wait for a new node"
+    )
 
 
 class Coordinator(Section):
-    replicas: int = Field(1, gt=0, description="coordinators, which share the load and one budget")
-    num_gpus: float = Field(0.0, ge=0, description="what Ray reserves for the mathematics of a step; 0: on the CPU")
-    num_cpus: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
-    memory_gib: float = Field(0.0, ge=0, description="what Ray reserves for each of them")
-    max_live: int = Field(64, gt=0)
-    max_waiting: int = Field(256, ge=0)
-    max_rows: int = Field(2048, gt=0, description="next-token distributions that a step holds at most")
-    prefill_tokens: int = Field(4096, gt=0, description="tokens of new contexts that a step ingests at most")
-    step_timeout_s: float = Field(60.0, gt=0, description="a shard without an answer for this long is replaced")
-    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for what was lost, before they fail")
-    patience_s: float = Field(5.0, gt=0, description="how long one of several copies is waited for alone")
-    pace_s: float = Field(0.0, ge=0)
+    """Configures the coordinators, which generate the tokens of an ensemble."""
+
+    replicas: int = Field(1, gt=0, description="the number of coordinators, which share the load and one budget")
+    num_gpus: float = Field(
+        0.0, ge=0, description="GPUs that Ray reserves for the arithmetic of a step; 0: it runs on the CPU"
+    )
+    num_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves for each coordinator")
+    memory_gib: float = Field(0.0, ge=0, description="memory that Ray reserves for each coordinator")
+    max_live: int = Field(64, gt=0, description="the maximum number of sequences in a step")
+    max_waiting: int = Field(256, ge=0, description="the maximum number of waiting sequences; more are refused (429)")
+    max_rows: int = Field(2048, gt=0, description="the maximum number of next-token distributions in a step")
+    prefill_tokens: int = Field(4096, gt=0, description="the maximum number of tokens of new contexts in a step")
+    step_timeout_s: float = Field(60.0, gt=0, description="a shard that does not answer within this time is replaced")
+    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for a lost actor before they fail")
+    patience_s: float = Field(5.0, gt=0, description="after this time, another copy helps a slow copy of a shard")
+    pace_s: float = Field(
+        0.0, ge=0, description="the minimum time from the start of a step to its tokens; hides differences in time"
+    )
 
 
 class Http(Section, ClientSettings):
+    """Configures the HTTP route and its gateways."""
+
     host: str = "127.0.0.1"
     port: int = Field(8000, gt=0, lt=65536)
-    replicas: int = Field(1, gt=0)
+    replicas: int = Field(1, gt=0, description="the number of gateways")
     served_model_names: tuple[str, ...] = Field(("privmix",), min_length=1)
     anonymous: bool = Field(False, description="serve other machines although there are no keys")
 
 
 class Keys(Section):
-    """Where the keys of clients are kept, and their shares of the budget."""
+    """Configures the database of the clients' keys and their shares of the budget."""
 
     database: str | None = Field(
-        None, description="a SQLite file or a database URL; None: beside the ledger, in `keys.db` or in its database"
+        None,
+        description="a SQLite file or a database URL; None: `keys.db` beside the ledger, or the ledger's own database",
     )
 
 
-class Named(Section):
-    """One of `ensembles`. What a section leaves out is as in the section of that name at the top level.
+class NamedEnsemble(Section):
+    """Configures one of `ensembles`. Keys that a section leaves out have the values of the top level.
 
-    `privacy` is taken whole, because what one protocol is told means nothing to another.
+    Only `privacy` replaces the whole section of the top level, because each protocol has its own keys.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -153,12 +174,12 @@ class Named(Section):
 
 @dataclass(frozen=True)
 class EnsembleConfiguration:
-    """All that concerns one ensemble.
+    """Holds the configuration of one ensemble.
 
     Attributes:
-        names: the model names that clients use; the first is the ensemble's own.
-        namespace: Ray's, of its actors.
-        own_shares: whether keys can have shares of this ensemble alone.
+        names: the model names that clients use. The first one is the name of the ensemble.
+        namespace: the Ray namespace of its actors.
+        own_shares: whether keys can have shares of this ensemble's budget.
     """
 
     names: tuple[str, ...]
@@ -178,9 +199,9 @@ class EnsembleConfiguration:
 
 
 class Configuration(BaseSettings):
-    """The whole deployment. `Configuration.load(path)` reads a file; unknown keys are refused by name.
+    """Holds the configuration of a deployment. `Configuration.load(path)` reads it from a file.
 
-    A deployment has the ensemble that its top level names, or several under `ensembles`, each with a name, or both.
+    A deployment serves the ensemble of the top level, the named ones under `ensembles`, or both.
     """
 
     model_config = SettingsConfigDict(
@@ -188,8 +209,8 @@ class Configuration(BaseSettings):
     )
 
     ensemble: Path | None = None
-    ensembles: dict[Annotated[str, StringConstraints(pattern=NAME)], Named] = {}
-    model: str | None = Field(None, description="None: the base model that the ensemble's manifest names")
+    ensembles: dict[Annotated[str, StringConstraints(pattern=NAME)], NamedEnsemble] = {}
+    model: str | None = Field(None, description="the base model; None: the one that the ensemble's manifest names")
     namespace: str = Field("privmix", min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
     budget: Budget = Budget()
@@ -214,16 +235,20 @@ class Configuration(BaseSettings):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a YAML file, and the environment over it.
+        """Reads a YAML file; variables of the environment override its keys.
 
         Raises:
-            ConfigurationError: no such file, not YAML, an unknown key, or an impossible value; names the key.
+            ConfigurationError: the file cannot be read or is not YAML, or a key is unknown or has an invalid value.
         """
         return cls.of(_read(path), path.parent)
 
     @classmethod
     def of(cls, values: dict[str, Any], folder: Path | None = None) -> Self:
-        """From plain values, and the environment over them; relative paths are taken from `folder`."""
+        """Validates plain values; variables of the environment override them. Relative paths start at `folder`.
+
+        Raises:
+            ConfigurationError: a key is unknown or has an invalid value.
+        """
         try:
             configuration = cls(**values)
         except ValidationError as error:
@@ -232,25 +257,25 @@ class Configuration(BaseSettings):
 
     @property
     def served(self) -> tuple[EnsembleConfiguration, ...]:
-        """Every ensemble, that of the top level first."""
-        first = [] if self.ensemble is None else [self._top(self.ensemble)]
-        return (*first, *(self._named(name, named) for name, named in self.ensembles.items()))
+        """All ensembles; the one of the top level is the first."""
+        top = [] if self.ensemble is None else [self._top(self.ensemble)]
+        return (*top, *(self._named(name, named) for name, named in self.ensembles.items()))
 
     def choose(self, name: str | None = None) -> EnsembleConfiguration:
-        """The ensemble of a model name; without one, the only ensemble that there is.
+        """Returns the ensemble with a model name; without a name, the only ensemble.
 
         Raises:
-            ConfigurationError: there is none of this name; or no name is given, and there are several.
+            ConfigurationError: no ensemble has this name, or no name is given and there are several ensembles.
         """
-        names = ", ".join(each.name for each in self.served)
+        names = ", ".join(ensemble.name for ensemble in self.served)
         if name is None:
             if len(self.served) > 1:
-                raise ConfigurationError(f"--ensemble: there are several; name one of {names}")
+                raise ConfigurationError(f"--ensemble: there are several ensembles; choose one of {names}")
             return self.served[0]
-        for each in self.served:
-            if name in each.names:
-                return each
-        raise ConfigurationError(f"ensembles.{name}: there is no such ensemble; there are: {names}")
+        for ensemble in self.served:
+            if name in ensemble.names:
+                return ensemble
+        raise ConfigurationError(f"ensembles.{name}: there is no such ensemble; choose one of {names}")
 
     def _top(self, ensemble: Path) -> EnsembleConfiguration:
         return EnsembleConfiguration(
@@ -266,7 +291,7 @@ class Configuration(BaseSettings):
             coordinator=self.coordinator,
         )
 
-    def _named(self, name: str, named: Named) -> EnsembleConfiguration:
+    def _named(self, name: str, named: NamedEnsemble) -> EnsembleConfiguration:
         return EnsembleConfiguration(
             names=(name,),
             namespace=f"{self.namespace}.{name}",
@@ -274,89 +299,91 @@ class Configuration(BaseSettings):
             ensemble=named.ensemble,
             model=named.model,
             privacy=named.privacy or self.privacy,
-            budget=_over(self.budget, named.budget).model_copy(
+            budget=_merged(self.budget, named.budget).model_copy(
                 update={"ledger": named.budget.ledger, "ledger_id": named.budget.ledger_id}
             ),
-            engine=_over(self.engine, named.engine),
-            shards=_over(self.shards, named.shards),
-            coordinator=_over(self.coordinator, named.coordinator),
+            engine=_merged(self.engine, named.engine),
+            shards=_merged(self.shards, named.shards),
+            coordinator=_merged(self.coordinator, named.coordinator),
         )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.served:
-            raise ValueError("ensemble: is missing; add it, or several under `ensembles`")
+            raise ValueError("ensemble: is missing; add it, or add named ensembles under `ensembles`")
         if self.ensemble is None and "served_model_names" in self.http.model_fields_set:
             raise ValueError(
-                "http.served_model_names: are the names of the ensemble at the top level, and there is none; the names "
-                "under `ensembles` are model names"
+                "http.served_model_names: needs `ensemble` at the top level; remove it: the names under `ensembles` "
+                "are the model names"
             )
-        for each in self.served:
-            where = f"ensembles.{each.name}.engine" if each.own_shares else "engine"
-            if self.http.max_tokens >= each.engine.context_length:
+        for ensemble in self.served:
+            section = f"ensembles.{ensemble.name}.engine" if ensemble.own_shares else "engine"
+            if self.http.max_tokens >= ensemble.engine.context_length:
                 raise ValueError(
-                    f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in {where}.context_length "
-                    f"({each.engine.context_length}): lower the one or raise the other"
+                    f"http.max_tokens ({self.http.max_tokens}) leaves no room for a prompt in {section}.context_length "
+                    f"({ensemble.engine.context_length}): lower http.max_tokens or raise {section}.context_length"
                 )
         return self
 
     def _from_folder(self, folder: Path) -> Self:
         keys = self.keys.database
-        located = self.model_copy(
+        absolute = self.model_copy(
             update={
                 "ensemble": None if self.ensemble is None else (folder / self.ensemble).absolute(),
-                "ensembles": {name: _located(name, named, folder) for name, named in self.ensembles.items()},
+                "ensembles": {name: _absolute(name, named, folder) for name, named in self.ensembles.items()},
                 "model": _model_path(self.model, folder),
-                "budget": _at(self.budget.ledger, self.budget, folder),
-                "keys": self.keys.model_copy(update={"database": None if keys is None else _place(keys, folder)}),
+                "budget": _with_ledger(self.budget, self.budget.ledger, folder),
+                "keys": self.keys.model_copy(update={"database": keys and _database(keys, folder)}),
             }
         )
-        located._check_apart()
-        return located
+        absolute._check_distinct()
+        return absolute
 
-    def _check_apart(self) -> None:
-        """
+    def _check_distinct(self) -> None:
+        """Checks that no two ensembles share a name, a directory or a ledger.
+
         Raises:
-            ConfigurationError: two ensembles have a name, a directory or a ledger in common.
+            ConfigurationError: two ensembles share one of them.
         """
         seen: dict[str, set[object]] = {"name": set(), "ensemble": set(), "budget.ledger": set()}
-        for each in self.served:
-            has: dict[str, set[object]] = {
-                "name": set(each.names),
-                "ensemble": {each.ensemble},
-                "budget.ledger": {each.budget.ledger},
+        for ensemble in self.served:
+            own: dict[str, set[object]] = {
+                "name": set(ensemble.names),
+                "ensemble": {ensemble.ensemble},
+                "budget.ledger": {ensemble.budget.ledger},
             }
-            for what, values in has.items():
-                if not seen[what].isdisjoint(values):
+            for key, values in own.items():
+                if not seen[key].isdisjoint(values):
                     raise ConfigurationError(
-                        f"ensembles.{each.name}: has the {what} of another ensemble; each has a name, a directory and "
-                        "a ledger of its own"
+                        f"ensembles.{ensemble.name}: has the {key} of another ensemble; give it a name, a directory "
+                        "and a ledger of its own"
                     )
-                seen[what] |= values
+                seen[key] |= values
 
 
-def _over(base: AnySection, own: AnySection) -> AnySection:
-    """A section of one ensemble: what it leaves out is as at the top level."""
+def _merged(base: AnySection, own: AnySection) -> AnySection:
+    """Returns a section of one ensemble. Keys that it leaves out have the values of the top level."""
     return base.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
-def _located(name: str, named: Named, folder: Path) -> Named:
-    """One of `ensembles`, with paths that do not depend on where it is read; its own ledger by default."""
+def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
+    """Returns one of `ensembles` with absolute paths. Its default ledger is a file of its own."""
     ledger = named.budget.ledger if "ledger" in named.budget.model_fields_set else f"{name}.ledger.db"
     paths = {
         "ensemble": (folder / named.ensemble).absolute(),
         "model": _model_path(named.model, folder),
-        "budget": _at(ledger, named.budget, folder),
+        "budget": _with_ledger(named.budget, ledger, folder),
     }
     return named.model_copy(update=paths)
 
 
-def _at(ledger: str, budget: Budget, folder: Path) -> Budget:
-    return budget.model_copy(update={"ledger": _place(ledger, folder)})
+def _with_ledger(budget: Budget, ledger: str, folder: Path) -> Budget:
+    return budget.model_copy(update={"ledger": _database(ledger, folder)})
 
 
-def _place(place: str, folder: Path) -> str:
-    return place if "://" in place else str((folder / place).absolute())
+def _database(name: str, folder: Path) -> str:
+    """Returns a database URL unchanged, or the absolute path of a SQLite file."""
+    return name if "://" in name else str((folder / name).absolute())
 
 
 def _model_path(model: str | None, folder: Path) -> str | None:
@@ -379,11 +406,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: Any) -> str:
-    keys = [str(each) for each in error["loc"]] or ["configuration"]
-    # Pydantic names the protocol before its key.
-    key = ".".join(
-        each for before, each in zip(["", *keys], keys, strict=False) if (before, each) not in _PROTOCOL_TAGS
-    )
+    keys = [str(key) for key in error["loc"]] or ["configuration"]
+    # Pydantic inserts the protocol's name as a tag after `privacy`, which is not a key of the file.
+    key = ".".join(key for before, key in zip(["", *keys], keys, strict=False) if (before, key) not in _PROTOCOL_TAGS)
     match error["type"]:
         case "protocol":
             return f"{key}.protocol: {error['msg']}, got {name_of(error['input'])!r}"

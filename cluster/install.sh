@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes the virtual environment .venv, or reuses it, with exactly the versions of one lock. Safe to interrupt and repeat.
+# Creates or updates the virtual environment .venv with exactly the locked versions. It can be interrupted and repeated.
 #
 #   bash cluster/install.sh [--accelerator cpu|gpu] [--dry-run]
 #
-# Without --accelerator: what .venv was made for, else gpu where the machine has an NVIDIA GPU, else cpu.
-# PYTHON names the interpreter. --environment DIR --no-project is for the image: another place, and the packages alone.
+# The default of --accelerator is the accelerator of an existing .venv, or else gpu if the machine has an NVIDIA GPU, or
+# else cpu. The variable PYTHON selects the interpreter. The container image uses --environment DIR --no-project, which
+# installs only the packages, into another directory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
         --no-project) project=false ;;
         --dry-run) dry_run=true ;;
         *)
-            echo "There is no option $1; there are --accelerator, --dry-run, --environment and --no-project." >&2
+            echo "There is no option $1; use --accelerator, --dry-run, --environment or --no-project." >&2
             exit 2
             ;;
     esac
@@ -40,7 +41,7 @@ if [ -z "$accelerator" ]; then
 fi
 lock=cluster/requirements.$accelerator.lock
 [ -f "$lock" ] || {
-    echo "--accelerator is cpu or gpu, not '$accelerator'." >&2
+    echo "--accelerator must be cpu or gpu, not '$accelerator'." >&2
     exit 2
 }
 
@@ -57,12 +58,12 @@ if [ -f "$mark" ] && [ "$(cat "$mark")" = "$wanted" ]; then
     exit 0
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
-    echo "privmix is locked for Python 3.11; found $("$python" --version). Set PYTHON to one." >&2
+    echo "privmix needs Python 3.11, but $python is $("$python" --version). Set PYTHON to a Python 3.11." >&2
     exit 1
 }
 
 echo "Installing privmix for $accelerator into $environment (a few minutes the first time)"
-# The two builds of vLLM are the same Python package: one is not installed over the other.
+# Both builds of vLLM have the same package name, so the installer would not replace one by the other.
 [ ! -f "$made_for" ] || [ "$(cat "$made_for")" = "$accelerator" ] || rm -rf "$environment"
 rm -f "$mark"
 [ -x "$environment/bin/pip" ] || { rm -rf "$environment" && "$python" -m venv "$environment"; }
@@ -75,20 +76,20 @@ uv=("$environment/bin/uv" pip install --quiet --system-certs --python "$environm
 locked=(--no-deps --require-hashes --requirement)
 awk '/^[a-z0-9]/ { wanted = /^uv==/ } wanted' "$lock" >"$scratch/uv"
 "${pip[@]}" "${locked[@]}" "$scratch/uv"
-# The package index lacks the CPU build of torch: a machine's own directory has it, or PyTorch's index, which uv knows.
+# The package index lacks the CPU build of torch. It comes from a local directory or from PyTorch's own index.
 if [ -n "${PIP_FIND_LINKS-}" ]; then
     uv+=(--find-links "$PIP_FIND_LINKS")
 elif [ "$accelerator" = cpu ]; then
     uv+=(--torch-backend cpu)
 fi
 echo "  $(grep -c '^[a-z0-9].*==' "$lock") locked packages"
-# uv is faster; pip knows what else this machine's configuration says, a mirror for instance.
+# uv is faster, but only pip reads this machine's pip configuration, such as a mirror.
 "${uv[@]}" "${locked[@]}" "$lock" || "${pip[@]}" "${locked[@]}" "$lock"
 if "$project"; then
     "${pip[@]}" --no-deps --no-build-isolation --editable .
 fi
 "$environment/bin/python" -c 'import torch, transformers, vllm, ray' || {
-    echo "The installation does not import; remove $environment and run this again." >&2
+    echo "The installed packages cannot be imported; remove $environment and run this script again." >&2
     exit 1
 }
 printf '%s\n' "$wanted" >"$mark"

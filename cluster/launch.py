@@ -1,4 +1,4 @@
-"""The deployment, whole: from a configuration to actors that answer over HTTP, and down again."""
+"""Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EnsembleActors:
-    """The actors of one ensemble. All are detached and found by name; the fleet owns the shards."""
+    """Holds the actors of one ensemble. All are detached and have names. The fleet owns the shards."""
 
     promise: Promise
     fleet: ActorHandle
@@ -57,26 +57,31 @@ class EnsembleActors:
     budget: ActorHandle
 
     def shard_map(self) -> ShardMap:
-        """Who serves now."""
+        """Returns the current shard map."""
         shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
         return shard_map
 
 
 @dataclass(frozen=True)
 class Service:
-    """What runs. `stop` gives unused budget back; without it the leases of the coordinators stay spent."""
+    """Holds a running service. `stop` returns unused budget; without it, the coordinators' leases stay charged.
+
+    Attributes:
+        url: the base URL of the HTTP route.
+        started: the ensembles that started with the service.
+        actors: the actors of these ensembles, by the ensembles' names.
+    """
 
     url: str
     configuration: Configuration
     started: Sequence[Ensemble]
     actors: Mapping[str, EnsembleActors]
-    """Of the ensembles that were `started` with it, by their names."""
 
     def stop(self) -> None:
-        """End the service, and the ensembles that were added while it ran."""
+        """Stops the service, including ensembles that were added while it ran."""
         serve.delete(APPLICATION)
         served = _served_now(self.configuration) or self.started
-        for name in (alerts.NAME, batches.NAME):  # first, as they use the others
+        for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
             _kill(name, self.configuration.namespace)
         for ensemble in served:
             stop_ensemble(ensemble)
@@ -85,56 +90,57 @@ class Service:
 
 
 def launch(configuration: Configuration, report: Report = lambda step: None) -> Service:
-    """Start every actor and the HTTP route on the Ray cluster that this process is connected to.
+    """Starts all actors and the HTTP route on the connected Ray cluster.
 
     Args:
-        report: is told each step, in words, before it begins.
+        report: is called with a description of each step before the step begins.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it; nothing is
-            left running.
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
+            it. All started actors are stopped.
     """
-    checked = [check_ensemble(each, report, may_begin=each.budget.create) for each in configuration.served]
+    checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
     check_keys(configuration, report)
-    url = _listen(configuration)  # before anything is loaded: the port may be another's
+    url = _listen(configuration)  # before models are loaded, so that a used port fails at once
     with _all_or_none(configuration.namespace):
         actors = start_actors(configuration, checked, report)
         report("Opening the HTTP route")
         if ray.available_resources().get("CPU", 0) < configuration.http.replicas:
-            report("WARNING: no CPU is left for the HTTP route, which waits for one: lower shards.num_cpus")
+            report("WARNING: the HTTP route waits for a free CPU, and the cluster has none: lower shards.num_cpus")
         serve.run(gateway(configuration, checked), name=APPLICATION, route_prefix="/")
-    return Service(url, configuration, [each.served for each in checked], actors)
+    return Service(url, configuration, [ensemble.served for ensemble in checked], actors)
 
 
 def check_keys(configuration: Configuration, report: Report = lambda step: None, *, listens: bool = True) -> None:
-    """Whether clients must show a key; a service without any serves this machine alone, unless it is told otherwise.
+    """Checks that a service without keys accepts only local clients, unless `http.anonymous` allows others.
 
     Args:
-        listens: on `http.host`; else where Ray Serve was told to, which is not known here.
+        listens: whether the service listens on `http.host`. Otherwise Ray Serve's configuration has the address, which
+            is not known here, so only a warning is reported.
 
     Raises:
-        ConfigurationError: other machines would be let in without a key.
-        KeysError: the database of the keys cannot be opened.
+        ConfigurationError: other machines could use the service without a key.
+        KeysError: the keys' database cannot be opened.
     """
     http, database = configuration.http, Database(keys_database(configuration))
     if http.api_keys or KeyStore(database).required():
         return
     if listens and http.host not in LOOPBACK and not http.anonymous:
         raise ConfigurationError(
-            f"http.host: {http.host} lets other machines in, and there are no keys. Make one "
+            f"http.host: {http.host} lets other machines in, and there are no keys. Create one "
             f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
         )
-    report("WARNING: there are no keys: everyone who reaches this service may spend its privacy budget")
+    report("WARNING: there are no keys: every client that reaches this service can spend its privacy budget")
 
 
 def keys_database(configuration: Configuration) -> str:
-    """Where keys are kept: a path or a URL."""
+    """Returns the path or the URL of the keys' database."""
     return configuration.keys.database or default_database(configuration.budget.ledger)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """An ensemble that is what its manifest says, and what its configuration promises of it."""
+    """Holds an ensemble that matches its manifest, its planned protocol, and the id of its ledger."""
 
     configuration: EnsembleConfiguration
     manifest: Manifest
@@ -159,7 +165,7 @@ class Checked:
             max_waiting=coordinator.max_waiting * coordinator.replicas,
             own_shares=configuration.own_shares,
             recovery_s=coordinator.recovery_s,
-            # A step can hang before it fails; then what it needs is waited for, and the first step after it can hang.
+            # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
             stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
         )
 
@@ -167,13 +173,14 @@ class Checked:
 def check_ensemble(
     configuration: EnsembleConfiguration, report: Report = lambda step: None, *, may_begin: bool = False
 ) -> Checked:
-    """What can be known to fit before anything is started.
+    """Verifies an ensemble, its public model, its protocol and its ledger before anything starts.
 
     Args:
-        may_begin: begin the ledger of an ensemble that never had one.
+        may_begin: create the ledger of an ensemble that never had one.
 
     Raises:
-        ManifestError, PublicModelError, LedgerError, ConfigurationError: what is wrong and how to mend it.
+        ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
+            it.
     """
     report(f"Checking the ensemble of {configuration.name} against its manifest")
     manifest = Manifest.load(configuration.ensemble)
@@ -187,17 +194,18 @@ def check_ensemble(
 def start_actors(
     configuration: Configuration, checked: Sequence[Checked], report: Report = lambda step: None, *, keep: bool = False
 ) -> dict[str, EnsembleActors]:
-    """Start what answers behind the HTTP route, and return, by ensemble, once it can.
+    """Starts all actors behind the HTTP route and waits until they are ready. Returns them by ensemble name.
 
     Args:
-        keep: take the actors that live already under these names for one's own, instead of refusing to start.
+        keep: use running actors with these names, instead of raising an error.
 
     Raises:
-        LedgerError, ConfigurationError: what is wrong and how to mend it; nothing that was started is left running.
+        LedgerError, ConfigurationError: the message says what is wrong and how to fix it. All started actors are
+            stopped.
     """
     with _all_or_none(configuration.namespace):
         database, namespace = keys_database(configuration), configuration.namespace
-        started = {each.served.name: start_ensemble(each, database, report, keep=keep) for each in checked}
+        started = {ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep) for ensemble in checked}
         settings = gateway_settings(configuration, checked)
         keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
         ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
@@ -209,15 +217,15 @@ def start_actors(
 def start_ensemble(
     checked: Checked, database: str, report: Report = lambda step: None, *, keep: bool = False
 ) -> EnsembleActors:
-    """Start what answers for one ensemble, and return once it can.
+    """Starts the actors of one ensemble and waits until they are ready.
 
     Args:
-        database: the service's, which has the number of shards that `privmix scale` chose last.
+        database: the database of the service, which has the last number of shards that `privmix scale` set.
         keep: see `start_actors`.
 
     Raises:
-        LedgerError, ConfigurationError, KeysError: what is wrong and how to mend it; nothing that was started is left
-            running.
+        LedgerError, ConfigurationError, KeysError: the message says what is wrong and how to fix it. All started actors
+            are stopped.
     """
     configuration, promised, model = checked.configuration, checked.promise, checked.model
     with _all_or_none(configuration.namespace):
@@ -236,35 +244,35 @@ def start_ensemble(
             ray.get(fleet_actor.start.remote())
         except FleetError as error:
             raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
-        # A service that has the ledger goes on until this one makes its first charge.
+        # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
-        keeper = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
+        budget_actor = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         ray.get([coordinator.health.remote() for coordinator in coordinators])
-    return EnsembleActors(promised, fleet_actor, coordinators, keeper)
+    return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
 
 
 def stop_ensemble(ensemble: Ensemble) -> None:
-    """End the actors of one ensemble. Actors that answer give unused budget back first."""
+    """Stops the actors of one ensemble. Coordinators that respond first return unused budget."""
     for name in ensemble.coordinators:
-        _tell(name, ensemble.namespace, "close")  # leases of one that does not answer stay charged: the safe side
-    _tell(ensemble.budget, ensemble.namespace, "release")  # else another deployment waits until it is silent
+        _call(name, ensemble.namespace, "close")  # leases of a coordinator that does not respond stay charged
+    _call(ensemble.budget, ensemble.namespace, "release")  # so that another deployment can open the ledger at once
     for name in ensemble.coordinators:
         _kill(name, ensemble.namespace)
-    _tell(ensemble.fleet, ensemble.namespace, "close")
+    _call(ensemble.fleet, ensemble.namespace, "close")
     for name in (ensemble.fleet, ensemble.budget):
         _kill(name, ensemble.namespace)
 
 
 def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
-    """The names of the coordinators' actors."""
+    """Returns the names of the coordinators' actors."""
     return ("coordinator", *(f"coordinator-{number}" for number in range(1, configuration.coordinator.replicas)))
 
 
 def gateway(configuration: Configuration, checked: Sequence[Checked], *beside: Application) -> Application:
-    """The HTTP route as a Serve application, with other deployments beside it."""
+    """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
     settings = gateway_settings(configuration, checked)
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
     application: Application = route.bind(settings, *beside)
@@ -272,10 +280,10 @@ def gateway(configuration: Configuration, checked: Sequence[Checked], *beside: A
 
 
 def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -> GatewaySettings:
-    """What the gateways, and the batches' actor like them, must be told."""
+    """Returns the settings of the gateways and of the batches' actor."""
     return GatewaySettings(
         namespace=configuration.namespace,
-        ensembles=tuple(each.served for each in checked),
+        ensembles=tuple(ensemble.served for ensemble in checked),
         ensembles_actor=ensembles.NAME,
         keys_actor=keys.NAME,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
@@ -285,7 +293,7 @@ def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -
 
 
 def _served_now(configuration: Configuration) -> list[Ensemble]:
-    """The ensembles of a running service, including those that were added; none if the service does not answer."""
+    """Returns the ensembles of a running service, including added ones. Empty if the service does not respond."""
     with suppress(RayError, ValueError):
         actor = ray.get_actor(ensembles.NAME, configuration.namespace)
         current: EnsembleList = ray.get(actor.current.remote(), timeout=CLOSING_S)
@@ -293,55 +301,65 @@ def _served_now(configuration: Configuration) -> list[Ensemble]:
     return []
 
 
-def _tell(name: str, namespace: str, method: str) -> None:
-    """Call a method of an actor. Does nothing if the actor is gone or does not answer."""
+def _call(name: str, namespace: str, method: str) -> None:
+    """Calls a method of an actor. Does nothing if the actor is gone or does not respond."""
     with suppress(RayError, LedgerError, TimeoutError, ValueError):
         ray.get(getattr(ray.get_actor(name, namespace), method).remote(), timeout=CLOSING_S)
 
 
 def _kill(name: str, namespace: str) -> None:
-    with suppress(ValueError):  # it has ended by itself
+    with suppress(ValueError):  # the actor is gone already
         ray.kill(ray.get_actor(name, namespace))
 
 
 @contextmanager
 def _all_or_none(namespace: str) -> Iterator[None]:
-    """What is started within is ended again when it fails; what lived before lives on."""
-    before = _living(namespace)
+    """Stops all actors that the block started if the block fails. Actors that ran before are kept."""
+    before = _running(namespace)
     try:
         yield
     except BaseException:
-        for name, where in _living(namespace) - before:
-            _kill(name, where)
+        for name, actor_namespace in _running(namespace) - before:
+            _kill(name, actor_namespace)
         raise
 
 
-def _living(namespace: str) -> set[tuple[str, str]]:
-    """Names and namespaces of the actors of a service: its own, and those of the ensembles that it names."""
-    living = {(actor["name"], actor["namespace"]) for actor in list_named_actors(all_namespaces=True)}
-    return {(name, where) for name, where in living if where == namespace or where.startswith(f"{namespace}.")}
+def _running(namespace: str) -> set[tuple[str, str]]:
+    """Returns the names and namespaces of the actors of a service and of its named ensembles."""
+    actors = {(actor["name"], actor["namespace"]) for actor in list_named_actors(all_namespaces=True)}
+    return {(name, other) for name, other in actors if other == namespace or other.startswith(f"{namespace}.")}
 
 
 def _kept_budget(configuration: EnsembleConfiguration, promised: Promise) -> ActorHandle | None:
+    """Returns the running budget actor, or None.
+
+    Raises:
+        ConfigurationError: it enforces another budget.
+    """
     try:
-        keeper = ray.get_actor(budget.NAME, configuration.namespace)
+        actor = ray.get_actor(budget.NAME, configuration.namespace)
     except ValueError:
         return None
-    if ray.get(keeper.ready.remote()) != promised.terms:
+    if ray.get(actor.ready.remote()) != promised.terms:
         raise ConfigurationError(
-            f"namespace: {configuration.namespace} serves under another promise already; stop it, or take another name"
+            f"namespace: {configuration.namespace} already serves with another budget; stop it, or choose another "
+            "namespace"
         )
-    return keeper
+    return actor
 
 
 def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: Report, may_begin: bool) -> str:
-    """The id of the ensemble's one ledger: a second one would forget what was spent."""
+    """Returns the id of the ensemble's ledger. An ensemble has only one, because a second would not count its charges.
+
+    Raises:
+        ConfigurationError: the ledger is missing or unknown.
+    """
     settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
     try:
         if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
-            begun = begin(settings.ledger, terms, ensemble)
-            report(f"Began ledger {begun.place} with id {begun.ledger}")
-            return begun.ledger
+            receipt = begin(settings.ledger, terms, ensemble)
+            report(f"Created ledger {receipt.place} with id {receipt.ledger}")
+            return receipt.ledger
         return known(settings.ledger, terms, ensemble, settings.ledger_id)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error
@@ -379,7 +397,8 @@ def _start_fleet(
     fleet_actor = FleetActor.options(**_options(configuration, fleet.NAME, {}, keep)).remote(settings, serving, size)
     if ray.get(fleet_actor.settings.remote()) != settings:
         raise ConfigurationError(
-            f"namespace: {configuration.namespace} serves with other settings already; stop it, or take another name"
+            f"namespace: {configuration.namespace} already serves with other settings; stop it, or choose another "
+            "namespace"
         )
     return fleet_actor
 
@@ -406,7 +425,7 @@ def _start_coordinator(
 def _start_batches(configuration: Configuration, settings: GatewaySettings, keep: bool) -> None:
     if not configuration.batches.enabled:
         return
-    capacity = max(each.capacity for each in settings.ensembles)
+    capacity = max(ensemble.capacity for ensemble in settings.ensembles)
     batches.start(keys_database(configuration), settings, capacity=capacity, lifetime="detached", keep=keep)
 
 
@@ -416,7 +435,7 @@ def _start_alerts(configuration: Configuration, keep: bool) -> None:
 
 
 def _reserved(configuration: EnsembleConfiguration) -> dict[str, object]:
-    """What a coordinator reserves; several of them run on different nodes where there are as many."""
+    """Returns the resources that a coordinator reserves. Several coordinators spread over the nodes."""
     coordinator = configuration.coordinator
     return {
         "num_cpus": coordinator.num_cpus,
@@ -439,13 +458,17 @@ def _options(
 
 
 def _listen(configuration: Configuration) -> str:
-    """Open the port; until there is a route, whoever asks is told 404."""
+    """Opens the port and returns the URL. Requests get 404 until the route exists.
+
+    Raises:
+        ConfigurationError: the port cannot be opened.
+    """
     http = configuration.http
     options = HTTPOptions(host=http.host, port=http.port)
     try:
         serve.start(http_options=options, logging_config=LoggingConfig(encoding="JSON"))
-    except RayTaskError as error:  # the proxy's own words
+    except RayTaskError as error:  # its cause is the error of the HTTP proxy
         raise ConfigurationError(
-            f"http.port: {http.host}:{http.port} cannot be listened on ({error.cause}); free it, or choose another"
+            f"http.port: cannot listen on {http.host}:{http.port} ({error.cause}); free the port or choose another"
         ) from error
     return f"http://{http.host}:{http.port}"

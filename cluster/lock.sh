@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the two locks again after a change in pyproject.toml's dependencies. Versions that are locked stay, unless an
-# option says otherwise: bash cluster/lock.sh [--check] [--upgrade | --upgrade-package NAME]
+# Updates both locks after a change of the dependencies in pyproject.toml. It keeps locked versions unless an option
+# upgrades them: bash cluster/lock.sh [--check] [--upgrade | --upgrade-package NAME]
 #
-# --check changes nothing and fails if a lock would change. Only metadata is downloaded, no wheel.
+# --check changes nothing and fails if a lock would change. The script downloads only metadata, no wheels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,14 +19,14 @@ uv=.venv/bin/uv
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# PyTorch's CPU build is not in the package index. pip's local directory has it, or uv takes it from PyTorch's index.
+# The package index lacks the CPU build of torch. It comes from a local directory or from PyTorch's own index.
 cpu_torch=(--torch-backend cpu)
 [ -z "${PIP_FIND_LINKS-}" ] || cpu_torch=(--find-links "$PIP_FIND_LINKS")
 
-resolve() { # ACCELERATOR OPTION...: prints where the new lock is
+resolve() { # ACCELERATOR OPTION...: writes the new lock and prints its path
     local accelerator=$1 lock=cluster/requirements.$1.lock made=$scratch/$1.lock
     shift
-    [ ! -f "$lock" ] || cp "$lock" "$made" # uv keeps the versions that the output file has
+    [ ! -f "$lock" ] || cp "$lock" "$made" # uv keeps the versions in an existing output file
     "$uv" pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
         --extra "$accelerator" --extra demo --extra dev --generate-hashes --no-header --annotation-style line \
         "$@" --output-file "$made" pyproject.toml >&2
@@ -46,7 +46,7 @@ for accelerator in cpu gpu; do
     if ! "$check"; then
         mv "$made" "$lock"
     elif ! diff --unified=0 "$lock" "$made" >&2; then
-        echo "$lock is not what pyproject.toml asks for; run: bash cluster/lock.sh" >&2
+        echo "$lock does not match pyproject.toml; run: bash cluster/lock.sh" >&2
         changed=1
     fi
 done

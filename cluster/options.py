@@ -1,26 +1,43 @@
-"""Options that several commands have."""
+"""Declares the options that several commands share."""
 
 from typing import Annotated
 
 import typer
 
-EnsembleOption = Annotated[str | None, typer.Option(help="Its model name, where the configuration has several.")]
+EnsembleOption = Annotated[
+    str | None, typer.Option(help="The model name of the ensemble, if the configuration has several.")
+]
 AddressOption = Annotated[str, typer.Option(help="The Ray cluster of the service.", envvar="RAY_ADDRESS")]
-NamespaceOption = Annotated[str, typer.Option(help="The service's, as in its configuration.")]
+NamespaceOption = Annotated[str, typer.Option(help="The `namespace` in the service's configuration.")]
 EnsembleNamespaceOption = Annotated[
-    str, typer.Option(help="The service's, as in its configuration; NAMESPACE.NAME for one of `ensembles`.")
+    str,
+    typer.Option(help="The `namespace` in the service's configuration; NAMESPACE.NAME for one of its `ensembles`."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-EpsilonsOption = Annotated[list[float], typer.Option("--epsilon", help="A budget; again for another table.")]
-DeltaOption = Annotated[float, typer.Option(help="The delta of every budget.")]
-TokensOption = Annotated[list[int], typer.Option(help="Tokens that a budget must last for; again for another table.")]
+ProgressJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object at the end, and progress in plain lines.")
+]
+
+UserFieldOption = Annotated[str, typer.Option(help="The field with the user's id.")]
+TextFieldOption = Annotated[str, typer.Option(help="The field with the text.")]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")]
+
+EpsilonsOption = Annotated[
+    list[float], typer.Option("--epsilon", help="The epsilon of a budget; repeat for more tables.")
+]
+DeltaOption = Annotated[float, typer.Option(help="The delta of all budgets.")]
+TokensOption = Annotated[
+    list[int], typer.Option(help="The number of tokens that a budget must last for; repeat for more tables.")
+]
 ProtocolsOption = Annotated[
     list[str] | None,
     typer.Option("--protocol", help="A protocol to evaluate beside the references; repeat for more. Default: all."),
 ]
-RunTokensOption = Annotated[int | None, typer.Option(help="Tokens of a run. Default: those of the shortest budget.")]
-RunsOption = Annotated[int, typer.Option(help="Runs, each on other text where it suffices.")]
+RunTokensOption = Annotated[
+    int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
+]
+RunsOption = Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")]
 SweepOption = Annotated[
-    list[str], typer.Option(help="An ablation figure; again for more. Default: all. `none` for none.")
+    list[str], typer.Option(help="An ablation figure to draw, or `none`; repeat for more. Default: all.")
 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh checkout to a private answer over HTTP. Options: --json, --stay; see `privmix quickstart --help`.
+# Installs privmix and runs `privmix quickstart` with the given options, such as --json or --stay.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$here/cluster/install.sh" >&2

@@ -1,4 +1,4 @@
-"""Which shard serves which parts, and with what."""
+"""Assigns the parts of an ensemble to shards and plans each shard's engine and resources."""
 
 import math
 import os
@@ -14,63 +14,64 @@ from services.training.manifest import Adapter, Manifest
 def plan_shards(
     configuration: EnsembleConfiguration, manifest: Manifest, model: Path, gpus: float, halves: bool = False
 ) -> list[ShardPlan]:
-    """Consecutive blocks of `shards.parts_per_shard` parts, one shard each, of which the first `shards.count` serve.
+    """Plans a shard for each group of `shards.parts_per_shard` consecutive parts. The first `shards.count` serve.
 
     Args:
         model: the base model's directory.
-        gpus: how many GPUs the cluster has.
-        halves: serve, in place of each part i's own model, those of its halves, as the models 2 i and 2 i + 1.
+        gpus: the number of GPUs in the cluster.
+        halves: serve the models of each part's halves instead of its own model. Part i has the models 2i and 2i + 1.
 
     Raises:
-        ConfigurationError: `halves`, and the ensemble was trained without; or several models attend to their own keys.
+        ConfigurationError: `halves` is set and the ensemble has no models of half-parts, or several models attend to
+            their own keys.
     """
     if manifest.attention == "own" and (len(manifest.parts) > 1 or halves):
         raise ConfigurationError(
             f"ensemble: the adapters of {configuration.ensemble} attend to their own keys and values, which is "
             "served for one model alone; train the parts again with `privmix train`, as readers"
         )
-    shards, each = configuration.shards, 2 if halves else 1
+    shards, models_per_part = configuration.shards, 2 if halves else 1
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)
     return [
         ShardPlan(
             index=index,
-            parts=len(served) // each,
-            models={number: adapter.name for number, adapter in served.items()},
-            engine=_engine_settings(configuration, manifest, model, served.values(), num_gpus),
+            parts=len(adapters) // models_per_part,
+            models={number: adapter.name for number, adapter in adapters.items()},
+            engine=_engine_settings(configuration, manifest, model, adapters.values(), num_gpus),
             num_cpus=shards.num_cpus,
             num_gpus=num_gpus,
             environment=_environment(configuration, num_gpus),
             copies=shards.copies,
         )
-        for index, served in enumerate(_blocks(models, shards.parts_per_shard * each))
+        for index, adapters in enumerate(_groups(models, shards.parts_per_shard * models_per_part))
     ]
 
 
 def shards_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
-    """How many blocks serve from the start.
+    """Returns the number of shards that serve from the start.
 
     Raises:
-        ConfigurationError: `shards.count` is more than there are.
+        ConfigurationError: `shards.count` is larger than the number of shards.
     """
-    blocks = math.ceil(len(manifest.parts) / configuration.shards.parts_per_shard)
+    shards = math.ceil(len(manifest.parts) / configuration.shards.parts_per_shard)
     match configuration.shards.count:
         case None:
-            wanted = blocks
+            serving = shards
         case "auto":
-            wanted = 1
+            serving = 1
         case count:
-            wanted = count
-    if wanted > blocks:
+            serving = count
+    if serving > shards:
         raise ConfigurationError(
-            f"shards.count: {len(manifest.parts)} parts in blocks of {configuration.shards.parts_per_shard} are "
-            f"{blocks} shards at most, not {wanted}; more of the same parts are `shards.copies`"
+            f"shards.count: must be at most {shards}, not {serving}: {len(manifest.parts)} parts with "
+            f"{configuration.shards.parts_per_shard} parts per shard; for more throughput, set `shards.copies`"
         )
-    return wanted
+    return serving
 
 
 def parts_served(configuration: EnsembleConfiguration, manifest: Manifest) -> int:
-    """N from the start: the parts of the blocks that serve."""
+    """Returns N at the start: the number of parts of the shards that serve."""
     return min(len(manifest.parts), shards_served(configuration, manifest) * configuration.shards.parts_per_shard)
 
 
@@ -83,7 +84,7 @@ def _halves(configuration: EnsembleConfiguration, manifest: Manifest) -> tuple[A
     return tuple(half for part in manifest.parts for half in part.halves or ())
 
 
-def _blocks(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
+def _groups(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
     numbered = list(enumerate(models))
     return [dict(numbered[start : start + size]) for start in range(0, len(numbered), size)]
 
@@ -91,7 +92,7 @@ def _blocks(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
 def _engine_settings(
     configuration: EnsembleConfiguration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
 ) -> EngineSettings:
-    """Engines that reserve a fraction of a GPU share it: each takes its fraction of the memory for engines."""
+    """Returns the engine's settings. An engine that reserves a fraction of a GPU gets that fraction of its memory."""
     engine = configuration.engine
     share = num_gpus if 0 < num_gpus < 1 else 1.0
     return EngineSettings(
@@ -102,17 +103,17 @@ def _engine_settings(
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization * share,
         attention=manifest.attention,
-        adapters={one.name: manifest.adapter_path(configuration.ensemble, one) for one in adapters},
+        adapters={adapter.name: manifest.adapter_path(configuration.ensemble, adapter) for adapter in adapters},
     )
 
 
 def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[str, str]:
-    """Of a shard's process.
+    """Returns the environment variables of a shard's process.
 
-    Ray gives an actor one thread for each CPU it reserves; an engine on the CPU uses them all. On a GPU the products of
-    vLLM's ordinary kernels add up in an order that depends on the batch, those of LoRA adapters in one that changes
-    from run to run; its batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable
-    when it is imported.
+    Ray limits an actor to one thread for each reserved CPU, but an engine on the CPU should use all cores. On a GPU,
+    the order of summation in vLLM's default kernels depends on the batch, and in its LoRA kernels it differs between
+    runs. vLLM's batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable when it is
+    imported, so it must be set before the process starts.
     """
     threads = configuration.shards.threads or (None if num_gpus else os.cpu_count())
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}

@@ -30,7 +30,7 @@ def send_test(
 ) -> None:
     """Send a test alert to every webhook of the configuration; exit with 1 if one does not accept it."""
     configuration = Configuration.load(config)
-    failures = asyncio.run(_sent(configuration))
+    failures = asyncio.run(_send(configuration))
     hosts = [httpx.URL(url.get_secret_value()).host for url in configuration.alerts.webhooks]
     if as_json:
         webhooks = [{"host": host, "failure": failure} for host, failure in zip(hosts, failures, strict=True)]
@@ -39,13 +39,13 @@ def send_test(
         for host, failure in zip(hosts, failures, strict=True):
             print(f"{host}: {failure or 'delivered'}")
         if not hosts:
-            print("alerts.webhooks: there is none; add a URL")
+            print("alerts.webhooks: is empty; add a URL")
     if any(failures) or not hosts:
         raise typer.Exit(1)
 
 
-async def _sent(configuration: Configuration) -> list[str | None]:
-    """Sends the alert; returns for each webhook None, or why it did not accept the alert."""
+async def _send(configuration: Configuration) -> list[str | None]:
+    """Sends the alert. Returns for each webhook None, or the reason why it did not accept the alert."""
     ensemble = configuration.served[0].name
     text = f"A test: {ensemble} can reach this webhook."
     alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)

@@ -1,4 +1,4 @@
-"""Implements `privmix budget`, which reads the budget, what is spent and what is left from the ledger."""
+"""Implements `privmix budget`, which reads the budget, its spent part and its remaining part from the ledger."""
 
 import json
 from typing import Annotated
@@ -14,6 +14,7 @@ from services.budget.reader import read
 from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
 from services.keys.database import default_database
 from services.keys.usage import KeyUsage, usage_by_key
+from services.privacy import accounting
 
 
 def budget(
@@ -21,7 +22,7 @@ def budget(
         str, typer.Option(envvar="PRIVMIX_BUDGET__LEDGER", help="The ledger: a SQLite file or a database URL.")
     ] = "ledger.db",
     operator: Annotated[
-        bool, typer.Option("--operator", help="Show epsilons that depend on the private text too: not for clients.")
+        bool, typer.Option("--operator", help="Also show epsilons that depend on the private text. Not for clients.")
     ] = False,
     again: Annotated[
         bool, typer.Option("--recompute", help="Compute the epsilon of all charges again, with every accountant.")
@@ -32,17 +33,17 @@ def budget(
     by_key: Annotated[bool, typer.Option("--by-key", help="Show the tokens that each key used.")] = False,
     ensemble: Annotated[
         str | None,
-        typer.Option(help="With --by-key: its name under `ensembles`, where the service has several."),
+        typer.Option(help="With --by-key: the name of the ensemble under `ensembles`, if the service has several."),
     ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
-            envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: the database of keys. Default: the service's."
+            envvar="PRIVMIX_KEYS__DATABASE", help="With --by-key: the keys' database. Default: beside the ledger."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the privacy budget, what is spent and what is left. The service may run or not."""
+    """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
     if delta is not None and not (again and 0 < delta < 1):
         raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
     try:
@@ -50,8 +51,8 @@ def budget(
     except LedgerError as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(1) from error
-    everything = statement(balance)
-    stated = everything if operator else everything.ledger()
+    private = statement(balance)
+    stated = private if operator else private.ledger()
     recomputed = recompute(balance, delta or balance.terms.delta) if again else None
     used = usage_by_key(keys or default_database(ledger), ensemble) if by_key else None
     if as_json:
@@ -74,9 +75,9 @@ def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
         console.print(_recomputed(recomputed))
     console.print(stated.guarantee, style="dim")
     if stated.exhausted and not stated.stopped:
-        console.print("Exhausted: not one more token fits into the budget.")
+        console.print("Exhausted: the rest of the budget is smaller than the cost of one token.")
     if stated.stopped:
-        console.print("Stopped: a part's measured losses used up the budget; nothing private is released any more.")
+        console.print("Stopped: a part's measured losses used up the budget; no more private tokens are released.")
 
 
 def _totals(stated: LedgerStatement) -> Table:
@@ -86,18 +87,18 @@ def _totals(stated: LedgerStatement) -> Table:
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    promised = "nothing" if stated.epsilon is None else f"{stated.epsilon:g}"
-    limited = ", where the budget is enforced" if stated.enforced == "bound" else ""
+    promised = "nothing" if stated.epsilon is None else accounting.stated(stated.epsilon)
+    limited = "; the budget limits this number" if stated.enforced == "bound" else ""
     table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
     table.add_row("spent", _number(stated.epsilon_spent), f"an estimate, at order {stated.order:g}{limited}")
-    table.add_row("left", _number(stated.epsilon_left), "")
+    table.add_row("left", _number_left(stated.epsilon_left), "")
     if isinstance(stated, OperatorStatement):
-        enforced = ", where the budget is enforced" if stated.enforced == "measured" else ""
+        enforced = "; the budget limits this number" if stated.enforced == "measured" else ""
         table.add_row("measured", _number(stated.epsilon_measured), f"eps(D) at order {stated.order:g}{enforced}")
-        table.add_row("", _number(stated.epsilon_measured_left), "left of it; both are private")
-    table.add_row("tokens charged", str(stated.tokens_charged), f"{stated.tokens_held} of them in open leases")
+        table.add_row("", _number_left(stated.epsilon_measured_left), "left; both numbers are private")
+    table.add_row("tokens charged", str(stated.tokens_charged), f"including {stated.tokens_held} in open leases")
     left = "-" if stated.tokens_left is None else str(stated.tokens_left)
-    table.add_row("tokens left", left, "at the cost of the event charged last")
+    table.add_row("tokens left", left, "at the cost of the last charged event")
     table.add_row("ledger", str(stated.rows), f"rows, epoch {stated.epoch}, last hash {stated.head[:16]}")
     return table
 
@@ -128,10 +129,16 @@ def _by_key(used: list[KeyUsage], charged: int) -> Table:
     for key in used:
         share = "-" if key.share.tokens is None else str(key.share.tokens)
         table.add_row(escape(key.name), escape(key.owner), str(key.usage.spent), str(key.usage.held), share)
-    # Open leases, leases of lost coordinators, requests without a key, and earlier ledgers beside these keys.
-    table.add_row("not by a key", "", str(charged - sum(key.usage.charged for key in used)), "", "", style="dim")
+    # These are open leases, leases of lost coordinators, and requests without a key. The number can be negative if
+    # these keys were used with an earlier ledger.
+    table.add_row("without a key", "", str(charged - sum(key.usage.charged for key in used)), "", "", style="dim")
     return table
 
 
 def _number(epsilon: float | None) -> str:
-    return "-" if epsilon is None else f"{epsilon:.{DIGITS}f}"
+    return "-" if epsilon is None else accounting.shown(epsilon, DIGITS)
+
+
+def _number_left(epsilon: float | None) -> str:
+    """Formats an epsilon that is left, rounded down."""
+    return "-" if epsilon is None else f"{-accounting.round_up(-epsilon, DIGITS):.{DIGITS}f}"

@@ -38,7 +38,7 @@ def compare(
     user_limit: Annotated[
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
+    model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
     tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
@@ -46,7 +46,7 @@ def compare(
     run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
     runs: RunsOption = _DEFAULTS.runs,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
-    cpus: Annotated[float, typer.Option(help="Processor cores for each adapter that trains.")] = 1,
+    cpus: Annotated[float, typer.Option(help="The number of CPU cores for each adapter in training.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.

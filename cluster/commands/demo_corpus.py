@@ -11,11 +11,11 @@ from services.training import demo
 
 def demo_corpus(
     directory: Annotated[Path, typer.Argument(help="The directory for the files; created if it does not exist.")],
-    users: Annotated[int, typer.Option(help="Fictional people, the held-out ones included.")] = 400,
+    users: Annotated[int, typer.Option(help="The number of fictional people, including the held-out ones.")] = 400,
     held_out: Annotated[
         int, typer.Option(help="The number of people whose dialogues are not in the training file.")
     ] = 40,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same files.")] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed. The same seed writes the same files.")] = 0,
 ) -> None:
     """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""
     demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)

@@ -1,4 +1,4 @@
-"""`privmix ensembles`: the ensembles of a running service; one is added, drained or retired while the others serve."""
+"""Implements `privmix ensembles`, which adds, drains and retires ensembles while a service runs."""
 
 import json
 import time
@@ -28,16 +28,16 @@ ensembles = typer.Typer(
     name="ensembles", help="List, add, drain or retire the ensembles of a running service.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Its model name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The model name of the ensemble.")]
 
 
 @ensembles.command("list")
 def list_ensembles(
     address: AddressOption = "auto", namespace: NamespaceOption = "privmix", as_json: JsonOption = False
 ) -> None:
-    """Show the ensembles that the service has now."""
+    """List the ensembles of the service with their states and running requests."""
     with joined(address):
-        accounts: list[EnsembleStatus] = _ask(ensembles_of(namespace), "statuses")
+        accounts: list[EnsembleStatus] = _call(ensembles_of(namespace), "statuses")
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
@@ -53,34 +53,36 @@ def list_ensembles(
 @ensembles.command()
 def add(
     name: Name,
-    config: Annotated[Path, typer.Option(help="The YAML file of the deployment, which names it under `ensembles`.")],
+    config: Annotated[
+        Path, typer.Option(help="The YAML file of the deployment, which has the ensemble under `ensembles`.")
+    ],
     address: AddressOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Serve one more ensemble, or one that was drained again; return once every gateway does."""
+    """Serve another ensemble, or a drained one again, and wait until every gateway serves it."""
     configuration = Configuration.load(config)
     chosen = configuration.choose(name)
     steps = Steps()
     with joined(address):
         service = ensembles_of(configuration.namespace)
-        there = _there(service, chosen.name)
-        if there is not None and there.state == "serving":
+        present = _status(service, chosen.name)
+        if present is not None and present.state == "serving":
             raise ConfigurationError(f"ensembles.{chosen.name}: is served already")
         checked = check_ensemble(chosen, steps, may_begin=chosen.budget.create)
-        if there is None:
+        if present is None:
             start_ensemble(checked, keys_database(configuration), steps)
         try:
-            _ask(service, "add", checked.served)
+            _call(service, "add", checked.served)
         except EnsemblesError:
-            if there is None:
+            if present is None:
                 stop_ensemble(checked.served)
             raise
-        steps("Telling the gateways")
+        steps("Waiting for the gateways")
         account = _wait(service, chosen.name, "known", KNOWN_S)
         if not account.known:
             raise EnsemblesError(
-                f"ensembles.{chosen.name}: a gateway does not serve it after {KNOWN_S:g} s; its log says why. Can "
-                f"every node read {checked.model}?"
+                f"ensembles.{chosen.name}: a gateway does not serve it after {KNOWN_S:g} s; read the gateway's log, "
+                f"and check that every node can read {checked.model}"
             )
     _report(f"{chosen.name} is served", account, as_json)
 
@@ -89,12 +91,12 @@ def add(
 def drain(
     name: Name, address: AddressOption = "auto", namespace: NamespaceOption = "privmix", as_json: JsonOption = False
 ) -> None:
-    """Let an ensemble take no new requests; those that run end as they would. `add` takes this back."""
+    """Refuse new requests to an ensemble and let its running requests finish. `add` serves it again."""
     with joined(address):
         service = ensembles_of(namespace)
-        _ask(service, "drain", name)
-        account: EnsembleStatus = _ask(service, "status", name)
-    _report(f"{name} takes no new requests, and has {account.live}", account, as_json)
+        _call(service, "drain", name)
+        account: EnsembleStatus = _call(service, "status", name)
+    _report(f"{name} accepts no new requests; {account.live} are running", account, as_json)
 
 
 @ensembles.command()
@@ -102,46 +104,49 @@ def retire(
     name: Name,
     address: AddressOption = "auto",
     namespace: NamespaceOption = "privmix",
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the end of its requests.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="The maximum time in seconds to wait for its running requests.")
+    ] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Drain an ensemble, then end its actors and free what they reserve. Its ledger stays."""
+    """Drain an ensemble, then stop its actors and free their resources. Its ledger is kept."""
     steps = Steps()
     with joined(address):
         service = ensembles_of(namespace)
-        _ask(service, "drain", name)
-        steps("Waiting for the end of its requests")
+        _call(service, "drain", name)
+        steps("Waiting for its running requests")
         account = _wait(service, name, "drained", timeout)
         if not account.drained:
             raise EnsemblesError(
-                f"ensembles.{name}: {account.live} requests are under way after {timeout:g} s; it takes no new ones, "
-                "so run this again"
+                f"ensembles.{name}: {account.live} requests still run after {timeout:g} s; it accepts no new requests, "
+                "so run this command again"
             )
-        _ask(service, "remove", account.ensemble.name)
-        steps("Stopping: unused budget goes back to the ledger")
+        _call(service, "remove", account.ensemble.name)
+        steps("Stopping; unused budget returns to the ledger")
         stop_ensemble(account.ensemble)
     _report(f"{name} is retired; remove it from the configuration, or the next start serves it again", account, as_json)
 
 
-def _there(service: ActorHandle, name: str) -> EnsembleStatus | None:
-    accounts: list[EnsembleStatus] = _ask(service, "statuses")
+def _status(service: ActorHandle, name: str) -> EnsembleStatus | None:
+    accounts: list[EnsembleStatus] = _call(service, "statuses")
     return next((account for account in accounts if name in account.ensemble.names), None)
 
 
 def _wait(service: ActorHandle, name: str, state: str, timeout_s: float) -> EnsembleStatus:
-    """The ensemble once it is in a state, or when the time is over."""
+    """Waits until the ensemble is in a state or the time is over, and returns its status."""
     deadline = time.monotonic() + timeout_s
     while True:
-        account: EnsembleStatus = _ask(service, "status", name)
+        account: EnsembleStatus = _call(service, "status", name)
         if getattr(account, state) or time.monotonic() >= deadline:
             return account
         time.sleep(LOOK_S)
 
 
-def _ask(service: ActorHandle, method: str, *arguments: str | Ensemble) -> Any:
-    """
+def _call(service: ActorHandle, method: str, *arguments: str | Ensemble) -> Any:
+    """Calls a method of the actor that lists the ensembles.
+
     Raises:
-        EnsemblesError: it cannot be done.
+        EnsemblesError: the actor refuses the change.
     """
     try:
         return ray.get(getattr(service, method).remote(*arguments))

@@ -15,8 +15,11 @@ from cluster.options import (
     ProtocolsOption,
     RunsOption,
     RunTokensOption,
+    SkipBadOption,
     SweepOption,
+    TextFieldOption,
     TokensOption,
+    UserFieldOption,
 )
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions
@@ -33,16 +36,16 @@ _DEFAULTS = EvaluationOptions()
 def evaluate(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
-        list[Path], typer.Option(help="An ensemble; repeat for other sizes. The table shows the largest.")
+        list[Path], typer.Option(help="An ensemble's directory; repeat for other sizes. The table shows the largest.")
     ],
     output: Annotated[
         Path, typer.Option(help="The directory for the report. An interrupted evaluation continues there.")
     ],
     finetuned: Annotated[
-        Path | None, typer.Option(help="An ensemble of one part, `privmix train --parts 1`: the reference.")
+        Path | None, typer.Option(help="An ensemble of one part, from `privmix train --parts 1`, as a reference.")
     ] = None,
     dp_sgd: Annotated[
-        list[Path] | None, typer.Option(help="An ensemble of one part trained with DP-SGD; repeat for other budgets.")
+        list[Path] | None, typer.Option(help="A model from `privmix train --dp-sgd`; repeat for other budgets.")
     ] = None,
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
@@ -50,18 +53,21 @@ def evaluate(
     protocol: ProtocolsOption = None,
     run_tokens: RunTokensOption = _DEFAULTS.run_tokens,
     runs: RunsOption = _DEFAULTS.runs,
-    context: Annotated[int, typer.Option(help="Tokens of a block, the context included.")] = _DEFAULTS.context,
+    context: Annotated[int, typer.Option(help="The maximum number of tokens in a block of text.")] = _DEFAULTS.context,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
-    precision: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = _DEFAULTS.precision,
-    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
-    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out.")] = False,
+    precision: Annotated[
+        str, typer.Option(help="The precision of the models: auto, bfloat16 or float32.")
+    ] = _DEFAULTS.precision,
+    user_field: UserFieldOption = "user",
+    text_field: TextFieldOption = "text",
+    skip_bad: SkipBadOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Compare what every method makes of held-out text at the same budget, with the guarantee it really has.
+    """Compare the perplexity of all methods on held-out text at the same budget, with their actual guarantees.
 
-    The result was measured on private models: it is for the operator. Exits with 0 when the report is written, 2 when
-    something given cannot be used, 1 when a task failed, and 130 when it was interrupted; run it again to continue.
+    The result is measured on private models, so it is for the operator only. The exit status is 0 if the report is
+    written, 2 if the input is invalid, 1 if a task failed, and 130 if the command was interrupted. Run it again to
+    continue.
     """
     started = time.monotonic()
     evaluation = evaluate_methods(
@@ -93,7 +99,7 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
     shown = console()
     for table in evaluation.tables:
         budget = table.budget
-        drawn = RichTable(
+        rich_table = RichTable(
             "method",
             "guarantee",
             "perplexity",
@@ -101,28 +107,28 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
             "change",
             "epsilon (Rényi)",
             "(PLD)",
-            title=f"epsilon {budget.epsilon:g} at delta {budget.delta:g} for {budget.tokens} tokens",
+            title=f"epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} for {budget.tokens} tokens",
             title_justify="left",
         )
         for result in table.results:
-            drawn.add_row(*_cells(result))
-        shown.print(drawn)
-    print(f"{written[0]}: the report, in {seconds:.0f} s; beside it {', '.join(path.name for path in written[1:])}")
+            rich_table.add_row(*_cells(result))
+        shown.print(rich_table)
+    print(f"{written[0]}: the report, in {seconds:.0f} s, with {', '.join(path.name for path in written[1:])}")
 
 
-def _cells(found: Result) -> tuple[str, ...]:
-    if found.problem is not None or found.perplexity is None:
-        return found.label, "-", "not at this budget", "", "", "", ""
-    low, high = found.perplexity.low, found.perplexity.high
-    measured = found.reached.measured
+def _cells(result: Result) -> tuple[str, ...]:
+    if result.problem is not None or result.perplexity is None:
+        return result.label, "-", "not at this budget", "", "", "", ""
+    low, high = result.perplexity.low, result.perplexity.high
+    measured = result.reached.measured
     return (
-        found.label,
-        found.status,
-        f"{found.perplexity.mean:.2f}",
+        result.label,
+        result.status,
+        f"{result.perplexity.mean:.2f}",
         "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
-        "" if found.change is None else f"{100 * (found.change.mean - 1):+.1f} %",
-        _shown(found.reached.rdp) if measured is None else f"{_shown(measured)} measured",
-        _shown(found.reached.pld),
+        "" if result.change is None else f"{100 * (result.change.mean - 1):+.1f} %",
+        _shown(result.reached.rdp) if measured is None else f"{_shown(measured)} measured",
+        _shown(result.reached.pld),
     )
 
 

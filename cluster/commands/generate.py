@@ -17,6 +17,7 @@ from rich.progress import Progress as Bars
 from cluster.commands.serve import stop
 from cluster.configuration import Configuration
 from cluster.launch import launch
+from cluster.options import ProgressJsonOption
 from cluster.parameters import bad
 from cluster.steps import Steps
 from services.errors import InputError
@@ -43,25 +44,29 @@ def make(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines of fields for the template; `count` is the number of texts of a line."),
+        typer.Option(help="JSON Lines with fields for the template. `count` is the number of texts for a line."),
     ] = None,
     label: Annotated[
-        list[str], typer.Option(help="NAME=COUNT: the number of texts with this label; repeat for more.")
+        list[str], typer.Option(help="NAME=COUNT: a label and its number of texts; repeat for more.")
     ] = [],  # noqa: B006
     template: Annotated[
         str | None, typer.Option(help=f"The prompt, with {{fields}} in braces. Default for labels: {DEFAULT!r}.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A running service, such as http://127.0.0.1:8000.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The URL of a running service, such as http://127.0.0.1:8000.")
+    ] = None,
     key: Annotated[
         str | None, typer.Option(envvar=["PRIVMIX_API_KEY", "OPENAI_API_KEY"], help="An API key of the service.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Instead of --url: start a service with this configuration for the job.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A served name. Default: the first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model name of the ensemble. Default: the service's first.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="The maximum number of tokens of a text.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Above 0, up to 2.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Above 0, up to 1.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="The sampling temperature, above 0 and up to 2.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="The probability mass to sample from, above 0 and up to 1.")] = 1.0,
     stop_at: Annotated[list[str], typer.Option("--stop", help="A stop string; \\n is a new line.")] = [],  # noqa: B006
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="The number of concurrent texts.")] = 8,
     partial: Annotated[
@@ -73,28 +78,28 @@ def make(
     public_model: Annotated[
         str | None, typer.Option(help="The model of --baseline. Default: the configuration's, or smollm2-135m.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
+    as_json: ProgressJsonOption = False,
 ) -> None:
-    """Make private synthetic texts from a template of prompts, with a data card.
+    """Generate private synthetic texts from a template of prompts, with a data card.
 
-    Every text that was delivered is kept, and is never paid for again: run the same command to go on. A job that the
-    budget cannot pay for is refused before a token is spent. Exits with 0 when the job is done, 2 when something given
-    cannot be used, 1 when it stopped on the way, and 130 when it was interrupted.
+    Delivered texts are kept and are never charged again: run the same command to continue. A job that costs more than
+    the budget is refused before any token is charged. The exit status is 0 if the job is complete, 2 if the input is
+    invalid, 1 if the job failed, and 130 if it was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
     if output is None:
-        raise bad("output", "name the directory of the job")
+        raise bad("output", "is missing; add the directory of the job")
     if (url is None) == (config is None):
-        raise bad("url", "give either --url, of a running service, or --config, to start one for the job")
+        raise bad("url", "give either --url of a running service, or --config to start one for the job")
     if bool(label) == (prompts is not None):
         raise bad("prompts", "give either --prompts with --template, or --label NAME=COUNT")
     if prompts is not None and template is None:
-        raise bad("template", "say how the fields of --prompts make a prompt, such as 'Topic: {topic}\\nText:'")
+        raise bad("template", "is missing; write the fields of --prompts in braces: 'Topic: {topic}\\nText:'")
     rows = parse_labels(label) if prompts is None else read_rows(prompts)
-    written = (template or DEFAULT).replace("\\n", "\n")
+    prompt_template = (template or DEFAULT).replace("\\n", "\n")
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
-    request = Request(written, tuple(items(written, rows)), sampling)
+    request = Request(prompt_template, tuple(items(prompt_template, rows)), sampling)
     configuration = None if config is None else Configuration.load(config)
     base_model = None
     if configuration is not None:
@@ -113,37 +118,45 @@ def make(
 @generate.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="The directory of a job.")],
-    real: Annotated[Path | None, typer.Option(help="The private corpus, to compare with. Needs --operator.")] = None,
+    real: Annotated[Path | None, typer.Option(help="The private corpus to compare with. Needs --operator.")] = None,
     finetuned: Annotated[
-        Path | None, typer.Option(help="`privmix train --parts 1` of it: a second perplexity. Needs --operator.")
+        Path | None,
+        typer.Option(
+            help="An ensemble from `privmix train --parts 1`, to compute a second perplexity. Needs --operator."
+        ),
     ] = None,
     operator: Annotated[
-        bool, typer.Option("--operator", help="You may see the private text, and will not publish this report.")
+        bool,
+        typer.Option("--operator", help="Confirm that you may see the private text and will not publish the report."),
     ] = False,
     label_field: Annotated[
         str | None, typer.Option(help="The field that a classifier predicts, in the job's texts and in --real.")
     ] = None,
-    user_field: Annotated[str, typer.Option(help="Field of --real with the user's id.")] = "user",
-    text_field: Annotated[str, typer.Option(help="Field of --real with the text.")] = "text",
-    public_model: Annotated[str | None, typer.Option(help="Directory or hub id. Default: smollm2-135m.")] = None,
+    user_field: Annotated[str, typer.Option(help="The field of --real with the user's id.")] = "user",
+    text_field: Annotated[str, typer.Option(help="The field of --real with the text.")] = "text",
+    public_model: Annotated[
+        str | None, typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Report the quality of a job's texts, compared with the public model's, on an HTML page that opens offline."""
+    """Compare the quality of a job's texts with the public model's texts, in an HTML page that opens offline."""
     from services.generation.report import Real, make_report  # slow to import
 
     if (real is not None or finetuned is not None) and not operator:
-        raise bad("operator", "what is measured with the private text is private; --operator says that you may see it")
+        raise bad("operator", "is missing; a comparison with the private text is private, so confirm it")
     if label_field is not None and real is None:
         raise bad("label-field", "needs --real: the classifier is tested on real text")
     text = None if real is None else Real.load(real, user_field, text_field, label_field)
-    made, page = make_report(directory, resolve(public_model), real=text, finetuned=finetuned, label_field=label_field)
+    content, page = make_report(
+        directory, resolve(public_model), real=text, finetuned=finetuned, label_field=label_field
+    )
     if as_json:
-        print(json.dumps(made.record()))
+        print(json.dumps(content.record()))
         return
-    for row in made.rows:
+    for row in content.rows:
         distinct = ", ".join(f"{share:.2f}" for share in row.variety.distinct.values())
         print(f"{row.name}: {row.texts} texts, distinct-n {distinct}, perplexity {row.perplexity:.1f}")
-    print(f"{page}: the report" + (", for the operator only: it is not private" if made.operator else ""))
+    print(f"{page}: the report" + (", for the operator only: it is not private" if content.operator else ""))
 
 
 @contextmanager
@@ -179,7 +192,7 @@ async def _run(
             statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
         except BaseException:
             if job.done:
-                with suppress(InputError):  # the service may be gone; job.json has its last statement
+                with suppress(InputError):  # the service can be gone; job.json has its last statement
                     write_card(job, await service.privacy(), base_model)
             raise
     return write_card(job, statement, base_model)
@@ -247,4 +260,4 @@ def _report(output: Path, card: dict[str, Any], seconds: float, baseline: bool, 
     print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
     print(f"{budget['tokens_delivered']:,} tokens delivered; the card is {output / MARKDOWN_FILE}")
     print(card["guarantee"])
-    print(f"How good they are: privmix generate report {output}")
+    print(f"To measure their quality: privmix generate report {output}")

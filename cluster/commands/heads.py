@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table as Shown
+from rich.table import Table as RichTable
 
 from cluster.console import console, display
 from cluster.options import JsonOption
@@ -20,6 +20,7 @@ from services.heads.flows import FlowSettings
 from services.heads.methods import METHODS, MethodName, demand_certified
 from services.heads.report import write_report
 from services.heads.text import read_texts
+from services.privacy.accounting import stated
 from services.privacy.sampling.selection import Neighbours
 from services.ray_session import connected
 
@@ -31,7 +32,9 @@ heads = typer.Typer(
 
 Dataset = Annotated[
     str,
-    typer.Option(help=f"{', '.join(DATASETS)}; a .csv, .parquet, .jsonl or .npz file; Hugging Face datasets."),
+    typer.Option(
+        help=f"The table: {', '.join(DATASETS)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
+    ),
 ]
 Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
 UserField = Annotated[
@@ -39,7 +42,7 @@ UserField = Annotated[
 ]
 Bounds = Annotated[
     Path | None,
-    typer.Option(help='JSON with public [low, high] of every feature, {"age": [0, 120]}; certified methods need it.'),
+    typer.Option(help='A JSON file with public bounds of all features, {"age": [0, 120]}; certified methods need it.'),
 ]
 
 
@@ -53,30 +56,31 @@ def compare(
         Path, typer.Option(help="The directory for results and report. An interrupted comparison continues there.")
     ] = Path("run/heads"),
     epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; may be repeated.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of the final round, for each method and epsilon.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of final trainings for each method and epsilon.")] = 10,
     quick: Annotated[
-        bool, typer.Option("--quick", help="No search, four epsilons, three seeds: under three minutes.")
+        bool,
+        typer.Option("--quick", help="Skip the search and use four epsilons and three seeds: under three minutes."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare all methods on the same split of a table, over epsilon."""
+    """Compare all methods at several epsilons on the same split of a table."""
     table = open_table(dataset, target, user_field, bounds)
     epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
-    if any(not 0 < each <= 100 for each in epsilons):
-        raise bad("epsilon", "must lie above 0 and at most at 100")
+    if any(not 0 < value <= 100 for value in epsilons):
+        raise bad("epsilon", "must be above 0 and at most 100")
     plan = comparison.Plan(epsilons, seeds=3 if quick else seeds, search=not quick)
     directory = output / table.name
     with display(as_json) as shown:
         if quick:
-            found = comparison.compare(table, plan, directory, comparison.in_process(shown), shown)
+            result = comparison.compare(table, plan, directory, comparison.in_process(shown), shown)
         else:
             with connected():
-                found = comparison.compare(table, plan, directory, comparison.on_cluster(shown), shown)
-    page = write_report(found, directory)
+                result = comparison.compare(table, plan, directory, comparison.on_cluster(shown), shown)
+    page = write_report(result, directory)
     if as_json:
-        typer.echo(json.dumps(found.record()))
+        typer.echo(json.dumps(result.record()))
     else:
-        _show(found)
+        _show(result)
         typer.echo(f"report: {page}")
 
 
@@ -93,23 +97,25 @@ def train(
         bool, typer.Option("--unproven", help="Allow a method without a proven guarantee; the head's manifest says so.")
     ] = False,
     neighbours: Annotated[
-        Neighbours, typer.Option(help="expm-certified: the adjacency, a user replaced or added.")
+        Neighbours, typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed.")
     ] = "replace",
-    ledger: Annotated[str | None, typer.Option(help="The ledger to charge once, a SQLite file or URL.")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger to charge once: a SQLite file or a database URL.")
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="The epsilon of a new ledger, for all heads of this table.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train one head on all rows of a table with the setting chosen in advance, and charge its ledger once."""
+    """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
     if not unproven:
         demand_certified(method)
     table = open_table(dataset, target, user_field, bounds)
-    found = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
+    manifest = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
     if as_json:
-        typer.echo(found.model_dump_json())
+        typer.echo(manifest.model_dump_json())
     else:
-        typer.echo(f"{output}: {METHODS[method].label}; guarantee: {found.guarantee}")
+        typer.echo(f"{output}: {METHODS[method].label}; guarantee: {manifest.guarantee}")
 
 
 @heads.command()
@@ -120,7 +126,7 @@ def predict(
     user_field: UserField = None,
     bounds: Bounds = None,
 ) -> None:
-    """Print one prediction in [0, 1] on each line for the rows of a table. Predictions cost nothing more."""
+    """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
     for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
 
@@ -131,18 +137,20 @@ def intervals(
     target: Target = None,
     user_field: UserField = None,
     bounds: Bounds = None,
-    share: Annotated[float, typer.Option(help="Share of the samples' predictions in an interval.")] = 0.9,
-    temper: Annotated[float, typer.Option(help="Factor of the loss in the density; more narrows the intervals.")] = 2.0,
-    samples: Annotated[int, typer.Option(min=2, help="Parameter vectors drawn from the flow.")] = 1000,
+    share: Annotated[float, typer.Option(help="The share of the samples' predictions in an interval.")] = 0.9,
+    temper: Annotated[
+        float, typer.Option(help="The factor of the loss in the density; intervals narrow as it grows.")
+    ] = 2.0,
+    samples: Annotated[int, typer.Option(min=2, help="The number of parameter vectors drawn from the flow.")] = 1000,
     as_json: JsonOption = False,
 ) -> None:
-    """Print mean, low and high of each row's prediction, from many samples of one flow. For public data only."""
+    """Print the mean and an interval of each row's prediction, from many samples of one flow. For public data only."""
     if not 0 < share < 1:
         raise bad("share", "must lie between 0 and 1")
     if temper <= 0:
         raise bad("temper", "must be positive")
-    found = uncertainty.intervals(open_table(dataset, target, user_field, bounds), temper, share, samples)
-    rows = zip(found.mean.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+    result = uncertainty.intervals(open_table(dataset, target, user_field, bounds), temper, share, samples)
+    rows = zip(result.mean.tolist(), result.low.tolist(), result.high.tolist(), strict=True)
     if as_json:
         typer.echo(json.dumps({"share": share, "intervals": [list(row) for row in rows]}))
     else:
@@ -153,12 +161,17 @@ def intervals(
 @heads.command()
 def audit(
     epsilon: Annotated[float, typer.Option(help="The epsilon of the methods.")] = 0.1,
-    trials: Annotated[int, typer.Option(min=50, help="Releases from each of two neighbouring tables.")] = 500,
+    trials: Annotated[
+        int, typer.Option(min=50, help="The number of releases from each of two neighbouring tables.")
+    ] = 500,
     attack: Annotated[
-        list[str] | None, typer.Option(help="neighbours, one-run or membership; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(help="An attack: neighbours, one-run or membership; repeat for more. Default: all."),
     ] = None,
     dataset: Dataset = "breast-cancer",
-    shadows: Annotated[int, typer.Option(min=3, help="Models of half the rows, for membership.")] = 16,
+    shadows: Annotated[
+        int, typer.Option(min=3, help="The number of shadow models for membership, each of half the rows.")
+    ] = 16,
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
@@ -199,23 +212,23 @@ heads.add_typer(prepare)
 @prepare.command(name="mimic-extract")
 def mimic_extract(
     file: Annotated[Path, typer.Argument(help="all_hourly_data.h5 of MIMIC-Extract.")],
-    output: Annotated[Path, typer.Option(help="Directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
+    output: Annotated[Path, typer.Option(help="The directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
 ) -> None:
-    """Create the paper's tables from MIMIC-Extract: mortality and stays over three days, from the first 24 hours."""
+    """Create the paper's tables from the first 24 hours of MIMIC-Extract: mortality, and stays over three days."""
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
 
 
 @prepare.command(name="text")
 def texts(
-    file: Annotated[str, typer.Argument(help="A .jsonl, .csv or .parquet file, or Hugging Face datasets.")],
-    target: Annotated[str, typer.Option(help="Column with the label, which has two values.")],
+    file: Annotated[str, typer.Argument(help="A .jsonl, .csv or .parquet file, or a Hugging Face dataset.")],
+    target: Annotated[str, typer.Option(help="The column with the label, which has two values.")],
     output: Annotated[Path, typer.Option(help="The table, a file that ends with .npz.")],
-    text_field: Annotated[str, typer.Option(help="Column with the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The column with the text.")] = "text",
     user_field: UserField = None,
-    model: Annotated[str | None, typer.Option(help="Public model, as for `privmix train`.")] = None,
+    model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
 ) -> None:
-    """A table from labelled texts: the public model's mean hidden states are the features, and have public bounds."""
+    """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
     if output.suffix != ".npz":
         raise bad("output", "must end with .npz")
     table = read_texts(file, text=text_field, target=target, user=user_field, model=model)
@@ -227,27 +240,29 @@ def texts(
 def open_table(dataset: str, target: str | None, user: str | None, bounds: Path | None) -> Table:
     """Loads a built-in data set by its name, or the user's own table."""
     if dataset in DATASETS:
-        for option, given in (("target", target), ("user-field", user), ("bounds", bounds)):
-            if given is not None:
-                raise bad(option, f"goes with a table of your own, not with {dataset}")
+        for option, value in (("target", target), ("user-field", user), ("bounds", bounds)):
+            if value is not None:
+                raise bad(option, f"describes your own table, but {dataset} is built in; leave it out")
         return DATASETS[dataset]()
     if dataset.endswith(".npz"):
         return read_npz(Path(dataset))
     if target is None:
-        raise bad("target", f"names the column of {dataset} that is to be learnt")
+        raise bad("target", f"is missing; name the column of {dataset} to predict")
     return read_table(dataset, target=target, user=user, bounds=bounds)
 
 
-def _show(found: comparison.Comparison) -> None:
-    shown = Shown("method", "epsilon", "setting", title=f"Area under the curve: {found.dataset}", title_justify="left")
+def _show(result: comparison.Comparison) -> None:
+    table = RichTable(
+        "method", "epsilon", "settings", title=f"Area under the curve: {result.dataset}", title_justify="left"
+    )
     for column in ("AUC", "5 % - 95 %", "seconds"):
-        shown.add_column(column, justify="right")
-    shown.add_column("guarantee")
-    shown.add_column("what the search costs")
-    for cell in found.cells:
-        shown.add_row(
+        table.add_column(column, justify="right")
+    table.add_column("guarantee")
+    table.add_column("cost of the search")
+    for cell in result.cells:
+        table.add_row(
             METHODS[cell.name].label,
-            f"{cell.epsilon:g}" if cell.epsilon else "-",
+            stated(cell.epsilon) if cell.epsilon else "-",
             cell.chosen,
             f"{cell.auc:.3f}",
             f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
@@ -255,19 +270,24 @@ def _show(found: comparison.Comparison) -> None:
             METHODS[cell.name].guarantee,
             cell.search_cost,
         )
-    console().print(shown)
+    console().print(table)
 
 
 def _show_audit(findings: list[Finding], areas: dict[str, float]) -> None:
-    shown = Shown("attack", "method and table", title="Attacks on heads", title_justify="left")
-    for column in ("epsilon given", "epsilon is at least", "certainly at least"):
-        shown.add_column(column, justify="right")
-    shown.add_column("guarantee")
-    for each in findings:
-        guarantee = "certified: " + each.verdict if each.status == "certified" else "none proven"
-        shown.add_row(
-            each.attack, each.subject, f"{each.claim:g}", f"{each.lower:.3f}", f"{each.certain:.3f}", guarantee
+    table = RichTable("attack", "method and table", title="Attacks on heads", title_justify="left")
+    for column in ("claimed epsilon", "lower bound", "certain lower bound"):
+        table.add_column(column, justify="right")
+    table.add_column("guarantee")
+    for finding in findings:
+        guarantee = "certified: " + finding.verdict if finding.status == "certified" else "none proven"
+        table.add_row(
+            finding.attack,
+            finding.subject,
+            stated(finding.claim),
+            f"{finding.lower:.3f}",
+            f"{finding.certain:.3f}",
+            guarantee,
         )
-    console().print(shown)
+    console().print(table)
     for name, area in areas.items():
         console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")  # type: ignore[index]

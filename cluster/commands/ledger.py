@@ -46,7 +46,7 @@ def init(
     if as_json:
         print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
         return
-    print(f"{'Began' if begun.new else 'Found'} ledger {begun.place} with id {begun.ledger}")
+    print(f"{'Created' if begun.new else 'Found'} ledger {begun.place} with id {begun.ledger}")
     print(promised.sentence)
 
 

@@ -28,10 +28,10 @@ from services.privacy.settings import Settings
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 EXACT_DECIMALS = 9
-"""An epsilon in JSON is rounded up here: above what floating point leaves uncertain, below what anyone spends."""
+"""The digits of an epsilon in JSON, which is rounded up: more digits would show rounding errors."""
 SHOWN_ORDERS = (1.5, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
-"""Orders of the table for people, where none are asked for."""
-DRAWN_POINTS = 25
+"""The default orders of the printed table."""
+PLOTTED_POINTS = 25
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Plan:
 
     @property
     def part_level(self) -> float | None:
-        """The epsilon for one part present or absent, as earlier versions stated it."""
+        """The epsilon for one part present or absent, which earlier versions stated."""
         divergences = self.event.part_level_rdp(accounting.ORDERS)
         if divergences is None:
             return None
         return accounting.epsilon(self.settings.tokens * divergences, self.settings.delta).epsilon
 
     def record(self) -> dict[str, Any]:
-        """Returns the answer as JSON output."""
+        """Returns the JSON output."""
         cost = self.cost
         return {
             **self.derived,
@@ -86,35 +86,44 @@ def plan_(
     context: typer.Context,
     parts: Annotated[
         int | None,
-        typer.Option(min=1, help="N, how many parts the ensemble has. With --users: proposed, unless given."),
+        typer.Option(min=1, help="The number of parts N. With --users, the default is a proposal."),
     ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help=f"The protocol to plan for. Default: {DEFAULT}; with --users, the better of two.")
+        str | None,
+        typer.Option(help=f"The protocol. Default: {DEFAULT}; with --users, PMixED or the exponential mechanism."),
     ] = None,
     tokens: Annotated[
         int, typer.Option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
     ] = 1024,
-    epsilon: Annotated[float | None, typer.Option(help="The budget to plan for.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon of the budget.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
     orders: Annotated[str | None, typer.Option(help="The real Rényi orders to print, such as 1.5,2,3.")] = None,
     users: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="USERS", help="Users of a corpus: proposes parts, protocol and radius."),
+        typer.Option(
+            parser=count,
+            metavar="USERS",
+            help="The number of users of a corpus. The command proposes parts, protocol and radius.",
+        ),
     ] = None,
     corpus_tokens: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="TOKENS", help="With --users: tokens of the corpus, for the gain in nats."),
+        typer.Option(
+            parser=count,
+            metavar="TOKENS",
+            help="With --users: the number of tokens of the corpus, to compute the gain in nats.",
+        ),
     ] = None,
     as_json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw epsilon against tokens into this picture.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="The picture file for a plot of epsilon over tokens.")] = None,
 ) -> None:
-    """Answer "which radius does this budget allow?", "what does this radius cost?", and "what would we get?".
+    """Compute the radius that a budget allows, or the epsilon that a radius costs.
 
     Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them. With --users
-    the command proposes parts, protocol and radius, and says which gain to expect, as a range over public texts.
+    the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts.
     """
     if users is not None:
-        _refuse_beside_users(context.args, orders, plot)
+        _refuse_with_users(context.args, orders, plot)
         budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
         proposal = propose(Population(users, corpus_tokens), budget, protocol, parts)
         print(json.dumps(_record(proposal, users, corpus_tokens), indent=2)) if as_json else _propose(proposal, users)
@@ -122,25 +131,24 @@ def plan_(
     if corpus_tokens is not None:
         raise bad("corpus-tokens", "needs --users")
     if parts is None:
-        raise bad("parts", "give the number of parts, or --users to have it proposed")
+        raise bad("parts", "is missing; give the number of parts, or --users for a proposal")
     protocol = protocol or DEFAULT
-    given: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
+    parameters: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
     if epsilon is not None:
-        given["epsilon"] = epsilon
-    settings = settings_from(protocol, given)
-    answer = _answer(settings, parts, None if orders is None else _parse(orders))
+        parameters["epsilon"] = epsilon
+    result = _plan(settings_from(protocol, parameters), parts, None if orders is None else _parse(orders))
     if plot is not None:
-        _draw(answer, plot)
+        _plot(result, plot)
     if as_json:
-        print(json.dumps(answer.record(), indent=2))
+        print(json.dumps(result.record(), indent=2))
     else:
-        _show(answer)
+        _show(result)
 
 
-def _refuse_beside_users(arguments: Sequence[str], orders: str | None, plot: Path | None) -> None:
+def _refuse_with_users(arguments: Sequence[str], orders: str | None, plot: Path | None) -> None:
     for name, value in {**options(arguments), "orders": orders, "plot": plot}.items():
         if value is not None:
-            raise bad(name, "is not used with --users; plan with --parts for it")
+            raise bad(name, "is not used with --users; use it with --parts")
 
 
 def _budget(epsilon: float, delta: float, tokens: int) -> Budget:
@@ -168,36 +176,44 @@ def _record(proposal: Proposal, users: int, corpus_tokens: int | None) -> dict[s
         "tokens": settings.tokens,
         "adjacency": protocol.guarantee.adjacency,
         "guarantee": protocol.guarantee.status,
-        "statement": protocol.guarantee.sentence(f"{settings.epsilon:g}", settings.delta, settings.tokens),
+        "statement": protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, settings.tokens),
     }
 
 
 def _propose(proposal: Proposal, users: int) -> None:
     console, record = Console(), _record(proposal, users, None)
     kept, gain = proposal.kept, proposal.gain
-    title = f"{users:,} users, {record['tokens']:,} tokens at epsilon {record['epsilon']:g}, delta {record['delta']:g}"
+    epsilon = accounting.stated(record["epsilon"])
+    title = f"{users:,} users, {record['tokens']:,} tokens at epsilon {epsilon}, delta {record['delta']:g}"
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("parts", f"{record['parts']:,}", f"{record['users_a_part']:.0f} users a part on average")
-    extra = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
-    table.add_row("protocol", record["protocol"], f"{extra}; {record['rows_a_token']} rows of models a token")
-    table.add_row("radius", f"{record['radius']:.4g}", "nats by which a part may move a token's log-probability")
-    table.add_row("gain kept", f"{kept.mean:.0%}", f"{kept.low:.0%} to {kept.high:.0%} of what the ensemble would gain")
+    table.add_row("parts", f"{record['parts']:,}", f"{record['users_a_part']:.0f} users per part on average")
+    parameters = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
+    table.add_row("protocol", record["protocol"], f"{parameters}; {record['rows_a_token']} model rows per token")
+    table.add_row(
+        "radius", f"{record['radius']:.4g}", "the maximum change of a token's log-probability by a part, in nats"
+    )
+    table.add_row("gain kept", f"{kept.mean:.0%}", f"{kept.low:.0%} to {kept.high:.0%} of the gain without privacy")
     if gain is not None:
         table.add_row(
-            "gain", f"{gain.mean:.2f}", f"nats a token, {gain.low:.2f} to {gain.high:.2f} over the public model"
+            "gain", f"{gain.mean:.2f}", f"nats per token over the public model; {gain.low:.2f} to {gain.high:.2f}"
         )
         change = f"{np.expm1(-gain.low):+.0%} to {np.expm1(-gain.high):+.0%}"
-        table.add_row("perplexity", f"{np.expm1(-gain.mean):+.0%}", f"{change} beside the public model's")
+        table.add_row("perplexity", f"{np.expm1(-gain.mean):+.0%}", f"from the public model's; {change}")
     console.print(table)
     console.print(escape(f"Gain: {record['gain_expected']['source']}."), style="dim")
     console.print(escape("It leaves out: " + "; ".join(record["gain_expected"]["leaves_out"]) + "."), style="dim")
     console.print(escape(record["statement"]), style="dim")
 
 
-def _answer(settings: Settings, parts: int, orders: Sequence[float] | None) -> Plan:
+def _plan(settings: Settings, parts: int, orders: Sequence[float] | None) -> Plan:
+    """Plans the protocol and computes its cost.
+
+    Raises:
+        typer.BadParameter: the budget and the derived parameter are both given or both missing, or no plan exists.
+    """
     derived = settings.derived
     chosen = derived is not None and getattr(settings, derived) is not None
     if derived and settings.enforced == "bound" and chosen == ("epsilon" in settings.model_fields_set):
@@ -217,59 +233,58 @@ def _answer(settings: Settings, parts: int, orders: Sequence[float] | None) -> P
 def _sentence(settings: Settings, protocol: Protocol, cost: planning.Cost | None) -> str:
     if settings.enforced == "bound" and cost is not None:
         return protocol.guarantee.sentence(accounting.shown(cost.epsilon_rdp), settings.delta, settings.tokens)
-    epsilon = "unbounded" if settings.epsilon is None else f"{settings.epsilon:g}"
-    return protocol.guarantee.sentence(epsilon, settings.delta, None)
+    return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
 
 
-def _show(answer: Plan) -> None:
-    console, settings, cost = Console(), answer.settings, answer.cost
-    adjacency = answer.protocol.guarantee.adjacency
+def _show(result: Plan) -> None:
+    console, settings, cost = Console(), result.settings, result.cost
+    adjacency = result.protocol.guarantee.adjacency
     title = (
-        f"{settings.tokens} tokens at delta {settings.delta:g} from {answer.protocol.parts} parts: {settings.protocol}"
+        f"{settings.tokens} tokens at delta {settings.delta:g} from {result.protocol.parts} parts: {settings.protocol}"
     )
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for name, value in answer.derived.items():
+    for name, value in result.derived.items():
         table.add_row(name, f"{value:.6f}", escape(str(type(settings).model_fields[name].description)))
     if cost is None:
         table.add_row("epsilon", "-", "no data-independent bound")
     else:
         table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{adjacency}: Rényi, at order {cost.best_order:.4g}")
         table.add_row("", _shown(cost.epsilon_pld), f"{adjacency}: privacy loss distribution")
-        if answer.part_level is not None:
-            note = "of one part present or absent, which earlier versions promised; it protects no user"
-            table.add_row("part-level", _shown(answer.part_level), note)
-    for name, value in settings.details(answer.protocol).items():
+        if result.part_level is not None:
+            note = "one part present or absent, which earlier versions promised; it protects no user"
+            table.add_row("part-level", _shown(result.part_level), note)
+    for name, value in settings.details(result.protocol).items():
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             table.add_row(f"{name} {key}".strip(), f"{number:.6g}" if isinstance(number, float) else str(number), "")
     console.print(table)
-    if cost is not None and len(answer.orders) > 1:
-        console.print(_losses(answer))
-    console.print(escape(answer.sentence), style="dim")
+    if cost is not None and len(result.orders) > 1:
+        console.print(_losses(result))
+    console.print(escape(result.sentence), style="dim")
 
 
-def _losses(answer: Plan) -> Table:
+def _losses(result: Plan) -> Table:
     table = Table(title="Rényi loss of a token", title_justify="left")
     for name in ("order", "loss"):
         table.add_column(name, justify="right")
-    orders = answer.orders if len(answer.orders) < len(accounting.ORDERS) else SHOWN_ORDERS
-    for order, loss in zip(orders, answer.event.rdp(orders), strict=True):
+    orders = result.orders if len(result.orders) < len(accounting.ORDERS) else SHOWN_ORDERS
+    for order, loss in zip(orders, result.event.rdp(orders), strict=True):
         table.add_row(f"{order:g}", f"{loss:.6g}")
     return table
 
 
-def _draw(answer: Plan, path: Path) -> None:
-    if answer.cost is None:
-        raise bad("plot", f"there is no data-independent bound of {answer.protocol.name} to draw")
-    from matplotlib.figure import Figure  # slow to import, and few plans are drawn
+def _plot(result: Plan, path: Path) -> None:
+    if result.cost is None:
+        raise bad("plot", f"{result.protocol.name} has no data-independent bound to plot")
+    from matplotlib.figure import Figure  # slow to import, and few plans are plotted
 
-    adjacency = answer.protocol.guarantee.adjacency
-    settings, known = answer.settings, answer.orders if len(answer.orders) == 1 else accounting.ORDERS
-    steps = range(1, DRAWN_POINTS + 1)
-    counts = sorted({math.ceil(settings.tokens * (step / DRAWN_POINTS) ** 2) for step in steps})
-    costs = [planning.cost(answer.event, count, settings.delta, known) for count in counts]
+    adjacency = result.protocol.guarantee.adjacency
+    settings, orders = result.settings, result.orders if len(result.orders) == 1 else accounting.ORDERS
+    steps = range(1, PLOTTED_POINTS + 1)
+    counts = sorted({math.ceil(settings.tokens * (step / PLOTTED_POINTS) ** 2) for step in steps})
+    costs = [planning.cost(result.event, count, settings.delta, orders) for count in counts]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     curves: dict[str, list[float | None]] = {
@@ -277,19 +292,19 @@ def _draw(answer: Plan, path: Path) -> None:
         f"{adjacency}: privacy loss distribution": [cost.epsilon_pld for cost in costs],
     }
     for label, epsilons in curves.items():
-        known_ones = [epsilon for epsilon in epsilons if epsilon is not None]
-        if known_ones:
-            axes.plot(counts, known_ones, label=label)
+        known = [epsilon for epsilon in epsilons if epsilon is not None]
+        if known:
+            axes.plot(counts, known, label=label)
     if "epsilon" in settings.model_fields_set:
         axes.axhline(settings.budget, color="gray", linestyle=":", label="budget")
     axes.set(xlabel="tokens", ylabel=f"epsilon at delta {settings.delta:g}", xlim=(0, None), ylim=(0, None))
-    axes.set_title(f"{answer.event.kind}, {answer.protocol.parts} parts: {answer.protocol.guarantee.status}")
+    axes.set_title(f"{result.event.kind}, {result.protocol.parts} parts: {result.protocol.guarantee.status}")
     axes.grid(alpha=0.3)
     axes.legend()
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise bad("plot", f"cannot write {path}: {error}") from error
+        raise bad("plot", f"{path} cannot be written: {error}") from error
 
 
 def _parse(orders: str) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from services.privacy.settings import Settings
 def protocols(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List every protocol: its guarantee, the models that it queries, when to choose it, and its parameters."""
+    """List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters."""
     if as_json:
         print(json.dumps([_record(settings) for settings in PROTOCOLS.values()], indent=2))
         return

@@ -16,7 +16,7 @@ from cluster.console import display
 from cluster.launch import Service, launch
 from cluster.steps import Steps
 from services.budget.statement import DIGITS
-from services.privacy.accounting import shown
+from services.privacy.accounting import shown, stated
 from services.ray_session import connected
 from services.training import demo
 from services.training.corpus import Corpus
@@ -54,19 +54,19 @@ def quickstart(
     directory: Annotated[Path, typer.Option(help="The directory for corpus, ensemble and ledger.")] = Path(
         "run/quickstart"
     ),
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1 to listen on.")] = 8000,
     stay: Annotated[bool, typer.Option("--stay", help="Keep serving until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
-    """Train a demo ensemble, serve it with vLLM on Ray, and ask it one question over HTTP."""
+    """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
     steps = Steps()
     configuration = prepare(directory, port, steps)
     steps("Starting Ray")
     with connected():
         service = launch(configuration, steps)
         try:
-            steps("Asking for a completion over HTTP")
-            outcome, statement = ask(service, steps)
+            steps("Requesting a completion over HTTP")
+            outcome, statement = request_completion(service, steps)
             if as_json:
                 print(json.dumps(asdict(outcome)), flush=True)
             else:
@@ -79,7 +79,7 @@ def quickstart(
 
 
 def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
-    """Prepares the public model, the demo corpus and the ensemble; keeps what exists already."""
+    """Prepares the public model, the demo corpus and the ensemble. Existing files are kept."""
     directory.mkdir(parents=True, exist_ok=True)
     steps("Preparing the public model")
     resolve()
@@ -99,11 +99,11 @@ def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
     return Configuration.load(path)
 
 
-def ask(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
+def request_completion(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
     """Requests one completion over HTTP, and then the service's privacy statement."""
-    question = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
+    body = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
     with httpx.Client(base_url=service.url, timeout=300) as client:
-        answer = client.post("/v1/completions", json=question).raise_for_status().json()
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
         statement = client.get("/v1/privacy").raise_for_status().json()
     (actors,) = service.actors.values()
     promise, protocol = actors.promise, actors.promise.protocol
@@ -126,15 +126,15 @@ def show(outcome: Outcome, statement: dict[str, Any], service: Service, director
     console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
     console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")
     console.print(
-        f"epsilon {outcome.epsilon_total:g} at delta {outcome.delta:g} is promised for all that is ever released; "
-        f"an estimate of what is spent so far: {shown(outcome.epsilon_spent, DIGITS)}"
+        f"promised for all tokens that are ever released: epsilon {stated(outcome.epsilon_total)} at delta "
+        f"{outcome.delta:g}; estimate of the epsilon spent so far: {shown(outcome.epsilon_spent, DIGITS)}"
     )
     console.print(f"ledger: {service.configuration.budget.ledger}\n")
     console.print(f"To serve it again: [bold]privmix serve --config {directory / 'privmix.yaml'}[/], then\n")
-    print(HOW_TO_GO_ON.format(url=service.url))
+    print(EXAMPLES.format(url=service.url))
 
 
-HOW_TO_GO_ON = """\
+EXAMPLES = """\
   curl {url}/v1/completions -H 'content-type: application/json' \\
     -d '{{"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 32}}'
 

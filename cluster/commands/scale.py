@@ -15,14 +15,15 @@ from services.ray_session import joined
 
 
 def scale(
-    shards: Annotated[int, typer.Option(min=1, help="The new number of part groups that serve.")],
+    shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
     address: AddressOption = "auto",
     namespace: EnsembleNamespaceOption = "privmix",
     as_json: JsonOption = False,
 ) -> None:
-    """Let the next parts of the ensemble join, or the last leave; running streams go on.
+    """Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.
 
-    `privmix plan --parts N` says beforehand what N does to a token's cost, /v1/privacy afterwards.
+    The number of parts N changes the cost of a token: `privmix plan --parts N` shows it in advance, /v1/privacy shows
+    it afterwards.
     """
     with joined(address):
         fleet = fleet_of(namespace)

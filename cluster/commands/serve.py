@@ -16,9 +16,7 @@ from services.ray_session import connected
 
 def serve(
     config: Annotated[Path, typer.Option(help="The YAML file; cluster/privmix.yaml is a commented example.")],
-    address: Annotated[
-        str | None, typer.Option(help="A Ray cluster to join; by default a local one is started.")
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster to join. Default: start a local one.")] = None,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
     configuration = Configuration.load(config)
@@ -34,17 +32,18 @@ def serve(
 
 
 def wait_for_signal() -> None:
-    """Returns at Ctrl-C or SIGTERM."""
-    told = threading.Event()
+    """Waits for Ctrl-C or SIGTERM."""
+    stopped = threading.Event()
 
-    def tell(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stopped.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, tell)
-    told.wait()
+        signal.signal(number, handle)
+    stopped.wait()
 
 
 def stop(service: Service, steps: Steps) -> None:
-    steps("Stopping: unused budget goes back to the ledger")
+    """Stops a service and reports the step."""
+    steps("Stopping; unused budget returns to the ledger")
     service.stop()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cluster.options import SkipBadOption, TextFieldOption, UserFieldOption
 from services.evaluation.split import split as split_corpus
 from services.training.corpus import Corpus
 
@@ -20,12 +21,12 @@ def split(
     salt_file: Annotated[
         Path | None, typer.Option(help="The secret of the split, created on first use. Default: beside --train-out.")
     ] = None,
-    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
-    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out.")] = False,
+    user_field: UserFieldOption = "user",
+    text_field: TextFieldOption = "text",
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
-    made = split_corpus(
+    sides = split_corpus(
         Corpus(corpus, user_field, text_field, skip_bad),
         train_out,
         held_out_out,
@@ -33,5 +34,5 @@ def split(
         salt_file=salt_file or train_out.parent / "split.salt",
         user_limit=user_limit,
     )
-    typer.echo(f"{train_out}: {made.train_documents} documents of {made.train_users} users")
-    typer.echo(f"{held_out_out}: {made.held_out_documents} documents of {made.held_out_users} users")
+    typer.echo(f"{train_out}: {sides.train_documents} documents of {sides.train_users} users")
+    typer.echo(f"{held_out_out}: {sides.held_out_documents} documents of {sides.held_out_users} users")

@@ -27,7 +27,7 @@ def status(
     namespace: EnsembleNamespaceOption = "privmix",
     as_json: JsonOption = False,
 ) -> None:
-    """Show actors, shards, parts and versions of a running service; exit with 1 if one of them does not work."""
+    """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""
     with joined(address):
         record = _record(namespace)
     if as_json:
@@ -39,22 +39,22 @@ def status(
 
 
 def _record(namespace: str) -> dict[str, Any]:
-    serving = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
-    others = asyncio.run(_others(namespace, serving["coordinators"]))
+    fleet_status = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
+    others = asyncio.run(_others(namespace, fleet_status["coordinators"]))
     return {
         "namespace": namespace,
-        "parts": serving["parts"],
-        "actors": [*others, *serving["shards"]],
+        "parts": fleet_status["parts"],
+        "actors": [*others, *fleet_status["shards"]],
         "versions": {package: version(package) for package in ("privmix", "ray", "torch", "transformers")},
     }
 
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the budget actor and every coordinator, each with its problem, if it has one."""
+    """Returns the states of the budget actor and of all coordinators, with their problems."""
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
-    for found in await asyncio.gather(*(status.troubles() for status in statuses)):
-        troubles |= found
+    for problems in await asyncio.gather(*(status.troubles() for status in statuses)):
+        troubles |= problems
     return [
         {
             "name": name,
@@ -75,7 +75,7 @@ def _show(record: dict[str, Any]) -> None:
     for actor in record["actors"]:
         parts = actor["parts"]
         size = "" if actor["resident_bytes"] is None else f"{actor['resident_bytes'] / 2**20:.0f}"
-        shown = f"{parts[0]} to {parts[-1]}" if parts else ""
+        part_range = f"{parts[0]} to {parts[-1]}" if parts else ""
         works = "yes" if actor["answers"] else f"[red]no[/]: {escape(actor['trouble'])}"
-        table.add_row(actor["name"], shown, works, size)
+        table.add_row(actor["name"], part_range, works, size)
     Console().print(table)

@@ -1,4 +1,4 @@
-"""Implements `privmix topology`, which shows which shard serves which parts before anything is started."""
+"""Implements `privmix topology`, which shows the parts of each shard before anything is started."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def topology(
     gpus: Annotated[int, typer.Option(min=0, help="The number of GPUs in the cluster.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the shards of a deployment: parts, copies, and the resources that Ray reserves for each."""
+    """Show the shards of a deployment with their parts, their copies, and the resources that each copy reserves."""
     configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)

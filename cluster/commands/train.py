@@ -9,10 +9,12 @@ import typer
 from pydantic import ValidationError
 
 from cluster.console import display
+from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
 from services.errors import InputError
 from services.evaluation.expectation import measure, propose
 from services.evaluation.methods import Budget
+from services.privacy.accounting import stated
 from services.training import dp_sgd
 from services.training import train as ensemble
 from services.training.base import find_base
@@ -40,8 +42,8 @@ def train(
     parts: Annotated[
         int | None,
         typer.Option(
-            help="How many parts, each with its own adapter. Default: as many as there are in the directory, or what "
-            "`privmix plan --users` proposes for the corpus at --epsilon, --delta and --tokens."
+            help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
+            "the proposal of `privmix plan --users` for the corpus at --epsilon, --delta and --tokens."
         ),
     ] = None,
     tokens: Annotated[
@@ -49,23 +51,23 @@ def train(
         typer.Option(
             parser=count,
             metavar="TOKENS",
-            help="The number of tokens that the budget must last for: proposes the number of parts.",
+            help="The number of tokens that the budget must last for, for the proposal of parts.",
         ),
     ] = 1024,
     halves: Annotated[
         bool,
         typer.Option(
             "--halves",
-            help="Two more adapters for each part, on the halves of its users: what SubMix compares. "
-            "Say so each time: without it, halves of an earlier training are removed.",
+            help="Also train two adapters for each part, on the halves of its users. SubMix needs them. Training "
+            "again without this option removes them.",
         ),
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="Public model: directory, hub id, or nothing for smollm2-135m.")
+        str | None, typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.")
     ] = None,
-    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
-    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")] = False,
+    user_field: UserFieldOption = "user",
+    text_field: TextFieldOption = "text",
+    skip_bad: SkipBadOption = False,
     salt_file: Annotated[
         Path | None,
         typer.Option(help="The secret of the partition, created on first use. Default: in the output directory."),
@@ -73,8 +75,8 @@ def train(
     attention: Annotated[
         str | None,
         typer.Option(
-            help="Whose keys and values adapters attend to: the public model's (public), which serving several parts "
-            f"needs, or their own (own): plain LoRA. {_default('attention')}"
+            help="The keys and values that adapters attend to: the public model's (public), which serving of several "
+            f"parts requires, or their own (own), which is plain LoRA. {_default('attention')}"
         ),
     ] = None,
     rank: Annotated[int | None, typer.Option(help=f"LoRA rank. {_default('rank')}")] = None,
@@ -93,7 +95,7 @@ def train(
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(help=f"Share of the steps in which the learning rate rises from 0. {_default('warm_up')}"),
+        typer.Option(help=f"The share of the steps in which the learning rate rises from 0. {_default('warm_up')}"),
     ] = None,
     weight_decay: Annotated[
         float | None, typer.Option(help=f"The weight decay of AdamW. {_default('weight_decay')}")
@@ -101,28 +103,36 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help=f"The number of passes over the text. {_default('epochs')}")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help=f"Blocks in a step. {_default('batch')}")] = None,
-    block: Annotated[int | None, typer.Option(help=f"Tokens in a block. {_default('block')}")] = None,
-    precision: Annotated[str | None, typer.Option(help=f"auto, bfloat16 or float32. {_default('precision')}")] = None,
-    cpus: Annotated[float, typer.Option(help="Processor cores for each adapter; more trains fewer at a time.")] = 1,
+    batch: Annotated[int | None, typer.Option(help=f"The number of blocks in a step. {_default('batch')}")] = None,
+    block: Annotated[int | None, typer.Option(help=f"The number of tokens in a block. {_default('block')}")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help=f"The precision of the public model: auto, bfloat16 or float32. {_default('precision')}"),
+    ] = None,
+    cpus: Annotated[
+        float, typer.Option(help="The number of CPU cores for each adapter. More cores train fewer at a time.")
+    ] = 1,
     gpus: Annotated[
-        float | None, typer.Option(help="GPUs for each adapter, such as 0.25. Default: one if the cluster has any.")
+        float | None,
+        typer.Option(help="The number of GPUs for each adapter, such as 0.25. Default: 1 if the cluster has any."),
     ] = None,
     privately: Annotated[
         bool,
         typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, instead of parts."),
     ] = False,
     epsilon: Annotated[
-        float, typer.Option(help="The epsilon of DP-SGD, or for the proposal of parts.")
+        float, typer.Option(help="The epsilon of DP-SGD, or of the budget for the proposal of parts.")
     ] = _PRIVATE.epsilon,
-    delta: Annotated[float, typer.Option(help="The delta; see --epsilon.")] = _PRIVATE.delta,
+    delta: Annotated[
+        float, typer.Option(help="The delta of DP-SGD, or of the budget for the proposal of parts.")
+    ] = _PRIVATE.delta,
     unit: Annotated[str, typer.Option(help="DP-SGD: the protected unit, record or user.")] = _PRIVATE.unit,
     clip: Annotated[float, typer.Option(help="DP-SGD: the clipping norm of each unit's gradient.")] = _PRIVATE.clip,
     blocks: Annotated[int, typer.Option(help="DP-SGD: the maximum number of blocks of each unit's text.")] = (
         _PRIVATE.blocks
     ),
     expected_batch: Annotated[
-        int, typer.Option(help="DP-SGD: average number of units in a step; replaces --batch.")
+        int, typer.Option(help="DP-SGD: the average number of units in a step. It replaces --batch.")
     ] = (_PRIVATE.expected_batch),
     population: Annotated[
         int | None,
@@ -130,16 +140,16 @@ def train(
             help="DP-SGD: the number of units to plan for. Default: their actual number, which becomes public."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object; progress in plain lines.")] = False,
+    as_json: ProgressJsonOption = False,
 ) -> None:
-    """Fine-tune one adapter on each part of a private corpus, or with --dp-sgd a single one on all of it.
+    """Fine-tune one adapter on each part of a private corpus, or one adapter on the whole corpus with --dp-sgd.
 
-    Exits with 0 when the ensemble is complete, 2 when something given cannot be used, 1 when training failed, and 130
-    when it was interrupted; run it again to continue.
+    The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
+    command was interrupted. Run it again to continue.
     """
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)
-    given = {
+    chosen = {
         "attention": attention,
         "rank": rank,
         "alpha": alpha,
@@ -154,8 +164,8 @@ def train(
         "precision": precision,
     }
     defaults = DP_SGD_TRAINING.model_dump() if privately else {}
-    options = TrainingOptions.checked(**defaults | {name: value for name, value in given.items() if value is not None})
-    one = (
+    options = TrainingOptions.checked(**defaults | {name: value for name, value in chosen.items() if value is not None})
+    plan = (
         dp_sgd.plan(
             documents,
             output,
@@ -183,7 +193,7 @@ def train(
             salt_file=salt_file,
         )
     )
-    (trained,) = carry_out([one], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
+    (trained,) = carry_out([plan], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
     _report(trained, output, time.monotonic() - started, as_json)
 
 
@@ -205,8 +215,8 @@ def _proposed(
     parts = propose(population, budget).protocol.parts
     typer.echo(
         f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
-        f"{epsilon:g}, delta {delta:g}, {tokens:,} tokens. The number of parts is public, and tells roughly how many "
-        "users there are; --parts sets another.",
+        f"{stated(epsilon)}, delta {delta:g}, {tokens:,} tokens. The number of parts is public and reveals roughly the "
+        "number of users; --parts sets another number.",
         err=True,
     )
     return parts
@@ -231,7 +241,7 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
         typer.echo(
             f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} adapters, "
             f"{trained.trained} of them trained and {trained.kept} kept, "
-            f"{trained.skipped} bad lines left out, in {seconds:.0f} s"
+            f"{trained.skipped} bad lines skipped, in {seconds:.0f} s"
         )
         if private := trained.manifest.dp_sgd:
-            typer.echo(private.event.guarantee.sentence(f"{private.epsilon:g}", private.delta, None))
+            typer.echo(private.event.guarantee.sentence(stated(private.epsilon), private.delta, None))

@@ -1,4 +1,4 @@
-"""Implements `privmix tune`, which recommends a protocol and its settings from text that is not private."""
+"""Implements `privmix tune`, which recommends a protocol and its settings from public or set-aside text."""
 
 import math
 import secrets
@@ -13,11 +13,12 @@ from pydantic_core import to_json
 from rich.table import Table
 
 from cluster.console import console, display
-from cluster.options import JsonOption
+from cluster.options import JsonOption, TextFieldOption, UserFieldOption
 from services.errors import InputError
 from services.evaluation.methods import Budget
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
+from services.privacy.accounting import stated
 from services.training.corpus import Corpus
 from services.training.directory import SALT
 from services.training.manifest import Manifest
@@ -26,53 +27,57 @@ from services.training.options import TrainingOptions
 from services.training.partition import read_salt
 
 WARNING = (
-    "What is chosen here follows from the sample's text, and no ledger charges for it: tuning on the private text "
-    "would cost privacy that nobody counts. The sample must be public, or set aside for this and never trained on."
+    "The recommendation depends on the sample's text, and no ledger charges for it: tuning on the private text would "
+    "cost privacy that is not counted. The sample must be public, or set aside for tuning and never trained on."
 )
 _TRAINING = TrainingOptions(block=128, batch=1, epochs=1, learning_rate=1e-3)
 
 
 def tune(
     set_aside: Annotated[
-        Path, typer.Option(help="Text that is public, or set aside for tuning; never the private corpus.")
+        Path, typer.Option(help="A corpus that is public or set aside for tuning, never the private corpus.")
     ],
     output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
-    epsilon: Annotated[float, typer.Option(help="The budget.")] = 8.0,
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = 8.0,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
     tokens: Annotated[
         int, typer.Option(help="The number of tokens that the budget must last for, and of a run.")
     ] = 1024,
     parts: Annotated[list[int], typer.Option(help="A number of parts to train; repeat for more.")] = list(PARTS),  # noqa: B006
     ensemble: Annotated[
-        list[Path], typer.Option(help="An ensemble of other set-aside text, instead of training one; repeat for more.")
+        list[Path],
+        typer.Option(help="An ensemble of other set-aside text to use instead of training; repeat for more."),
     ] = [],  # noqa: B006
     private: Annotated[
         Path | None, typer.Option(help="The private corpus, to verify that the sample contains nothing of it.")
     ] = None,
     private_ensemble: Annotated[
-        Path | None, typer.Option(help="The deployment's ensemble, to verify the same by its marks.")
+        Path | None,
+        typer.Option(help="The deployment's ensemble, to verify with its marks that the sample shares no text."),
     ] = None,
     salt_file: Annotated[
-        Path | None, typer.Option(help="The salt of that ensemble, if it is not in its directory.")
+        Path | None, typer.Option(help="The salt of --private-ensemble, if it is not in its directory.")
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Runs, each on other text where it suffices.")] = 3,
-    model: Annotated[str | None, typer.Option(help="Public model to train on.")] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="The number of runs. They use different text if there is enough of it.")
+    ] = 3,
+    model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
     any_guarantee: Annotated[
-        bool, typer.Option("--any-guarantee", help="Show published and data-dependent guarantees too.")
+        bool, typer.Option("--any-guarantee", help="Also show methods with published or data-dependent guarantees.")
     ] = False,
-    user_field: Annotated[str, typer.Option(help="Field with the user's id.")] = "user",
-    text_field: Annotated[str, typer.Option(help="Field with the text.")] = "text",
+    user_field: UserFieldOption = "user",
+    text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
 ) -> None:
-    """Search parts, q, radius and protocol for the best perplexity at a budget, and what each costs to compute.
+    """Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model rows.
 
-    Exits with 0 when there is an answer, 2 when something given cannot be used or the sample is private, 1 when a task
-    failed, and 130 when it was interrupted; run it again to continue.
+    The exit status is 0 if there is a recommendation, 2 if the input is invalid or the sample is private, 1 if a task
+    failed, and 130 if the command was interrupted. Run it again to continue.
     """
     typer.echo(WARNING, err=True)
     sample = Corpus(set_aside, user_field, text_field)
     _check(sample, private, private_ensemble, salt_file, ensemble)
-    found = search(
+    tuning = search(
         sample,
         output,
         Budget(epsilon=epsilon, delta=delta, tokens=tokens),
@@ -84,10 +89,10 @@ def tune(
         any_guarantee=any_guarantee,
         display=partial(display, as_json),
     )
-    text = to_json(found, indent=2, inf_nan_mode="null").decode()
+    text = to_json(tuning, indent=2, inf_nan_mode="null").decode()
     (output / "tuning.json").write_text(text)
-    _draw(found, output / "tuning.png")
-    print(text) if as_json else _show(found, output)
+    _plot(tuning, output / "tuning.png")
+    print(text) if as_json else _show(tuning, output)
 
 
 def _check(
@@ -108,7 +113,9 @@ def _check(
         id_ = Manifest.load(deployed).ensemble
         for directory in ensembles:
             if Manifest.load(directory).ensemble == id_:
-                raise InputError(f"ensemble: {directory} is the deployed one, of private text; train one on other text")
+                raise InputError(
+                    f"ensemble: {directory} is the deployed ensemble of private text; train one on other text"
+                )
         refuse_private(documents, _marks(deployed, salt_file), f"the text that {deployed} was trained on")
     for directory in ensembles:
         if (directory / SALT).exists():
@@ -118,40 +125,42 @@ def _check(
 def _marks(directory: Path, salt_file: Path | None) -> Marks:
     path = salt_file or directory / SALT
     if not path.exists():
-        raise InputError(f"salt {path}: is not there; name the partition's salt (--salt-file)")
+        raise InputError(f"salt {path}: does not exist; give the partition's salt (--salt-file)")
     try:
         return Marks.load(directory, read_salt(path))
     except OSError as error:
-        raise InputError(f"{directory}: has no marks of its corpus; train again, nothing is trained twice") from error
+        raise InputError(
+            f"{directory}: has no marks of its corpus; run its training again, which keeps finished adapters"
+        ) from error
 
 
-def _show(found: Tuning, output: Path) -> None:
-    shown, budget = console(), found.budget
+def _show(tuning: Tuning, output: Path) -> None:
+    shown, budget = console(), tuning.budget
     table = Table(
         "",
         "method",
         "guarantee",
-        title=f"epsilon {budget.epsilon:g} at delta {budget.delta:g} for {budget.tokens} tokens; * is the front",
+        title=f"epsilon {stated(budget.epsilon)} at delta {budget.delta:g} for {budget.tokens} tokens; * is the front",
         title_justify="left",
     )
-    for name in ("parts", "q", "rows a token", "perplexity", "95 %", "to public"):
+    for name in ("parts", "q", "rows per token", "perplexity", "95 %", "change"):
         table.add_column(name, justify="right")
-    for choice in found.choices:
+    for choice in tuning.choices:
         if choice.on_front or choice.status == "certified":
-            style = "bold" if choice == found.recommended else None
+            style = "bold" if choice == tuning.recommended else None
             table.add_row("*" if choice.on_front else "", *_cells(choice), style=style)
     shown.print(table)
-    best = found.recommended
+    best = tuning.recommended
     settings = {"protocol": best.protocol, **best.parameters}
     shown.print(
         f"Recommended, the cheapest within {TOLERANCE:.0%} of the best certified perplexity: "
         f"{best.label} with {best.parts} parts."
         if best.protocol != "public"
-        else "Recommended: the public model alone; at this budget nothing certified is better by more than "
-        f"{TOLERANCE:.0%}."
+        else "Recommended: the public model alone. No certified protocol is better by more than "
+        f"{TOLERANCE:.0%} at this budget."
     )
     print(yaml.safe_dump({"privacy": settings | budget.model_dump()}, sort_keys=False), end="")
-    shown.print(f"{output}: tuning.json and tuning.png have all choices", style="dim")
+    shown.print(f"{output}: tuning.json and tuning.png contain all choices", style="dim")
 
 
 def _cells(choice: Choice) -> tuple[str, ...]:
@@ -169,25 +178,27 @@ def _cells(choice: Choice) -> tuple[str, ...]:
     )
 
 
-def _draw(found: Tuning, path: Path) -> None:
+def _plot(tuning: Tuning, path: Path) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.subplots()
-    for label in dict.fromkeys(choice.label for choice in found.choices):
-        own = [choice for choice in found.choices if choice.label == label]
-        axes.plot([one.rows for one in own], [one.perplexity.mean for one in own], "o", label=label, alpha=0.7)
-    ahead = sorted(
-        (one.rows, one.perplexity.mean) for one in found.choices if one.on_front and one.status == "certified"
+    for label in dict.fromkeys(choice.label for choice in tuning.choices):
+        points = [(choice.rows, choice.perplexity.mean) for choice in tuning.choices if choice.label == label]
+        axes.plot(*zip(*points, strict=True), "o", label=label, alpha=0.7)
+    front = sorted(
+        (choice.rows, choice.perplexity.mean)
+        for choice in tuning.choices
+        if choice.on_front and choice.status == "certified"
     )
-    axes.step(*zip(*ahead, strict=True), where="post", color="gray", label="front, certified")
-    best = found.recommended
+    axes.step(*zip(*front, strict=True), where="post", color="gray", label="front, certified")
+    best = tuning.recommended
     axes.plot(best.rows, best.perplexity.mean, "o", markersize=14, fillstyle="none", color="black", label="recommended")
-    budget = found.budget
-    axes.set(xlabel="rows of a model for a token", ylabel="perplexity of the set-aside text")
+    budget = tuning.budget
+    axes.set(xlabel="model rows per token", ylabel="perplexity of the set-aside text")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_title(f"epsilon {budget.epsilon:g}, delta {budget.delta:g}, {budget.tokens} tokens")
+    axes.set_title(f"epsilon {stated(budget.epsilon)}, delta {budget.delta:g}, {budget.tokens} tokens")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)

@@ -151,8 +151,7 @@ def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | N
     """Returns the guarantee in one sentence. `tokens` is the maximum number of tokens, if it is fixed in advance."""
     if terms.enforced == "measured" and guarantee.status == "certified":  # the certified bound is not enforced
         guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
-    epsilon = "unbounded" if terms.epsilon is None else f"{terms.epsilon:g}"
-    return guarantee.sentence(epsilon, terms.delta, tokens)
+    return guarantee.sentence(accounting.stated(terms.epsilon), terms.delta, tokens)
 
 
 def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
@@ -180,10 +179,11 @@ def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None
     if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
         return promise_sentence(terms, weakest, tokens)
     spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
-    reason = "an earlier version counted them for a part present or absent, which protects no user"
+    reason = ": an earlier version counted them for a part present or absent, which protects no user"
     return (
-        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of {terms.epsilon:g}, "
-        f"which is exhausted{f': {reason}' if terms.adjacency not in terms.adjacencies else ''}."
+        f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of "
+        f"{accounting.stated(terms.epsilon)}, which is exhausted"
+        f"{'' if terms.adjacency in terms.adjacencies else reason}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What is promised to a person whose text is in several ensembles."""
+"""Adds up the promises to a person whose text is in several ensembles."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,15 +7,16 @@ from decimal import Decimal
 from pydantic import BaseModel, ConfigDict
 
 from services.budget.statement import Statement
+from services.privacy.accounting import stated
 
-RETIRED = "What a retired ensemble released counts too."
+RETIRED = "The releases of a retired ensemble count too."
 
 
 class Together(BaseModel):
-    """The sum of the promises of several ensembles; None where there is none.
+    """Holds the sum of the promises of several ensembles. The numbers are None if there is no sum.
 
-    Every promise holds whatever a client asked the other ensembles before, so epsilons and deltas add up, also where
-    requests for them take turns (Vadhan & Zhang 2023, Concurrent Composition Theorems for Differential Privacy).
+    Each promise holds for all earlier requests to the other ensembles. So epsilons and deltas add up, even if clients
+    alternate between ensembles (Vadhan & Zhang 2023, Concurrent Composition Theorems for Differential Privacy).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -27,22 +28,22 @@ class Together(BaseModel):
 
 
 def together(statements: Mapping[str, Statement]) -> Together:
-    """Add up the promises of ensembles, by model name."""
-    models, stated = tuple(statements), statements.values()
+    """Returns the sum of the promises of ensembles, given by model name."""
+    models, promises = tuple(statements), statements.values()
     named = " and ".join([", ".join(models[:-1]), models[-1]]) if len(models) > 1 else "".join(models)
-    if len({each.adjacency for each in stated}) > 1:
+    if len({promise.adjacency for promise in promises}) > 1:
         why = "they are for different neighbouring corpora"
-    elif any(each.epsilon is None for each in stated):
+    elif any(promise.epsilon is None for promise in promises):
         why = "one of them promises no epsilon"
     else:
-        epsilon = _sum(each.epsilon for each in stated if each.epsilon is not None)
-        delta = _sum(each.delta for each in stated)
+        epsilon = _sum(promise.epsilon for promise in promises if promise.epsilon is not None)
+        delta = _sum(promise.delta for promise in promises)
         return Together(
             models=models,
             epsilon=epsilon,
             delta=delta,
-            guarantee=f"The promises to a person whose text is in {named} add up: epsilon {epsilon:g} and delta "
-            f"{delta:g} for all that they ever release. {RETIRED}",
+            guarantee=f"The promises to a person whose text is in {named} add up: epsilon {stated(epsilon)} and delta "
+            f"{stated(delta)} for all that they ever release. {RETIRED}",
         )
     return Together(
         models=models,
@@ -54,7 +55,7 @@ def together(statements: Mapping[str, Statement]) -> Together:
 
 
 def _sum(numbers: Iterable[float]) -> float:
-    """Exact in decimals, so that 0.1 and 0.2 are 0.3; rounded up where that is no float."""
+    """Adds decimals, so that 0.1 and 0.2 are 0.3. Rounds up if the sum is not a float."""
     exact = sum((Decimal(repr(number)) for number in numbers), Decimal(0))
     rounded = float(exact)
     return rounded if Decimal(repr(rounded)) >= exact else math.nextafter(rounded, math.inf)

@@ -137,8 +137,7 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
 def _sentence(settings: Settings, protocol: Protocol, cost: Reached, tokens: int) -> str:
     if settings.enforced == "bound" and cost.rdp is not None:
         return protocol.guarantee.sentence(accounting.shown(cost.rdp), settings.delta, tokens)
-    epsilon = "unbounded" if settings.epsilon is None else f"{settings.epsilon:g}"
-    return protocol.guarantee.sentence(epsilon, settings.delta, None)
+    return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
 
 
 def _infinite(runs: int) -> Estimate:

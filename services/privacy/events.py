@@ -71,12 +71,15 @@ class Guarantee:
         return "nobody" if self.status == "none" else PROTECTED[self.adjacency]
 
     def sentence(self, epsilon: str, delta: float, tokens: int | None) -> str:
-        """Returns the guarantee in one sentence. ``epsilon`` must be rounded up already (`accounting.shown`)."""
+        """Returns the guarantee in one sentence.
+
+        ``epsilon`` must not be rounded down: use `accounting.stated` for a budget and `accounting.shown` for a cost.
+        """
         if self.status == "none":
             return f"No privacy guarantee: {self.source}."
         seen = self.seen or ("all released tokens" if tokens is None else f"up to {tokens} released tokens")
         return (
-            f"Against an observer of {seen}, ({epsilon}, {delta:g})-{self.notion} for {self.protects}: "
+            f"Against an observer of {seen}, ({epsilon}, {delta})-{self.notion} for {self.protects}: "
             f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
         )
 

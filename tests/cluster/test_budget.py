@@ -52,8 +52,30 @@ def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
     ledger.lease(EVENT, 60)
     result = CliRunner().invoke(application, ["--ledger", f"sqlite:///{path}"])
     assert result.exit_code == 0
-    for text in ("Privacy budget of ensemble clinic", "60 of them in open leases", "148", "pmixed-ratio", "certified"):
+    for text in (
+        "Privacy budget of ensemble clinic",
+        "including 60 in open leases",
+        "148",
+        "pmixed-ratio",
+        "certified",
+    ):
         assert text in result.stdout
+
+
+def test_a_table_rounds_costs_up_and_what_is_left_down(path: Path) -> None:
+    promise = PrivacyBudget(
+        ensemble="clinic", epsilon=8.00006, delta=1e-5, order=8, adjacency="one part added or removed"
+    )
+    ledger = Ledger(path, promise)
+    ledger.lease(EVENT, 60)
+    result = CliRunner().invoke(application, ["--ledger", str(path), "--recompute", "--json"])
+    exact = json.loads(result.stdout)
+    result = CliRunner().invoke(application, ["--ledger", str(path), "--recompute"])
+    cells = [[cell.strip() for cell in line.split("│")] for line in result.stdout.splitlines()]
+    numbers = {row[1].split(",")[0]: row[2] for row in cells if len(row) > 3}
+    assert numbers["promised"] == "8.00006"
+    assert exact["epsilon_left"] - 1e-4 < float(numbers["left"]) <= exact["epsilon_left"]
+    assert exact["recomputed"]["epsilon_rdp"] <= float(numbers["Rényi"]) < exact["recomputed"]["epsilon_rdp"] + 1e-4
 
 
 def test_a_budget_of_which_nothing_is_spent(ledger: Ledger, path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_environment_reaches_one_of_several(monkeypatch: pytest.MonkeyPatch)
         ),
         (
             {"ensembles": {"a": {"ensemble": "e"}}, "http": {"served_model_names": ["x"]}},
-            "http.served_model_names: are the names of the ensemble at the top level",
+            "http.served_model_names: needs `ensemble` at the top level",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_api_keys_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("alerts", "named"),
     [
-        ({"webhooks": ["ftp://hunter2"]}, "number 1 is no http or https URL"),
+        ({"webhooks": ["ftp://hunter2"]}, "number 1 is not an http or https URL"),
         ({"secret": "hunter2"}, "openssl rand -base64 32"),
         ({"secret": "whsec_hunter2"}, "openssl rand -base64 32"),
         ({"thresholds": [80]}, "less than or equal to 1"),

@@ -103,4 +103,4 @@ def test_the_installer_chooses_by_what_the_driver_lists(tmp_path: Path) -> None:
 def test_an_accelerator_that_is_not_known_is_refused() -> None:
     refused = install("--accelerator", "tpu")
     assert refused.returncode == 2
-    assert "--accelerator is cpu or gpu, not 'tpu'" in refused.stderr
+    assert "--accelerator must be cpu or gpu, not 'tpu'" in refused.stderr

@@ -67,7 +67,7 @@ def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_pa
         check_ensemble(configuration.choose())
     steps: list[str] = []
     begun = check_ensemble(configuration.choose(), steps.append, may_begin=True)
-    assert any(begun.ledger in step and "Began ledger" in step for step in steps)
+    assert any(begun.ledger in step and "Created ledger" in step for step in steps)
     steps.clear()
     assert check_ensemble(configuration.choose(), steps.append, may_begin=True).ledger == begun.ledger
     assert not any("Began" in step for step in steps)

@@ -143,7 +143,7 @@ def test_a_ledger_is_begun_by_a_command_and_only_once(ensemble: Path, tmp_path: 
     config = str(configure(tmp_path, own))
     began = run("init", "--config", config)
     assert began.exit_code == 0
-    assert "Began ledger" in began.stdout
+    assert "Created ledger" in began.stdout
     told = json.loads(run("init", "--config", config, "--json").stdout)
     assert (told["new"], told["id"], told["ledger"]) == (False, read(told["ledger"]).id, str(tmp_path / "ledger.db"))
     (tmp_path / "ledger.db").unlink()

@@ -171,13 +171,13 @@ def test_a_platform_team_learns_what_it_would_get() -> None:
     assert answer["gain_expected"]["leaves_out"]
     shown = runner.invoke(app, [*words, "--protocol", "pmixed", "--corpus-tokens", "2e7"]).stdout
     assert "1,000,000 tokens at epsilon 8" in shown
-    assert "beside the public model's" in shown
+    assert "from the public model's" in shown
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "--parts: give the number of parts, or --users"),
+        ([], "--parts: is missing; give the number of parts"),
         (["--users", "0"], "--users"),
         (["--users", "1.5"], "--users"),
         (["--users", "100", "--q", "0.5"], "--q: is not used with --users"),

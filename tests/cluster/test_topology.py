@@ -101,7 +101,7 @@ def test_copies_have_names_of_their_own_and_the_same_parts(tmp_path: Path) -> No
 
 def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"parts_per_shard": 2, "count": 3}}, tmp_path).choose()
-    with pytest.raises(ConfigurationError, match="2 shards at most"):
+    with pytest.raises(ConfigurationError, match="must be at most 2, not"):
         shards_served(configuration, manifest(3, halves=False))
 
 

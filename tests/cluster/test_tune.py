@@ -46,7 +46,7 @@ def test_the_private_file_is_refused(sample: Path, tmp_path: Path, private: list
     refused = tune(sample, tmp_path / "out", "--private", write(tmp_path / "private.jsonl", private))
     assert refused.exit_code == 2
     assert "private.jsonl: tuning on private text reveals information" in refused.stderr
-    assert "cost privacy that nobody counts" in refused.stderr
+    assert "cost privacy that is not counted" in refused.stderr
     assert DOCUMENTS[5]["text"] not in refused.output
 
 
@@ -67,7 +67,7 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
     assert "1 of its users and 0 of its 60 texts are in the text that" in refused.stderr
     same = tune(sample, tmp_path / "out", "--private-ensemble", deployed, "--ensemble", ensemble)
     assert same.exit_code == 2
-    assert "is the deployed one, of private text" in same.stderr
+    assert "is the deployed ensemble of private text" in same.stderr
 
 
 @pytest.mark.long

@@ -30,3 +30,6 @@ from services.privacy.accounting.composition import (
 from services.privacy.accounting.composition import (
     shown as shown,
 )
+from services.privacy.accounting.composition import (
+    stated as stated,
+)

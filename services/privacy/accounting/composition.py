@@ -84,12 +84,18 @@ def round_up(value: float, digits: int = 3) -> float:
     """Rounds up to ``digits`` decimals, so that a displayed epsilon is never too small."""
     if not math.isfinite(value):
         return value
-    return float(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+    # The shortest decimal of a float, not its binary value: a number that was rounded before does not grow again.
+    return float(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """Formats an epsilon, rounded up."""
+    """Formats a computed epsilon, rounded up."""
     return "unbounded" if not math.isfinite(value) else f"{round_up(value, digits):.{digits}f}"
+
+
+def stated(epsilon: float | None) -> str:
+    """Formats the epsilon of a budget without rounding, such as 8 or 0.1; None is unbounded."""
+    return "unbounded" if epsilon is None else repr(float(epsilon)).removesuffix(".0")
 
 
 def _times(count: int, divergences: Divergences) -> Divergences:

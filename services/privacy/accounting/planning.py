@@ -66,7 +66,7 @@ def largest(
 
     low, high = bounds
     if excess(low) > 0:
-        raise ValueError(f"epsilon {epsilon:g} at delta {delta:g} does not last for {tokens} tokens")
+        raise ValueError(f"epsilon {accounting.stated(epsilon)} at delta {delta:g} does not last for {tokens} tokens")
     if excess(high) <= 0:
         return high
     width = 1e-12 * high

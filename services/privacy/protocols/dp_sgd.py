@@ -173,8 +173,8 @@ class DpSgdSettings(Settings):
         cost = completed.plan(1).training.epsilon(completed.delta)
         if completed.epsilon is not None and cost > completed.epsilon:
             raise ValueError(
-                f"epsilon: the training cost {cost:.4f} at delta {completed.delta:g}, more than the "
-                f"{completed.epsilon:g} that is to be promised; leave it out, or train again with more noise"
+                f"epsilon: the training cost {accounting.shown(cost, 4)} at delta {completed.delta:g}, which is more "
+                f"than {accounting.stated(completed.epsilon)}; leave epsilon out, or train again with more noise"
             )
         return completed
 
@@ -196,7 +196,8 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
     least = DpSgdEvent("record", _MOST_NOISE, sampling_rate, steps)
     if accounting.epsilon(least.rdp(accounting.ORDERS), delta).epsilon > epsilon:
         raise ValueError(
-            f"{epsilon:g} at delta {delta:g} cannot be kept to over {steps} steps at rate {sampling_rate:g}"
+            f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for {steps} steps at rate "
+            f"{sampling_rate:g}"
         )
     from opacus.accountants.utils import get_noise_multiplier  # takes seconds to import, and only training needs it
 

@@ -200,7 +200,7 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
         with pytest.raises(ConfigurationError, match="choose `protocol: dp-sgd`"):
             promise(configured(output, protocol=protocol), manifest)
     assert promise(configured(output, protocol="public"), manifest)
-    with pytest.raises(ConfigurationError, match="more than the 1 that is to be promised"):
+    with pytest.raises(ConfigurationError, match="which is more than 1;"):
         promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
     with pytest.raises(InputError, match="attention: DP-SGD trains an adapter with keys and values of its own"):
         train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())

@@ -136,6 +136,24 @@ def test_a_shown_epsilon_is_rounded_up(value: float, text: str) -> None:
     assert accounting.round_up(value) >= value
 
 
+@pytest.mark.parametrize("digits", [3, 4, 9])
+def test_a_rounded_epsilon_does_not_grow_when_it_is_rounded_again(digits: int) -> None:
+    for value in np.random.default_rng(0).uniform(0, 100, 200):
+        once = accounting.round_up(value, digits)
+        assert once >= value
+        assert accounting.round_up(once, digits) == once
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [(8.0, "8"), (8, "8"), (0.1, "0.1"), (2.0000001, "2.0000001"), (1234567.5, "1234567.5"), (None, "unbounded")],
+)
+def test_the_epsilon_of_a_budget_is_not_rounded(epsilon: float | None, text: str) -> None:
+    assert accounting.stated(epsilon) == text
+    guarantee = RatioEvent(8, 0.25, 0.4).guarantee.sentence(accounting.stated(epsilon), 1.2345678e-5, None)
+    assert f"({text}, 1.2345678e-05)" in guarantee
+
+
 def test_impossible_requests_are_refused() -> None:
     event = RatioEvent(8, 0.25, 0.4)
     for delta in (0.0, 1.0, -1.0, math.nan):

@@ -34,7 +34,7 @@ def test_opacus_finds_the_noise_that_dp_accounting_finds() -> None:
 
 
 def test_no_noise_is_enough_for_an_epsilon_of_nothing() -> None:
-    with pytest.raises(ValueError, match="cannot be kept to over 1000000000 steps"):
+    with pytest.raises(ValueError, match="is too small for 1000000000 steps"):
         noise_multiplier(1e-9, 1e-30, 1.0, 10**9)
 
 
@@ -115,7 +115,7 @@ def test_what_is_served_is_what_was_trained() -> None:
     assert DpSgdSettings(epsilon=7.0).for_training(TRAINING).epsilon == 7.0
     with pytest.raises(ValueError, match="steps: the ensemble was trained with 100"):
         DpSgdSettings(steps=99).for_training(TRAINING)
-    with pytest.raises(ValueError, match=r"epsilon: the training cost .* more than the 1 that"):
+    with pytest.raises(ValueError, match=r"epsilon: the training cost .* more than 1;"):
         DpSgdSettings(epsilon=1.0).for_training(TRAINING)
     with pytest.raises(ValueError, match=r"epsilon: the training cost .* at delta 1e-30"):
         DpSgdSettings(delta=1e-30).for_training(TRAINING)
