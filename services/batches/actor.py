@@ -1,4 +1,4 @@
-"""The batches actor: keeps files, and runs batches of them while the service has places to spare."""
+"""Implements the Ray actor that stores files and runs batches of requests in the background."""
 
 import asyncio
 import logging
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import ray
 from ray.actor import ActorHandle
 
-from services.batches.records import Batch, BatchOrder, File, new_id
+from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore, Page, Stored
+from services.batches.store import BatchStore, OpenBatch, Page
 from services.keys.database import Database
 from services.keys.fair_queue import background_capacity
 from services.keys.records import KeysUnavailable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "batches"
 MOST_OPEN = 50
-"""Batches that one key may have open."""
+"""The number of open batches that one key may have."""
 PURGE_S = 60.0
 
 T = TypeVar("T")
@@ -32,21 +32,20 @@ _log = logging.getLogger(__name__)
 
 
 class Batches:
-    """Files and batches are in the database: an actor that is made again goes on with the batches that are open.
+    """Stores files and batches in the database. A restarted actor continues the open batches.
 
-    Running one loads the tokenizer and what checks requests: seconds of work and 600 MB, which a service without
-    batches is spared.
+    Loads the runner with its tokenizers (seconds of work and 600 MB) only when a batch exists.
 
     Args:
-        gateway: the pickled `GatewaySettings`; reading them loads all that.
-        capacity: generations that the coordinators advance together.
+        gateway: the pickled `GatewaySettings`. Unpickling them imports the gateway, so it waits until then too.
+        capacity: the number of generations that the coordinators run at the same time.
     """
 
     def __init__(self, database: str, settings: BatchSettings, gateway: bytes, capacity: int) -> None:
         self._settings = settings
         self._store = BatchStore(Database(database))
         self._gateway = gateway
-        self._places = background_capacity(capacity)
+        self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
         self._loading = asyncio.Lock()
         self._tasks = {asyncio.get_running_loop().create_task(self._watch())}
@@ -55,7 +54,7 @@ class Batches:
         """Returns when the database is open."""
 
     async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
-        """Keep an input file, for `expires_s` seconds or the retention, whichever is less.
+        """Stores an input file for `expires_s` seconds or the retention time, whichever is shorter.
 
         Raises:
             BatchesError: see `BatchStore.put_file`.
@@ -87,8 +86,8 @@ class Batches:
         """See `BatchStore.delete_file`."""
         await self._do(lambda: self._store.delete_file(owner, id_))
 
-    async def create(self, owner: str, order: BatchOrder) -> Batch:
-        """Begin a batch; its file is validated next.
+    async def create(self, owner: str, request: BatchRequest) -> Batch:
+        """Creates a batch and starts to validate its file.
 
         Raises:
             BatchesError: see `BatchStore.put_batch`.
@@ -96,15 +95,15 @@ class Batches:
         now = int(time.time())
         batch = Batch(
             id=new_id("batch_"),
-            endpoint=order.endpoint,
-            input_file_id=order.input_file_id,
-            completion_window=order.completion_window,
+            endpoint=request.endpoint,
+            input_file_id=request.input_file_id,
+            completion_window=request.completion_window,
             created_at=now,
-            expires_at=now + order.window_s,
-            metadata=order.metadata,
+            expires_at=now + request.window_s,
+            metadata=request.metadata,
         )
-        await self._do(lambda: self._store.put_batch(owner, batch, order.output_expires_s, MOST_OPEN))
-        self._begin(Stored(owner, batch, order.output_expires_s))
+        await self._do(lambda: self._store.put_batch(owner, batch, request.output_expires_s, MOST_OPEN))
+        self._begin(OpenBatch(owner, batch, request.output_expires_s))
         return batch
 
     async def batch(self, owner: str, id_: str) -> Batch:
@@ -116,7 +115,7 @@ class Batches:
         return await self._do(lambda: self._store.batches(owner, after, limit))
 
     async def cancel(self, owner: str, id_: str) -> Batch:
-        """Let a batch end after the lines that have begun; one that has ended stays as it is.
+        """Starts no more lines of a batch, which ends after the running ones. Does not change a batch that has ended.
 
         Raises:
             NotStored: the owner has no such batch.
@@ -129,17 +128,17 @@ class Batches:
                 self._runner.cancel(id_)
         return await self._do(lambda: self._store.batch(owner, id_))
 
-    def _begin(self, stored: Stored) -> None:
-        """Run an open batch, once the runner is loaded."""
+    def _begin(self, open_batch: OpenBatch) -> None:
+        """Runs an open batch once the runner is loaded."""
 
         async def begin() -> None:
-            (await self._loaded()).start(stored)
+            (await self._loaded_runner()).start(open_batch)
 
         task = asyncio.get_running_loop().create_task(begin())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _loaded(self) -> "Runner":
+    async def _loaded_runner(self) -> "Runner":
         async with self._loading:
             if self._runner is None:
                 runner = await asyncio.to_thread(self._load)
@@ -151,24 +150,24 @@ class Batches:
         from services.batches.runner import Runner
 
         gateway: GatewaySettings = pickle.loads(self._gateway)
-        return Runner.load(self._store, gateway, self._places)
+        return Runner.load(self._store, gateway, self._capacity)
 
     async def _watch(self) -> None:
-        """Go on with the batches that are open, and delete what has expired."""
-        opened = False
+        """Resumes the open batches, then deletes expired files and batches periodically."""
+        resumed = False
         while True:
             try:
-                if not opened:
-                    for stored in await self._do(self._store.open_batches):
-                        self._begin(stored)
-                    opened = True
+                if not resumed:
+                    for open_batch in await self._do(self._store.open_batches):
+                        self._begin(open_batch)
+                    resumed = True
                 await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
             except KeysUnavailable as error:
                 _log.warning("%s", error)
             await asyncio.sleep(PURGE_S)
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """One transaction off the event loop. A caller that is cancelled does not end it half-way."""
+        """Runs a transaction in a thread. The cancellation of a caller does not interrupt it."""
         return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
 
 
@@ -183,10 +182,10 @@ def start(
     lifetime: Literal["detached"] | None = None,
     keep: bool = False,
 ) -> ActorHandle:
-    """Start the batches actor under its name, and wait for its database.
+    """Starts the batches actor and waits until its database is open.
 
     Args:
-        keep: take the actor of this name that lives already, if there is one.
+        keep: reuse a living actor.
     """
     options = {"name": NAME, "namespace": settings.namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = BatchesActor.options(**options).remote(database, settings.batches, pickle.dumps(settings), capacity)

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API has them: https://platform.openai.com/docs/api-reference/batch."""
+"""Defines the files and batches of OpenAI's API: https://platform.openai.com/docs/api-reference/batch."""
 
 from typing import Literal, get_args
 from uuid import uuid4
@@ -14,7 +14,7 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 class BatchesError(Exception):
-    """A request about files or batches is refused; `param` names the field that is at fault."""
+    """A request about files or batches is refused. `param` names the invalid field."""
 
     def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
         super().__init__(message, code, param)
@@ -30,7 +30,7 @@ class _Record(BaseModel):
 
 
 class File(_Record):
-    """What clients know of a file besides its content; times are Unix seconds."""
+    """Describes a file without its content. Times are Unix seconds."""
 
     id: str
     object: Literal["file"] = "file"
@@ -43,7 +43,7 @@ class File(_Record):
 
 
 class BatchError(_Record):
-    """Why a batch failed before it began; `line` counts from 1."""
+    """Says why a batch failed before any line ran. `line` counts from 1."""
 
     code: str
     message: str
@@ -79,7 +79,7 @@ class BatchUsage(_Record):
 
 
 class Batch(_Record):
-    """A batch; times are Unix seconds."""
+    """Describes a batch. Times are Unix seconds."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -111,7 +111,7 @@ class LineError(_Record):
 
 
 class LineResponse(_Record):
-    """What the same request would have been answered on its own."""
+    """Holds the response that the same request would get outside a batch."""
 
     status_code: int
     request_id: str
@@ -119,7 +119,7 @@ class LineResponse(_Record):
 
 
 class LineResult(_Record):
-    """One line of an output file or an error file."""
+    """Holds one line of an output file or an error file."""
 
     id: str
     custom_id: str
@@ -127,8 +127,8 @@ class LineResult(_Record):
     error: LineError | None = None
 
 
-class BatchOrder(_Record):
-    """What a client asks for when it creates a batch."""
+class BatchRequest(_Record):
+    """Holds a client's request to create a batch. `window_s` is the completion window in seconds."""
 
     endpoint: Literal["/v1/completions", "/v1/chat/completions"]
     input_file_id: str
@@ -139,4 +139,5 @@ class BatchOrder(_Record):
 
 
 def new_id(prefix: str) -> str:
+    """Returns a new random id with a prefix."""
     return prefix + uuid4().hex

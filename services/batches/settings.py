@@ -1,4 +1,4 @@
-"""What an operator says of batches."""
+"""Defines the operator's settings for batches."""
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -6,12 +6,14 @@ DAY_S = 86_400
 
 
 class BatchSettings(BaseModel):
-    """Attributes:
-    enabled: keep files for clients, and run batches of them. The files hold the clients' prompts.
-    max_file_bytes: of one file.
-    max_stored_bytes: of all files of one key.
-    max_lines: of one batch.
-    retention_days: after which files and batches are deleted, unless their client did so before.
+    """Holds the section `batches` of the configuration.
+
+    Attributes:
+        enabled: store files for clients and run batches. The files contain the clients' prompts.
+        max_file_bytes: the largest file.
+        max_stored_bytes: the largest total of all files of one key.
+        max_lines: the largest number of requests in one batch.
+        retention_days: the age at which files and batches are deleted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -24,4 +26,5 @@ class BatchSettings(BaseModel):
 
     @property
     def retention_s(self) -> int:
+        """The retention time in seconds."""
         return max(1, round(self.retention_days * DAY_S))

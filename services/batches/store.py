@@ -1,6 +1,7 @@
-"""Files, batches and the answers of their lines. Every method is one transaction; what it returns is on disk.
+"""Stores files, batches and the results of their lines.
 
-Each row belongs to one owner; what another owner asks for is not there.
+Every method is one transaction; it is on disk when the method returns. Each row belongs to one owner and does not exist
+for others.
 """
 
 import time
@@ -30,15 +31,15 @@ OUTPUT, ERRORS = "output", "errors"
 
 @dataclass(frozen=True)
 class Page:
-    """`records` in order, and whether there are more behind them."""
+    """Holds a page of a list, and whether more records follow it."""
 
     records: Sequence[Any]
     more: bool
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A batch that has not ended, with whose it is."""
+class OpenBatch:
+    """Holds a batch that has not ended, and its owner."""
 
     owner: str
     batch: Batch
@@ -52,20 +53,22 @@ class BatchStore:
         self._database = database
 
     def put_file(self, owner: str, file: File, content: bytes, most_stored: int) -> File:
-        """
+        """Stores a file.
+
         Raises:
-            BatchesError: the owner's files would have more than `most_stored` bytes.
+            BatchesError: the owner's files would exceed `most_stored` bytes.
         """
         with self._database.transaction() as connection:
             stored = select(func.coalesce(func.sum(files_table.c.bytes), 0)).where(files_table.c.owner == owner)
             if connection.execute(stored).scalar_one() + len(content) > most_stored:
-                message = f"file: the files of this key may have {most_stored} bytes together; delete some of them"
+                message = f"file: the files of this key may have {most_stored} bytes together; delete some files"
                 raise BatchesError(message, "storage_full", "file")
             _insert_file(connection, owner, file, content)
         return file
 
     def file(self, owner: str, id_: str) -> File:
-        """
+        """Returns the description of a file.
+
         Raises:
             NotStored: the owner has no such file.
         """
@@ -73,7 +76,8 @@ class BatchStore:
             return _file(connection, owner, id_)
 
     def content(self, owner: str, id_: str) -> bytes:
-        """
+        """Returns the content of a file.
+
         Raises:
             NotStored: the owner has no such file.
         """
@@ -85,18 +89,18 @@ class BatchStore:
         return content
 
     def files(self, owner: str, purpose: str | None, after: str | None, limit: int, *, newest_first: bool) -> Page:
-        """The owner's files, those behind `after`."""
+        """Returns a page of the owner's files that starts after the file with the id `after`."""
         with self._database.transaction() as connection:
             rows = _of_owner(connection, files_table, owner, newest_first=newest_first)
-        found = [File.model_validate_json(row) for row in rows]
-        return _page([file for file in found if purpose in (None, file.purpose)], after, limit)
+        files = [File.model_validate_json(row) for row in rows]
+        return _page([file for file in files if purpose in (None, file.purpose)], after, limit)
 
     def delete_file(self, owner: str, id_: str) -> None:
-        """Delete a file with all that it holds.
+        """Deletes a file and its content.
 
         Raises:
             NotStored: the owner has no such file.
-            BatchesError: a batch reads it.
+            BatchesError: an open batch reads the file.
         """
         with self._database.transaction() as connection:
             _file(connection, owner, id_)
@@ -106,21 +110,20 @@ class BatchStore:
             connection.execute(delete(files_table).where(files_table.c.id == id_))
 
     def put_batch(self, owner: str, batch: Batch, output_expires_s: int | None, most_open: int) -> None:
-        """
+        """Stores a new batch.
+
         Raises:
             NotStored: the owner has no such input file.
-            BatchesError: it is no input file, or the owner has too many open batches.
+            BatchesError: the file is not an input file, or the owner has too many open batches.
         """
         with self._database.transaction() as connection:
             if _file(connection, owner, batch.input_file_id, "input_file_id").purpose != "batch":
                 raise BatchesError("input_file_id: upload a file with the purpose batch", param="input_file_id")
             mine = batches_table.c.owner == owner, batches_table.c.status.in_(OPEN)
-            if (
-                connection.execute(select(func.count()).select_from(batches_table).where(*mine)).scalar_one()
-                >= most_open
-            ):
+            open_batches = connection.execute(select(func.count()).select_from(batches_table).where(*mine)).scalar_one()
+            if open_batches >= most_open:
                 raise BatchesError(
-                    f"this key has {most_open} open batches; wait for one, or cancel one", "too_many_batches"
+                    f"this key has {most_open} open batches; wait until one ends or cancel one", "too_many_batches"
                 )
             connection.execute(
                 insert(batches_table).values(
@@ -135,7 +138,8 @@ class BatchStore:
             )
 
     def batch(self, owner: str, id_: str) -> Batch:
-        """
+        """Returns a batch with the current counts of its requests.
+
         Raises:
             NotStored: the owner has no such batch.
         """
@@ -143,27 +147,27 @@ class BatchStore:
             return _counted(connection, _batch(connection, owner, id_))
 
     def batches(self, owner: str, after: str | None, limit: int) -> Page:
-        """The owner's batches, the newest first, those behind `after`."""
+        """Returns a page of the owner's batches, newest first, that starts after the batch with the id `after`."""
         with self._database.transaction() as connection:
             rows = _of_owner(connection, batches_table, owner, newest_first=True)
             page = _page([Batch.model_validate_json(row) for row in rows], after, limit)
             return Page([_counted(connection, batch) for batch in page.records], page.more)
 
-    def open_batches(self) -> list[Stored]:
-        """Every batch that has not ended, the oldest first."""
+    def open_batches(self) -> list[OpenBatch]:
+        """Returns all batches that have not ended, oldest first."""
         columns = batches_table.c.owner, batches_table.c.record, batches_table.c.output_expires_s
         query = select(*columns).where(batches_table.c.status.in_(OPEN)).order_by(batches_table.c.created)
         with self._database.transaction() as connection:
             rows = connection.execute(query).all()
-        return [Stored(row.owner, Batch.model_validate_json(row.record), row.output_expires_s) for row in rows]
+        return [OpenBatch(row.owner, Batch.model_validate_json(row.record), row.output_expires_s) for row in rows]
 
     def change(self, batch_id: str, **changes: Any) -> Batch:
-        """Change an open batch; one that has ended stays as it is. Returns what it is then."""
+        """Changes an open batch and returns it. Does not change a batch that has ended."""
         with self._database.transaction() as connection:
             return _change(connection, batch_id, changes)
 
     def begin_line(self, batch_id: str, number: int) -> int:
-        """Count one more attempt at a line; returns how many that makes."""
+        """Counts an attempt at a line. Returns the number of attempts so far."""
         line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
         with self._database.transaction() as connection:
             more = update(batch_lines_table).where(line).values(attempts=batch_lines_table.c.attempts + 1)
@@ -173,30 +177,34 @@ class BatchStore:
         return attempts
 
     def answer_line(self, batch_id: str, number: int, result: LineResult, usage: tuple[int, int]) -> None:
-        """Keep the answer of a line that was begun; `usage` is prompt and completion tokens."""
+        """Stores the result of a line that was begun. `usage` is the number of prompt and of completion tokens."""
         line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
-        answered = result.response is not None and result.response.status_code < 400
+        succeeded = result.response is not None and result.response.status_code < 400
         with self._database.transaction() as connection:
             connection.execute(
                 update(batch_lines_table)
                 .where(line)
                 .values(
                     result=result.model_dump_json(),
-                    goes_to=OUTPUT if answered else ERRORS,
+                    goes_to=OUTPUT if succeeded else ERRORS,
                     prompt_tokens=usage[0],
                     completion_tokens=usage[1],
                 )
             )
 
     def answered(self, batch_id: str) -> set[int]:
-        """The numbers of the lines that have an answer."""
+        """Returns the numbers of the lines that have a result."""
         mine = batch_lines_table.c.batch == batch_id, batch_lines_table.c.goes_to.is_not(None)
         with self._database.transaction() as connection:
             return set(connection.execute(select(batch_lines_table.c.number).where(*mine)).scalars())
 
-    def finish(self, stored: Stored, ending: Ending, missing: Mapping[int, str], retention_s: int) -> Batch:
-        """End a batch: what its lines brought becomes files, those that are `missing` (their custom ids) errors."""
-        batch, now = stored.batch, int(time.time())
+    def finish(self, open_batch: OpenBatch, ending: Ending, missing: Mapping[int, str], retention_s: int) -> Batch:
+        """Ends a batch and writes the results of its lines to files.
+
+        Args:
+            missing: the custom ids of the lines without a result, by number. They become errors.
+        """
+        batch, now = open_batch.batch, int(time.time())
         with self._database.transaction() as connection:
             counted = _counted(connection, batch)
             counts = counted.request_counts
@@ -204,10 +212,10 @@ class BatchStore:
                 "usage": counted.usage,
                 "request_counts": counts.model_copy(update={"failed": counts.failed + len(missing)}),
             }
-            expires = now + min(stored.output_expires_s or retention_s, retention_s)
+            expires = now + min(open_batch.output_expires_s or retention_s, retention_s)
             results = _results(connection, batch.id)
-            unasked = [(number, _unasked(ending, custom_id)) for number, custom_id in missing.items()]
-            files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *unasked])}
+            not_run = [(number, _not_run(ending, custom_id)) for number, custom_id in missing.items()]
+            files = {OUTPUT: results[OUTPUT], ERRORS: sorted([*results[ERRORS], *not_run])}
             for kind, field in ((OUTPUT, "output_file_id"), (ERRORS, "error_file_id")):
                 if files[kind]:
                     content = "".join(f"{text}\n" for _, text in files[kind]).encode()
@@ -219,13 +227,13 @@ class BatchStore:
                         filename=f"{batch.id}_{kind}.jsonl",
                         purpose="batch_output",
                     )
-                    _insert_file(connection, stored.owner, file, content)
+                    _insert_file(connection, open_batch.owner, file, content)
                     changes[field] = file.id
             connection.execute(delete(batch_lines_table).where(batch_lines_table.c.batch == batch.id))
             return _change(connection, batch.id, {**changes, "status": ending, f"{ending}_at": now})
 
     def purge(self, now: int, retention_s: int) -> None:
-        """Delete files that have expired, and batches that ended and are older than the retention."""
+        """Deletes expired files that no open batch reads, and ended batches older than the retention time."""
         reading = select(batches_table.c.input_file_id).where(batches_table.c.status.in_(OPEN))
         old = batches_table.c.status.not_in(OPEN), batches_table.c.created < (now - retention_s) * 1_000_000
         with self._database.transaction() as connection:
@@ -288,7 +296,7 @@ def _page(records: list[Any], after: str | None, limit: int) -> Page:
 
 
 def _counted(connection: Connection, batch: Batch) -> Batch:
-    """A batch with the counts of the lines that are answered so far; an ended one has them already."""
+    """Returns an open batch with the counts of its lines so far. The record of an ended batch contains its counts."""
     if batch.status not in OPEN:
         return batch
     lines = batch_lines_table.c
@@ -311,13 +319,13 @@ def _results(connection: Connection, batch_id: str) -> dict[str, list[tuple[int,
     rows: Iterable[Any] = connection.execute(
         select(lines.number, lines.goes_to, lines.result).where(*mine).order_by(lines.number)
     )
-    found: dict[str, list[tuple[int, str]]] = {OUTPUT: [], ERRORS: []}
+    results: dict[str, list[tuple[int, str]]] = {OUTPUT: [], ERRORS: []}
     for number, goes_to, result in rows:
-        found[goes_to].append((number, result))
-    return found
+        results[goes_to].append((number, result))
+    return results
 
 
-def _unasked(ending: Ending, custom_id: str) -> str:
+def _not_run(ending: Ending, custom_id: str) -> str:
     message = {
         "expired": "the completion window ended before this request was answered",
         "cancelled": "the batch was cancelled before this request was answered",

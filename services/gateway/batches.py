@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, field_validator
 from ray.exceptions import RayError, RayTaskError
 
-from services.batches.records import Batch, BatchesError, BatchOrder, File, NotStored
+from services.batches.records import Batch, BatchesError, BatchRequest, File, NotStored
 from services.batches.store import Page
 from services.gateway.errors import ApiError, invalid, unavailable
 from services.gateway.fields import refused
@@ -71,10 +71,10 @@ class NewBatch(Body):
         return value
 
     @property
-    def order(self) -> BatchOrder:
+    def request(self) -> BatchRequest:
         match = _WINDOW.fullmatch(self.completion_window)
         assert match is not None
-        return BatchOrder(
+        return BatchRequest(
             endpoint=self.endpoint,
             input_file_id=self.input_file_id,
             completion_window=self.completion_window,
@@ -167,7 +167,7 @@ class BatchRoutes:
         """Run the requests of a file, whenever no other request waits."""
         owner = await self._owner(request)
         asked = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
-        batch: Batch = await self._ask("create", owner, asked.order)
+        batch: Batch = await self._ask("create", owner, asked.request)
         return batch
 
     async def batches(self, request: Request) -> BatchList:

@@ -1,4 +1,4 @@
-"""The batches actor while nothing answers it: a batch waits, can be cancelled, and is there after a restart."""
+"""Claim: without a running service, a batch waits, can be cancelled, and survives a restart of the batches actor."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.batches.actor import Batches
-from services.batches.records import Batch, BatchesError, BatchOrder
+from services.batches.records import Batch, BatchesError, BatchRequest
 from services.batches.settings import BatchSettings
 from services.ensembles.records import Ensemble
 from services.gateway.settings import GatewaySettings
@@ -26,21 +26,21 @@ def anyio_backend() -> str:
 
 
 def start(place: Path) -> Batches:
-    nobody = "a-namespace-without-actors"
-    served = Ensemble(names=("privmix",), namespace=nobody, model=public_model.resolve(), context_length=512)
-    gateway = GatewaySettings(namespace=nobody, ensembles=(served,), keys_actor="keys")
+    namespace = "a-namespace-without-actors"
+    ensemble = Ensemble(names=("privmix",), namespace=namespace, model=public_model.resolve(), context_length=512)
+    gateway = GatewaySettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
     return Batches(str(place), BatchSettings(), pickle.dumps(gateway), capacity=4)
 
 
 async def begin(batches: Batches, *, content: bytes | None = None) -> Batch:
-    file = await batches.upload("one", "in.jsonl", json.dumps(LINE).encode() if content is None else content, None)
-    order = BatchOrder(endpoint="/v1/completions", input_file_id=file.id, completion_window="24h", window_s=86_400)
-    return await batches.create("one", order)
+    file = await batches.upload("alice", "in.jsonl", json.dumps(LINE).encode() if content is None else content, None)
+    request = BatchRequest(endpoint="/v1/completions", input_file_id=file.id, completion_window="24h", window_s=86_400)
+    return await batches.create("alice", request)
 
 
 async def until(batches: Batches, id_: str, *statuses: str) -> Batch:
     async with asyncio.timeout(60):
-        while (batch := await batches.batch("one", id_)).status not in statuses:
+        while (batch := await batches.batch("alice", id_)).status not in statuses:
             await asyncio.sleep(0.05)
     return batch
 
@@ -49,21 +49,21 @@ async def test_a_batch_waits_for_the_service_is_resumed_and_cancelled(tmp_path: 
     batches = start(tmp_path / "keys.db")
     batch = await until(batches, (await begin(batches)).id, "in_progress")
     assert (batch.request_counts.total, batch.request_counts.failed) == (1, 0)
-    again = start(tmp_path / "keys.db")
+    restarted = start(tmp_path / "keys.db")
     with pytest.raises(BatchesError, match="cancel it first"):
-        await again.delete_file("one", batch.input_file_id)
-    await again.cancel("one", batch.id)
-    done = await until(again, batch.id, "cancelled")
+        await restarted.delete_file("alice", batch.input_file_id)
+    await restarted.cancel("alice", batch.id)
+    done = await until(restarted, batch.id, "cancelled")
     assert done.output_file_id is None
     assert done.error_file_id is not None
-    (missing,) = (await again.content("one", done.error_file_id)).splitlines()
+    (missing,) = (await restarted.content("alice", done.error_file_id)).splitlines()
     assert json.loads(missing)["error"]["code"] == "batch_cancelled"
-    assert (await again.cancel("one", batch.id)) == done, "what has ended stays so"
-    await again.delete_file("one", batch.input_file_id)
+    assert (await restarted.cancel("alice", batch.id)) == done, "a batch that has ended does not change"
+    await restarted.delete_file("alice", batch.input_file_id)
 
 
 async def test_a_file_without_requests_fails_its_batch(tmp_path: Path) -> None:
     batches = start(tmp_path / "keys.db")
     failed = await until(batches, (await begin(batches, content=b"x")).id, "failed")
     assert failed.errors is not None
-    assert [(each.code, each.line) for each in failed.errors.data] == [("invalid_json_line", 1)]
+    assert [(error.code, error.line) for error in failed.errors.data] == [("invalid_json_line", 1)]

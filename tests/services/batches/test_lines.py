@@ -1,4 +1,4 @@
-"""What an input file may hold, and that no complaint repeats what is in it."""
+"""Claim: every invalid line of an input file is reported by its number, and no message repeats text of the file."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def test_lines_keep_their_numbers_and_bodies() -> None:
     content = b"\xef\xbb\xbf" + line("a") + b"\r\n\n" + line("b", body={"model": "privmix", "prompt": "\ud800"}) + b"\n"
     lines, errors = read_lines(content, ENDPOINT, 10)
     assert errors == []
-    assert [(each.number, each.custom_id) for each in lines] == [(1, "a"), (3, "b")]
+    assert [(line.number, line.custom_id) for line in lines] == [(1, "a"), (3, "b")]
     assert json.loads(lines[0].body) == {"model": "privmix", "prompt": "p"}
     assert model_of(lines) == "privmix"
 
@@ -46,12 +46,12 @@ def test_lines_keep_their_numbers_and_bodies() -> None:
         (b"\n".join(line(str(number)) for number in range(4)), "too_many_lines", None, "input_file_id"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_line(content: bytes, code: str, number: int | None, param: str | None) -> None:
+def test_an_error_names_its_line_and_field(content: bytes, code: str, number: int | None, param: str | None) -> None:
     _, (error,) = read_lines(content, ENDPOINT, 3)
     assert (error.code, error.line, error.param) == (code, number, param)
 
 
-def test_a_file_of_nothing_but_errors_is_read_to_a_limit() -> None:
+def test_reading_stops_after_a_number_of_errors() -> None:
     _, errors = read_lines(b"\n".join([b"x"] * 1000), ENDPOINT, 10)
     assert len(errors) == MOST_ERRORS
 
@@ -60,7 +60,7 @@ def test_a_file_of_nothing_but_errors_is_read_to_a_limit() -> None:
     st.binary(max_size=300)
     | st.lists(st.text(max_size=30)).map(lambda texts: "\n".join(texts).encode("utf-8", "replace"))
 )
-def test_any_bytes_are_lines_or_errors(content: bytes) -> None:
+def test_any_bytes_yield_lines_or_errors(content: bytes) -> None:
     lines, errors = read_lines(content, ENDPOINT, 10)
     assert lines or errors
 

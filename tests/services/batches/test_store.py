@@ -1,4 +1,4 @@
-"""Files and batches belong to one key, are gone when they are deleted, and no answer is lost or counted twice."""
+"""Claim: files and batches belong to one key, deletion removes them, and no result is lost or counted twice."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import make_url
 
 from services.batches.records import Batch, BatchesError, File, LineResponse, LineResult, NotStored, new_id
-from services.batches.store import BatchStore, Stored
+from services.batches.store import BatchStore, OpenBatch
 from services.keys.database import Database
 from tests.postgresql import Server
 
@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BatchStore:
     return BatchStore(Database(make_url(server.database()).render_as_string(hide_password=False)))
 
 
-def put(store: BatchStore, owner: str = "one", content: bytes = TEXT, expires_at: int | None = None) -> File:
+def put(store: BatchStore, owner: str = "alice", content: bytes = TEXT, expires_at: int | None = None) -> File:
     now = int(time.time())
     file = File(
         id=new_id("file-"),
@@ -37,7 +37,7 @@ def put(store: BatchStore, owner: str = "one", content: bytes = TEXT, expires_at
     return store.put_file(owner, file, content, MOST)
 
 
-def begin(store: BatchStore, owner: str = "one", file: File | None = None) -> Batch:
+def begin(store: BatchStore, owner: str = "alice", file: File | None = None) -> Batch:
     now = int(time.time())
     batch = Batch(
         id=new_id("batch_"),
@@ -56,64 +56,64 @@ def result(custom_id: str, status: int = 200) -> LineResult:
     return LineResult(id=new_id("batch_req_"), custom_id=custom_id, response=response)
 
 
-def test_a_file_is_there_for_its_key_alone_until_it_is_deleted(store: BatchStore) -> None:
+def test_only_its_owner_can_read_a_file_until_it_is_deleted(store: BatchStore) -> None:
     file = put(store)
-    assert store.content("one", file.id) == TEXT
-    assert store.file("one", file.id) == file
-    for look in (store.file, store.content, store.delete_file):
+    assert store.content("alice", file.id) == TEXT
+    assert store.file("alice", file.id) == file
+    for method in (store.file, store.content, store.delete_file):
         with pytest.raises(NotStored):
-            look("two", file.id)
-    store.delete_file("one", file.id)
+            method("bob", file.id)
+    store.delete_file("alice", file.id)
     with pytest.raises(NotStored):
-        store.content("one", file.id)
+        store.content("alice", file.id)
 
 
-def test_lists_have_pages(store: BatchStore) -> None:
+def test_lists_are_paginated(store: BatchStore) -> None:
     files = [put(store) for _ in range(5)]
-    put(store, "two")
-    first = store.files("one", None, None, 2, newest_first=True)
+    put(store, "bob")
+    first = store.files("alice", None, None, 2, newest_first=True)
     assert (first.records, first.more) == (files[:2:-1], True)
-    rest = store.files("one", "batch", first.records[-1].id, 10, newest_first=True)
+    rest = store.files("alice", "batch", first.records[-1].id, 10, newest_first=True)
     assert (rest.records, rest.more) == (files[2::-1], False)
-    assert store.files("one", None, None, 10, newest_first=False).records == files
-    assert store.files("one", "batch_output", None, 10, newest_first=False).records == []
+    assert store.files("alice", None, None, 10, newest_first=False).records == files
+    assert store.files("alice", "batch_output", None, 10, newest_first=False).records == []
     with pytest.raises(NotStored):
-        store.files("one", None, "file-unknown", 10, newest_first=False)
+        store.files("alice", None, "file-unknown", 10, newest_first=False)
 
 
-def test_a_key_may_store_so_much(store: BatchStore) -> None:
+def test_the_stored_bytes_of_a_key_are_limited(store: BatchStore) -> None:
     put(store, content=b"x" * 600)
     with pytest.raises(BatchesError, match="1000 bytes together") as refused:
         put(store, content=b"x" * 401)
     assert refused.value.code == "storage_full"
-    put(store, "two", content=b"x" * 1000)
+    put(store, "bob", content=b"x" * 1000)
 
 
-def test_a_file_in_use_is_kept_and_batches_are_limited(store: BatchStore) -> None:
+def test_a_file_in_use_cannot_be_deleted_and_open_batches_are_limited(store: BatchStore) -> None:
     file = put(store)
     batches = [begin(store, file=file) for _ in range(3)]
     with pytest.raises(BatchesError, match="3 open batches"):
         begin(store, file=file)
     with pytest.raises(NotStored):
-        begin(store, "two", file)
+        begin(store, "bob", file)
     with pytest.raises(BatchesError, match="cancel it first"):
-        store.delete_file("one", file.id)
+        store.delete_file("alice", file.id)
     for batch in batches:
         store.change(batch.id, status="cancelled")
-    store.delete_file("one", file.id)
+    store.delete_file("alice", file.id)
 
 
-def test_answers_become_files_in_the_order_of_the_lines(store: BatchStore) -> None:
+def test_results_become_files_in_the_order_of_the_lines(store: BatchStore) -> None:
     batch = begin(store)
     batch = store.change(batch.id, status="in_progress")
     for number, status in ((3, 200), (1, 200), (2, 400)):
         assert store.begin_line(batch.id, number) == 1
         store.answer_line(batch.id, number, result(f"line {number}", status), (4, 2))
     assert store.begin_line(batch.id, 4) == 1
-    assert store.begin_line(batch.id, 4) == 2, "an attempt that was lost counts"
+    assert store.begin_line(batch.id, 4) == 2, "a lost attempt counts"
     assert store.answered(batch.id) == {1, 2, 3}
-    seen = store.batch("one", batch.id)
-    assert (seen.request_counts.completed, seen.request_counts.failed) == (2, 1)
+    running = store.batch("alice", batch.id)
+    assert (running.request_counts.completed, running.request_counts.failed) == (2, 1)
     (stored,) = store.open_batches()
     done = store.finish(stored, "expired", {4: "line 4"}, DAY_S)
     assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("expired", 2, 2)
@@ -121,26 +121,26 @@ def test_answers_become_files_in_the_order_of_the_lines(store: BatchStore) -> No
     assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens) == (12, 6, 18)
     assert done.output_file_id is not None
     assert done.error_file_id is not None
-    output = [json.loads(line) for line in store.content("one", done.output_file_id).splitlines()]
+    output = [json.loads(line) for line in store.content("alice", done.output_file_id).splitlines()]
     assert [line["custom_id"] for line in output] == ["line 1", "line 3"]
-    refused, expired = (json.loads(line) for line in store.content("one", done.error_file_id).splitlines())
+    refused, expired = (json.loads(line) for line in store.content("alice", done.error_file_id).splitlines())
     assert (refused["custom_id"], refused["response"]["status_code"], refused["error"]) == ("line 2", 400, None)
     assert (expired["custom_id"], expired["response"], expired["error"]["code"]) == ("line 4", None, "batch_expired")
     assert store.open_batches() == []
-    assert store.change(batch.id, status="in_progress") == done, "what has ended stays so"
-    assert store.batch("one", batch.id) == done
+    assert store.change(batch.id, status="in_progress") == done, "a batch that has ended does not change"
+    assert store.batch("alice", batch.id) == done
 
 
-def test_files_and_batches_end_with_the_retention(store: BatchStore) -> None:
+def test_files_and_batches_are_deleted_after_the_retention_time(store: BatchStore) -> None:
     now = int(time.time())
     old, read, fresh = put(store, expires_at=now - 1), put(store, expires_at=now - 1), put(store)
     batch, ended = begin(store, file=read), begin(store)
     store.change(ended.id, status="failed")
     store.purge(now, DAY_S)
-    assert {file.id for file in store.files("one", None, None, 10, newest_first=True).records} >= {read.id, fresh.id}
+    assert {file.id for file in store.files("alice", None, None, 10, newest_first=True).records} >= {read.id, fresh.id}
     with pytest.raises(NotStored):
-        store.file("one", old.id)
+        store.file("alice", old.id)
     store.purge(now + 2 * DAY_S, DAY_S)
-    assert [each.id for each in store.batches("one", None, 10).records] == [batch.id], "open batches stay"
-    assert [each.id for each in store.files("one", None, None, 10, newest_first=True).records] == [read.id]
-    assert store.open_batches() == [Stored("one", batch, None)]
+    assert [batch.id for batch in store.batches("alice", None, 10).records] == [batch.id], "open batches stay"
+    assert [file.id for file in store.files("alice", None, None, 10, newest_first=True).records] == [read.id]
+    assert store.open_batches() == [OpenBatch("alice", batch, None)]
