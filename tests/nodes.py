@@ -148,11 +148,16 @@ class Node:
 
 
 class Nodes:
-    """The cluster; the head first."""
+    """The nodes of a cluster; the head first.
 
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
+    Attributes:
+        spare: a node on the same network that does not belong to the cluster.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...], spare: Node) -> None:
         self.head, *workers = nodes
         self.workers = tuple(workers)
+        self.spare = spare
 
     def __iter__(self) -> Iterator[Node]:
         return iter((self.head, *self.workers))
@@ -184,13 +189,14 @@ def cluster(folder: Path, workers: int, num_cpus: float) -> Iterator[Nodes]:
         _ip("address", "add", f"10.213.{network}.1/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         nodes = []
-        for number in range(workers + 1):
+        for number in range(workers + 2):
             node = Node(network, number, folder / f"node-{number}.log", num_cpus if number else 0)
             node.join(bridge)
             undo.callback(node.leave)
             nodes.append(node)
-        start(nodes)
-        yield Nodes(tuple(nodes))
+        *clustered, spare = nodes
+        start(clustered)
+        yield Nodes(tuple(clustered), spare)
 
 
 def start(nodes: Sequence[Node]) -> None:

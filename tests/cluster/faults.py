@@ -10,6 +10,7 @@ from typing import Literal
 
 import psutil
 
+from tests.cluster.clients import Clients
 from tests.cluster.multinode import ClusterService
 
 SHORT_S = 4.0
@@ -97,6 +98,20 @@ def _fail_the_database(service: ClusterService, chance: random.Random) -> None:
     service.database.start()
 
 
+def _abort_an_upgrade(service: ClusterService, chance: random.Random) -> None:
+    """The next version becomes ready and is withdrawn before a client reaches it."""
+    with service.next_version():
+        time.sleep(chance.uniform(0.0, SHORT_S))
+
+
+def _revert_an_upgrade(service: ClusterService, chance: random.Random) -> None:
+    """The next version takes the ledger over with its first stream, and is withdrawn."""
+    with service.next_version() as url:
+        clients = Clients(url)
+        clients.answers_again(LONG_S)
+        service.elsewhere += clients.transcripts
+
+
 FAULTS = (
     Fault("shard", _kills("Shard")),
     Fault("every shard", _kill_every_copy_of_a_shard),
@@ -113,6 +128,8 @@ FAULTS = (
     Fault("network, long", _drops_the_network(LONG_S), "worker"),
     Fault("network of the budget actor", _part_the_budget_from_the_rest, "worker"),
     Fault("database", _fail_the_database),
+    Fault("upgrade, aborted", _abort_an_upgrade),
+    Fault("upgrade, reverted", _revert_an_upgrade),
 )
 
 

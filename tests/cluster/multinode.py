@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 
+from tests.cluster.clients import Transcript
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
 from tests.running import START_S, configure, own_ensemble
@@ -18,6 +20,9 @@ from tests.running import START_S, configure, own_ensemble
 PORT = 8000
 WORKERS = 2
 PARTS = 2
+
+SMALL: dict[str, dict[str, Any]] = {"shards": {"copies": 1}, "coordinator": {"replicas": 1}}
+"""Changes to the configuration for a deployment on a single node."""
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "shards": {"parts_per_shard": PARTS, "copies": 2, "num_cpus": 0.5, "threads": 1},
@@ -28,7 +33,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 class ClusterService:
-    """What an operator deploys, and what Kubernetes does for it: whatever ends is started again."""
+    """What an operator deploys, and what Kubernetes does for it: whatever ends is started again.
+
+    Attributes:
+        elsewhere: the transcripts of the streams that other deployments of the same ledger served.
+    """
 
     def __init__(self, nodes: Nodes, database: Server, ledger: str, config: Path) -> None:
         self.nodes = nodes
@@ -36,12 +45,11 @@ class ClusterService:
         self.ledger = ledger
         self.config = config
         self.base_url = f"http://{nodes.head.address}:{PORT}"
+        self.elsewhere: list[Transcript] = []
         self._serving = self._serve()
 
     def healthy(self) -> bool:
-        with suppress(httpx.HTTPError, ValueError):
-            return httpx.get(f"{self.base_url}/health", timeout=10).json()["status"] == "ok"
-        return False
+        return _healthy(self.base_url)
 
     def wait_until_healthy(self, seconds: float = START_S) -> None:
         deadline = time.monotonic() + seconds
@@ -60,6 +68,32 @@ class ClusterService:
     def processes(self, title: str) -> list[tuple[Node, psutil.Process]]:
         return [(node, process) for node in self.nodes for process in node.titled(title)]
 
+    @contextmanager
+    def next_version(self) -> Iterator[str]:
+        """Runs another deployment of the ensemble and its ledger on the spare node, and yields its URL.
+
+        It is ready, and has not charged a token yet. SIGTERM ends it with the context, as Kubernetes does.
+        """
+        settings = yaml.safe_load(self.config.read_text())
+        settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
+        config = self.config.with_name("next-version.yaml")
+        config.write_text(yaml.safe_dump(settings))
+        node = self.nodes.spare
+        url = f"http://{node.address}:{PORT}"
+        process = node.run([sys.executable, "-m", "cluster", "serve", "--config", str(config)])
+        try:
+            deadline = time.monotonic() + START_S
+            while not _healthy(url):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise TimeoutError("the next version did not start")
+                self.supervise()
+                time.sleep(0.5)
+            yield url
+            process.terminate()
+            process.wait(START_S)
+        finally:
+            node.kill()
+
     def command(self, *arguments: str) -> str:
         """What a command of `privmix` prints on the head."""
         command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
@@ -69,6 +103,12 @@ class ClusterService:
     def _serve(self) -> subprocess.Popen[bytes]:
         serve = ["serve", "--config", str(self.config), "--address", self.nodes.address]
         return self.nodes.head.run([sys.executable, "-m", "cluster", *serve])
+
+
+def _healthy(url: str) -> bool:
+    with suppress(httpx.HTTPError, ValueError):
+        return httpx.get(f"{url}/health", timeout=10).json()["status"] == "ok"
+    return False
 
 
 @contextmanager

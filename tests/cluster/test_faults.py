@@ -78,7 +78,7 @@ def test_nothing_is_lost(clustered: ClusterService, fault: Fault) -> None:
     print(f"{fault}, seed {seed}: answers {found.seconds:.0f} s after it")
     assert whole(found.streams) >= WHOLE
     assert clients.received > 0
-    assert not broken(clustered.ledger, clients.transcripts, [PARTS])
+    assert not broken(clustered.ledger, [*clients.transcripts, *clustered.elsewhere], [PARTS])
 
 
 def test_nothing_is_lost_on_random_schedules(clustered: ClusterService) -> None:
@@ -88,7 +88,7 @@ def test_nothing_is_lost_on_random_schedules(clustered: ClusterService) -> None:
         schedule = Schedule.drawn(seed)
         print(f"seed {seed}: {schedule}")
         streams += round_of(clustered, clients, schedule).streams
-        assert not broken(clustered.ledger, clients.transcripts, [PARTS])
+        assert not broken(clustered.ledger, [*clients.transcripts, *clustered.elsewhere], [PARTS])
     assert whole(streams) >= WHOLE
 
 
@@ -114,7 +114,7 @@ def main() -> None:
                     break
                 seconds.append(became.seconds)
                 streams += became.streams
-                found += broken(service.ledger, clients.transcripts, [PARTS])
+                found += broken(service.ledger, [*clients.transcripts, *service.elsewhere], [PARTS])
                 ended = f"{sum(stream.end is not None for stream in became.streams)} of {len(became.streams)}"
                 print(
                     f"{number + 1:3} seed {schedule.seed}: {schedule}: back after {became.seconds:.0f} s, "
