@@ -1,12 +1,12 @@
-"""Errors that a person can mend: their messages name what is wrong and what to do."""
+"""Defines errors whose messages tell a person what is wrong and how to fix it."""
 
 
 class InputError(Exception):
-    """Something that was given cannot be used. The message names it and says what to do."""
+    """The input is invalid. The message names the field and the fix."""
 
 
 class WorkError(Exception):
-    """A training, an evaluation or a generation could not be finished. The message names the part that failed.
+    """A training, an evaluation or a generation failed. The message names the failed part.
 
-    What was finished is kept: the same command goes on from there.
+    Finished results are kept, and the same command continues from them.
     """

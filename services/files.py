@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and the hashes that say which."""
+"""Writes files and directories atomically, and computes their hashes."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal. Reads the file once per process while its size and time stay the same."""
+    """Returns the SHA-256 of a file in hexadecimal. Reads it once per process while its size and time do not change."""
     stat = path.stat()
     return _sha256(path.resolve(), stat.st_size, stat.st_mtime_ns)
 
@@ -25,13 +25,13 @@ def _sha256(path: Path, size: int, mtime_ns: int) -> str:
 
 
 def digest_files(directory: Path, names: Iterable[str]) -> str:
-    """One SHA-256 over the named files: their names and their contents, in the order of the names."""
+    """Returns one SHA-256 of the names and the contents of files, in the order of the names."""
     listing = "".join(f"{sha256(directory / name)}  {name}\n" for name in sorted(names))
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step that survives a crash: readers see the old file or the new one."""
+    """Replaces a file in one step: after a crash, and at any time, readers see the old content or the new one."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -47,15 +47,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by JSON Lines, as `write_atomically` does."""
+    """Replaces a file by JSON Lines, with `write_atomically`."""
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """A temporary directory beside `target` that becomes `target` when the block ends, and vanishes when it fails.
+    """Yields a temporary directory, which replaces `target` at the end of the block, or is removed if the block fails.
 
-    What stood at `target` before is removed first. The caller holds the lock that makes it the only builder.
+    The caller must hold a lock that makes it the only builder of `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(target)
@@ -72,13 +72,13 @@ def building(target: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(target: Path) -> None:
-    """Remove what a killed builder of `target` left behind."""
+    """Removes the temporary directories of killed builders of `target`."""
     for leftover in target.parent.glob(f"{_unfinished_prefix(target)}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a loss of power."""
+    """Writes a directory to the disk, so that renames in it survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

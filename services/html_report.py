@@ -1,4 +1,4 @@
-"""HTML reports: pages that need nothing beside themselves, with their figures inside."""
+"""Renders HTML reports as single files with embedded figures."""
 
 import base64
 import io

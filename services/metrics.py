@@ -1,4 +1,4 @@
-"""The label by which Prometheus tells the ensembles of a service apart."""
+"""Labels Prometheus metrics with the ensemble to which they belong."""
 
 from typing import TypeVar
 
@@ -6,13 +6,13 @@ import ray
 from ray.util.metrics import Metric
 
 ENSEMBLE = "ensemble"
-"""The Ray namespace of the ensemble's actors: the service's own, or `SERVICE.NAME` for one of `ensembles`."""
+"""The label's name. Its value is the Ray namespace of the ensemble's actors."""
 
 AnyMetric = TypeVar("AnyMetric", bound=Metric)
 
 
 def of_ensemble(metric: AnyMetric) -> AnyMetric:
-    """Label what this actor measures; `ENSEMBLE` is among the metric's tags."""
+    """Sets the label of a metric to this actor's namespace. The metric must have the tag `ENSEMBLE`."""
     if ray.is_initialized():
         metric.set_default_tags({ENSEMBLE: ray.get_runtime_context().namespace})
     return metric

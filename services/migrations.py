@@ -1,4 +1,4 @@
-"""The layout of a database, brought up to date by Alembic's revisions inside the caller's transaction."""
+"""Updates database schemas with Alembic's revisions, inside the caller's transaction."""
 
 import threading
 from functools import cached_property
@@ -9,20 +9,20 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-_migrating = threading.Lock()  # Alembic keeps what it works on in its modules
+_migrating = threading.Lock()  # Alembic keeps its state in global variables
 
 
 class UnknownRevision(Exception):  # noqa: N818 (the name says the state)
-    """The layout is of a revision that this version of privmix does not know."""
+    """The schema has a revision that this version of privmix does not know."""
 
 
 class Migrations:
-    """The revisions of one layout.
+    """Applies the revisions of one schema.
 
     Args:
-        scripts: the package that holds them, as Alembic writes it: `services.keys:migrations`.
-        revision_table: where a database keeps its revision; of its own for each layout, because several layouts, and
-            others who use Alembic, may share a database.
+        scripts: the package of the revisions in Alembic's notation, such as `services.keys:migrations`.
+        revision_table: the table for the current revision. Each schema needs its own, because several schemas and other
+            users of Alembic can share a database.
     """
 
     def __init__(self, scripts: str, revision_table: str) -> None:
@@ -34,28 +34,28 @@ class Migrations:
         return self._scripts.get_current_head()
 
     def revision(self, connection: Connection) -> str | None:
-        """Return the revision that a database has; None where it has none.
+        """Returns the revision of a database; None if it has no revision.
 
         Raises:
-            UnknownRevision: it is none of these.
+            UnknownRevision: the revision is unknown.
         """
         options = {"version_table": self.revision_table}
         revision = MigrationContext.configure(connection, opts=options).get_current_revision()
         if revision is not None and revision not in {script.revision for script in self._scripts.walk_revisions()}:
             raise UnknownRevision(
-                f"its layout is of revision {revision}, and this version of privmix knows no later one than "
+                f"its schema has revision {revision}, but the newest revision that this version of privmix knows is "
                 f"{self.newest}: use the version that wrote it, or a newer one"
             )
         return revision
 
     def upgrade(self, connection: Connection, *, start: str | None = None) -> None:
-        """Apply the revisions that a database lacks; writes nothing where it has all of them.
+        """Applies the missing revisions to a database.
 
         Args:
-            start: the revision that a database has which was made before revisions were recorded.
+            start: the revision of a database that was created before revisions were recorded.
 
         Raises:
-            UnknownRevision: it has none of these.
+            UnknownRevision: the database has an unknown revision.
         """
         revision = self.revision(connection)
         if revision == self.newest:
@@ -79,7 +79,7 @@ class Migrations:
 
 
 def run() -> None:
-    """Run the revisions in the caller's connection and transaction; what every `env.py` calls."""
+    """Runs the revisions in the caller's connection and transaction. Each `env.py` calls it."""
     attributes = context.config.attributes
     context.configure(connection=attributes["connection"], version_table=attributes["revision_table"])
     context.run_migrations()

@@ -1,4 +1,4 @@
-"""How far a long work is: one display for all its tasks, such as adapters, on a terminal or in plain lines."""
+"""Displays the progress of long work and its tasks, such as adapters, as bars on a terminal or as plain lines."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,13 +9,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class Display:
-    """A display that shows nothing; the others extend it. Used as a context manager."""
+    """Shows nothing. Other displays extend it. Use it as a context manager."""
 
     def say(self, message: str) -> None:
-        """One line about the step that begins."""
+        """Shows a line about the step that begins."""
 
     def show(self, tasks: Mapping[str, float]) -> None:
-        """The fraction done, 0 to 1, of every task, by its name."""
+        """Shows the progress of all tasks. Their names map to the finished fractions, from 0 to 1."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,7 +27,7 @@ class Display:
 
 
 class LineDisplay(Display):
-    """Plain lines: one for each step, one for each finished task."""
+    """Prints a plain line for each step and for each finished task."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -43,12 +43,12 @@ class LineDisplay(Display):
                 self.say(f"{name} done ({len(self._finished & set(tasks))} of {len(tasks)})")
 
 
-# More finished bars than this would push those that move off the screen.
-_BARS = 16
+# With more tasks, finished bars are hidden, so that the moving bars stay on the screen.
+_MAX_BARS = 16
 
 
 class BarDisplay(Display):
-    """A bar for everything, and one for each task from when it starts; where tasks are many, until it ends."""
+    """Shows a bar for the whole work and one for each task that has started."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -64,9 +64,9 @@ class BarDisplay(Display):
         self._progress.console.print(message)
 
     def show(self, tasks: Mapping[str, float]) -> None:
-        self._set("everything", sum(tasks.values()) / len(tasks))
+        self._set("total", sum(tasks.values()) / len(tasks))
         for name, fraction in tasks.items():
-            if fraction == 1 and len(tasks) > _BARS:
+            if fraction == 1 and len(tasks) > _MAX_BARS:
                 self._hide(name)
             elif fraction > 0:
                 self._set(name, fraction)

@@ -1,7 +1,7 @@
-"""A Ray cluster for the time of a command: one that exists, or one of this machine's own.
+"""Connects a command to an existing Ray cluster, or starts a local one for the duration of the command.
 
-A client that reaches a Ray cluster can run code in it and read the models' rows. A cluster that a command starts
-therefore accepts only clients with its token, and listens on the loopback interface alone.
+A client of a Ray cluster can run code in it and read the models' rows. So a cluster that a command starts accepts only
+clients with its token, and listens only on the loopback interface.
 """
 
 import logging
@@ -23,10 +23,10 @@ _DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
-    """Connect this process to a Ray cluster until the block ends.
+    """Connects this process to a Ray cluster until the block ends.
 
-    Uses the cluster that this process is connected to, else the one at `address`, else the one that `RAY_ADDRESS`
-    names, else starts one that ends with the block.
+    Uses the current connection of this process, or else the cluster at `address`, or else the one at `RAY_ADDRESS`.
+    Otherwise it starts a cluster that stops at the end of the block.
 
     Raises:
         WorkError: the cluster cannot be reached or started.
@@ -59,31 +59,31 @@ def joined(address: str) -> Iterator[None]:
 
 
 def secure(address: str | None) -> None:
-    """Prepare `ray.init(address)`; None starts a cluster.
+    """Prepares `ray.init(address)`; None starts a cluster.
 
-    The token of a cluster that is started is kept in ~/.ray/auth_token, readable by this user alone, for later
-    commands. The environment wins: RAY_AUTH_MODE=disabled goes without a token.
+    The token of a started cluster is stored in ~/.ray/auth_token for later commands, readable only by this user. The
+    environment overrides it: RAY_AUTH_MODE=disabled uses no token.
     """
     logging.getLogger(authentication.__name__).setLevel(logging.ERROR)
     if address is None:
-        _make_token()  # Ray asks for it by default
+        _create_token()  # Ray requires it by default
     elif not _is_loopback(address):
         return
     else:
         authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    # Ray 2.60 has this switch for Windows and macOS. `get_node_ip_address` reads it whenever it is asked; the GCS, the
-    # raylet and every worker listen on the address that it returns.
+    # Ray 2.60 has this switch for Windows and macOS. `get_node_ip_address` reads it at each call, and the GCS, the
+    # raylet and all workers listen on the address that it returns.
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether this is a cluster that listens on the loopback interface, which `auto` finds by its processes."""
-    found = {one for one in services.find_gcs_addresses() if one.startswith("127.")}
-    return address in found or (address == "auto" and bool(found))
+    """Returns whether the address belongs to a local cluster on the loopback interface; `auto` finds its processes."""
+    local = {gcs_address for gcs_address in services.find_gcs_addresses() if gcs_address.startswith("127.")}
+    return address in local or (address == "auto" and bool(local))
 
 
-def _make_token() -> None:
-    """Ray would make the file readable by every user that the umask allows."""
+def _create_token() -> None:
+    """Creates the token file, readable only by this user. Ray would create it with the permissions of the umask."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

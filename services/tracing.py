@@ -1,14 +1,14 @@
-"""OpenTelemetry traces of a token's path through the processes; off unless the environment names an exporter.
+"""Records OpenTelemetry traces of a token's path through the processes, if the environment names an exporter.
 
-`OTEL_TRACES_EXPORTER=otlp` (or `console`) in the environment of every process turns them on; the SDK's other variables
-say where to and how many: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables.
+`OTEL_TRACES_EXPORTER=otlp` (or `console`) in the environment of every process enables them. Other variables of the SDK
+set the destination and the sampling: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables.
 
-    with tracing.request("request", header):          # in the process that a client reaches
+    with tracing.request("request", header):          # in the process that serves the client
         actor.work.remote(tracing.traceparent())      # and in that actor:
     with tracing.span("work", traceparent):
 
-A span holds `Attribute`s and its times, and nothing else: no text, no exception's message. Times tell what a log of
-steps would: how many parts were drawn. So traces, as the measured losses, are for the operator.
+A span contains only `Attribute`s and times, without text and messages of exceptions. Times can reveal how many parts
+were drawn. So traces are for the operator only, like measured losses.
 """
 
 import os
@@ -36,7 +36,7 @@ Attribute = Literal[
     "privmix.tokens",
     "request_id",
 ]
-"""Everything that a span may say. Nothing of this depends on the private text or on the draw."""
+"""The names of all attributes. None depends on the private text or on the draw."""
 
 Attributes = Mapping[Attribute, str | int]
 
@@ -44,16 +44,17 @@ _HEADER = "traceparent"
 _propagator = TraceContextTextMapPropagator()
 
 
-def request(name: str, given: str | None = None) -> AbstractContextManager[Span]:
-    """The first span of a trace; or of this service's part in the trace that the client gave as `traceparent`."""
-    return _started(name, _context(given), SpanKind.SERVER)
+def request(name: str, client: str | None = None) -> AbstractContextManager[Span]:
+    """Starts the first span of a trace, or of this service's part of the trace in the client's `traceparent`."""
+    return _started(name, _context(client), SpanKind.SERVER)
 
 
 def span(name: str, within: str | None = None, links: Sequence[str] = ()) -> AbstractContextManager[Span]:
-    """A part of the trace that `within` names, or of the current one; nothing where there is no trace.
+    """Starts a span of a trace. Does nothing if there is no trace.
 
     Args:
-        links: the traceparents of other traces that this is a part of too.
+        within: the traceparent of the trace; None: the current trace.
+        links: the traceparents of other traces to which the span belongs too.
     """
     if within is None and not trace.get_current_span().is_recording():
         return nullcontext(INVALID_SPAN)
@@ -62,7 +63,7 @@ def span(name: str, within: str | None = None, links: Sequence[str] = ()) -> Abs
 
 
 def traceparent() -> str | None:
-    """The current span, as W3C's trace context writes it, for another process to continue; None where none is kept."""
+    """Returns the current span in the format of W3C's trace context, for another process; None if there is none."""
     if not trace.get_current_span().is_recording():
         return None
     carrier: dict[str, str] = {}
@@ -71,13 +72,13 @@ def traceparent() -> str | None:
 
 
 def say(current: Span, attributes: Attributes) -> None:
-    """Add what became known while the span lasted."""
+    """Adds attributes to a span."""
     for name, value in attributes.items():
         current.set_attribute(name, value)
 
 
 def prepare() -> None:
-    """Make this process's tracer, if there is to be one, before the first request needs it.
+    """Creates this process's tracer, if traces are enabled, before the first request needs it.
 
     Raises:
         ValueError: the environment names an exporter that is not installed.
@@ -107,33 +108,33 @@ def _recorded(
             raise
 
 
-def _context(given: str | None) -> Context:
-    return _propagator.extract({_HEADER: given} if given else {}, Context())
+def _context(parent: str | None) -> Context:
+    return _propagator.extract({_HEADER: parent} if parent else {}, Context())
 
 
-def _span_context(given: str) -> trace.SpanContext:
-    return trace.get_current_span(_context(given)).get_span_context()
+def _span_context(parent: str) -> trace.SpanContext:
+    return trace.get_current_span(_context(parent)).get_span_context()
 
 
 @cache
 def _tracer() -> Tracer | None:
-    named = os.environ.get("OTEL_TRACES_EXPORTER", "none")
-    if named == "none":
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "none")
+    if exporter == "none":
         return None
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "privmix")
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(_exporter(named)))
+    provider.add_span_processor(BatchSpanProcessor(_exporter(exporter)))
     return provider.get_tracer("privmix")
 
 
-def _exporter(named: str) -> "SpanExporter":
+def _exporter(kind: str) -> "SpanExporter":
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf").partition("/")[0]
-    name = f"otlp_proto_{protocol}" if named == "otlp" else named
-    found = entry_points(group="opentelemetry_traces_exporter", name=name)
-    if not found:
-        raise ValueError(f"OTEL_TRACES_EXPORTER: there is no exporter {name!r}; otlp, console and none are there")
-    exporter: SpanExporter = found[name].load()()
+    name = f"otlp_proto_{protocol}" if kind == "otlp" else kind
+    installed = entry_points(group="opentelemetry_traces_exporter", name=name)
+    if not installed:
+        raise ValueError(f"OTEL_TRACES_EXPORTER: there is no exporter {name!r}; use otlp, console or none")
+    exporter: SpanExporter = installed[name].load()()
     return exporter

@@ -71,7 +71,7 @@ def grouped(missing: Iterator[tuple[int, Planned]], size: int) -> Mapping[str, t
     for run, planned in missing:
         by_rows.setdefault((run, planned.files), []).append(planned)
     tasks: dict[str, tuple[int, list[Planned]]] = {}
-    for (run, _), several in by_rows.items():
-        for start in range(0, len(several), size):
-            tasks[f"run {run + 1}, {len(tasks) + 1}"] = run, several[start : start + size]
+    for (run, _), group in by_rows.items():
+        for start in range(0, len(group), size):
+            tasks[f"run {run + 1}, {len(tasks) + 1}"] = run, group[start : start + size]
     return tasks

@@ -91,5 +91,5 @@ def compare(
             for count in sorted({1, *parts})
         ]
         carry_out(plans, resources or Resources(), display())
-        several = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
-        return evaluate(Corpus(held_out_file), output, several, options, display())
+        loaded = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
+        return evaluate(Corpus(held_out_file), output, loaded, options, display())

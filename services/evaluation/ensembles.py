@@ -69,20 +69,20 @@ class Ensembles:
                 trained as its option requires.
         """
         if not directories:
-            raise InputError("ensemble: name at least one directory")
-        several = [Ensemble.load(directory) for directory in directories]
-        one = None if finetuned is None else _single("finetuned", finetuned)
+            raise InputError("ensemble: give at least one directory")
+        sizes = [Ensemble.load(directory) for directory in directories]
+        reference = None if finetuned is None else _single("finetuned", finetuned)
         private = [_single("dp-sgd", directory) for directory in dp_sgd]
-        base = public_model.resolve(several[0].manifest.base_model)
-        named = [("ensemble", each) for each in several]
-        named += [("finetuned", one)] if one is not None else []
-        named += [("dp-sgd", each) for each in private]
-        for option, each in named:
-            _check_base(option, each, several[0])
-            each.manifest.verify(each.directory, base)
-        main = max(several, key=lambda each: each.parts)
-        others = tuple(each for each in several if each is not main)
-        return cls(main, others, one, tuple(sorted(private, key=_promised)), base)
+        base = public_model.resolve(sizes[0].manifest.base_model)
+        by_option = [("ensemble", ensemble) for ensemble in sizes]
+        by_option += [("finetuned", reference)] if reference is not None else []
+        by_option += [("dp-sgd", ensemble) for ensemble in private]
+        for option, ensemble in by_option:
+            _check_base(option, ensemble, sizes[0])
+            ensemble.manifest.verify(ensemble.directory, base)
+        main = max(sizes, key=lambda ensemble: ensemble.parts)
+        others = tuple(ensemble for ensemble in sizes if ensemble is not main)
+        return cls(main, others, reference, tuple(sorted(private, key=_promised)), base)
 
     @property
     def all(self) -> tuple[Ensemble, ...]:
@@ -98,7 +98,7 @@ class Ensembles:
 def _single(option: str, directory: Path) -> Ensemble:
     ensemble = Ensemble.load(directory)
     if ensemble.parts != 1:
-        raise InputError(f"{option} {directory}: has {ensemble.parts} parts; name an ensemble of one part")
+        raise InputError(f"{option} {directory}: has {ensemble.parts} parts; give an ensemble of one part")
     return ensemble
 
 
@@ -117,11 +117,11 @@ def _promised(ensemble: Ensemble) -> float:
     return private_training(ensemble.manifest).epsilon
 
 
-def _check_base(option: str, one: Ensemble, other: Ensemble) -> None:
-    for field, what in (("base_revision", "public model"), ("tokenizer", "tokenizer")):
-        found, expected = getattr(one.manifest, field), getattr(other.manifest, field)
-        if found != expected:
+def _check_base(option: str, ensemble: Ensemble, first: Ensemble) -> None:
+    for field, label in (("base_revision", "public model"), ("tokenizer", "tokenizer")):
+        actual, expected = getattr(ensemble.manifest, field), getattr(first.manifest, field)
+        if actual != expected:
             raise InputError(
-                f"{option} {one.directory}: its {what} is not that of {other.directory} "
-                f"({found[:12]}, there {expected[:12]}); only what was trained from one can be compared"
+                f"{option} {ensemble.directory}: its {label} ({actual[:12]}) differs from that of {first.directory} "
+                f"({expected[:12]}); compare only ensembles with the same public model"
             )

@@ -10,10 +10,10 @@ results.
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from services.errors import InputError, WorkError
 from services.evaluation import methods
@@ -24,6 +24,7 @@ from services.evaluation.results import Evaluation, Result, SweepPoint, SweepRes
 from services.evaluation.scoring import Precision
 from services.evaluation.text import Text, held_out_text
 from services.evaluation.workbench import Workbench
+from services.options import Options
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.finetuned import FinetunedSettings
@@ -34,7 +35,7 @@ from services.training.corpus import Corpus, Document
 from services.training.manifest import Adapter
 
 
-class EvaluationOptions(BaseModel):
+class EvaluationOptions(Options):
     """Configures an evaluation.
 
     Attributes:
@@ -45,9 +46,7 @@ class EvaluationOptions(BaseModel):
         sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    epsilons: tuple[float, ...] = Field((2.0, 8.0), min_length=1)
+    epsilons: tuple[Annotated[float, Field(gt=0)], ...] = Field((2.0, 8.0), min_length=1)
     delta: float = Field(1e-5, gt=0, lt=1)
     tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((1024,), min_length=1)
     protocols: tuple[str, ...] | None = Field(None, min_length=1)
@@ -66,17 +65,6 @@ class EvaluationOptions(BaseModel):
         if unknown:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(PROTOCOLS)}")
         return protocols
-
-    @classmethod
-    def checked(cls, **values: Any) -> Self:
-        """Validates these options. Raises `InputError` that names the first invalid one."""
-        try:
-            options = cls.model_validate(values)
-            _ = options.budgets
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from error
-        return options
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
@@ -200,14 +188,14 @@ class _Comparison:
                 continue
             points = [point for point in sweep.points if self._options.include(point.settings)]
             yield sweep.quantity, [(point.value, *self._case(main, point.settings)) for point in points]
-        sizes = sorted((main, *self._ensembles.others), key=lambda each: each.parts)
-        if len(sizes) > 1 and "parts" in self._options.sweeps:
+        by_size = sorted((main, *self._ensembles.others), key=lambda ensemble: ensemble.parts)
+        if len(by_size) > 1 and "parts" in self._options.sweeps:
             yield (
                 "parts",
                 [
-                    (float(each.parts), *self._case(each, settings))
-                    for each in sizes
-                    for settings in methods.of_size(budget, each.parts)
+                    (float(ensemble.parts), *self._case(ensemble, settings))
+                    for ensemble in by_size
+                    for settings in methods.of_size(budget, ensemble.parts)
                     if self._options.include(settings)
                 ],
             )
@@ -223,8 +211,8 @@ class _Comparison:
         runs = self._sweep_runs
         references = tuple(self._result(label, case, runs) for label, case in self._references())
         for quantity, points in self._swept():
-            found = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
-            yield SweepResult(quantity, self._options.sweep_budget, found, references)
+            results = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
+            yield SweepResult(quantity, self._options.sweep_budget, results, references)
 
     def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
@@ -232,8 +220,8 @@ class _Comparison:
             return impossible(label, case.settings, self._of(case).parts, planned)
         public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
         assert isinstance(public, Planned)
-        own, theirs = (self._bench.outcomes.first(each, runs) for each in (planned, public))
-        return result(label, case.settings, planned.protocol, own, theirs)
+        outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
+        return result(label, case.settings, planned.protocol, outcomes, public_outcomes)
 
     def _plan(self, case: Case) -> None:
         if case in self._planned:
@@ -248,7 +236,7 @@ class _Comparison:
         self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters))
 
     def _of(self, case: Case) -> Ensemble:
-        return next(each for each in self._ensembles.all if each.directory == case.ensemble)
+        return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
 
 
 def _text(documents: Iterable[Document], ensembles: Ensembles, options: EvaluationOptions) -> Text:

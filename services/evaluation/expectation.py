@@ -4,8 +4,8 @@
 
 The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text: the gain of adapters that are
 trained on parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each clip radius.
-Another corpus teaches a model more or less, so an expectation is a range over what was measured, and says what it
-leaves out.
+Other corpora lead to other gains, so an expectation is a range over the measured corpora. `LEAVES_OUT` lists what it
+does not cover.
 """
 
 import json
@@ -19,6 +19,7 @@ import numpy as np
 
 from services.errors import InputError
 from services.evaluation.methods import Budget
+from services.privacy import accounting
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
@@ -26,22 +27,23 @@ from services.privacy.settings import Settings
 from services.training.corpus import Corpus
 
 TABLE = Path(__file__).with_name("gain.json")
-USERS_A_PART, USERS_A_PART_AT_LEAST = 25, 8
-"""Users that a part has on average, at least: the first where the size of the corpus, and so what a part learns, is not
-known. With 8 users, one part in 3,000 is empty (the keyed hash is Poisson); with 25, sizes vary by a fifth."""
+MIN_USERS_PER_PART = 8
+"""The minimum average number of users in a part. With 8, one part in 3,000 is empty (the keyed hash is Poisson)."""
+MIN_USERS_PER_PART_OF_UNKNOWN_SIZE = 25
+"""The same if the size of the corpus is unknown. With 25, the sizes of parts vary by a fifth."""
 SAMPLE = 4
-"""Parts that the exponential mechanism draws for a token: what `gain.json` measured."""
+"""The number of parts that the exponential mechanism draws for a token, as in the measurements of `gain.json`."""
 TOLERANCE = 0.01
-"""Gain by which a choice may fall short of the best, relatively, where it has fewer parts or asks fewer rows."""
+"""The relative gain by which a proposal may be worse than the best one, if it has fewer parts or fewer rows."""
 
-_SAMPLED = 1000
-"""Documents that are tokenized to estimate the tokens of a corpus."""
+_SAMPLED_DOCUMENTS = 1000
+"""The number of documents to tokenize in order to estimate the tokens of a corpus."""
 
 LEAVES_OUT = (
-    "text and model other than the measured ones: the range covers the measured corpora, not yours",
+    "other text and other models: the range covers the measured corpora, not yours",
     "the gain of averaging over more parts than were measured",
-    "parts with more text than was measured: they are counted as the largest that was",
-    "users whose texts are much longer than others': parts of unequal size",
+    "parts with more text than was measured: they count as the largest measured part",
+    "users whose texts are much longer than others', which make parts of unequal size",
 )
 
 
@@ -71,8 +73,8 @@ class Proposal:
     """Holds a protocol for a number of parts and its expected gain.
 
     Attributes:
-        kept: share of the ensemble's gain, in nats a token, that the protocol keeps.
-        gain: nats a token over the public model; None where the size of the corpus is not known.
+        kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
+        gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
     """
 
     settings: Settings
@@ -82,11 +84,11 @@ class Proposal:
 
     @property
     def worth(self) -> float:
-        """What choices are compared by."""
+        """The number by which proposals are compared."""
         return (self.gain or self.kept).mean
 
     def expectation(self) -> dict[str, Any]:
-        """Returns the JSON output: the ranges, their source, and what they leave out."""
+        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
         return {
             "share_kept": asdict(self.kept),
             "nats_a_token": None if self.gain is None else asdict(self.gain),
@@ -96,7 +98,7 @@ class Proposal:
 
 
 def measure(corpus: Corpus, tokenizer: Path) -> Population:
-    """Counts the users of a corpus and estimates its tokens from the first `_SAMPLED` documents.
+    """Counts the users of a corpus and estimates its tokens from the first `_SAMPLED_DOCUMENTS` documents.
 
     Raises:
         CorpusError: the corpus is invalid.
@@ -107,7 +109,7 @@ def measure(corpus: Corpus, tokenizer: Path) -> Population:
     for document in corpus:
         users.add(document.user)
         characters += len(document.text)
-        if len(sampled) < _SAMPLED:
+        if len(sampled) < _SAMPLED_DOCUMENTS:
             sampled.append(document.text)
     if not users:
         return Population(0)
@@ -186,16 +188,16 @@ def propose(population: Population, budget: Budget, protocol: str | None = None,
     if population.tokens is not None and population.tokens < 1:
         raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
     if protocol not in (None, "pmixed", "exponential"):
-        raise InputError(f"protocol: the gain of {protocol} was not measured; take pmixed or exponential, or --parts")
+        raise InputError(f"protocol: the gain of {protocol} was not measured; use pmixed or exponential, or --parts")
     if parts is not None and not 1 <= parts <= population.users:
         raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
     sizes = [parts] if parts is not None else list(candidates(population))
-    found = [_expect(protocol or "pmixed", size, population, budget) for size in sizes]
-    best = _cheapest([one for one in found if one is not None])
+    proposals = [_expect(protocol or "pmixed", size, population, budget) for size in sizes]
+    best = _cheapest([proposal for proposal in proposals if proposal is not None])
     if best is None:
         raise InputError(
-            f"tokens: epsilon {budget.epsilon:g} at delta {budget.delta:g} does not last for {budget.tokens:,} tokens "
-            f"with {sizes[-1]:,} parts; ask for fewer tokens, or bring more users"
+            f"tokens: epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} does not last for "
+            f"{budget.tokens:,} tokens with {sizes[-1]:,} parts; plan fewer tokens, or use a corpus with more users"
         )
     if protocol is not None:
         return best
@@ -209,7 +211,8 @@ def candidates(population: Population) -> Iterator[int]:
     The list is coarse on purpose: the number of parts is public, and one more user rarely changes it.
     """
     users = population.users
-    most = max(min(2, users), users // (USERS_A_PART if population.tokens is None else USERS_A_PART_AT_LEAST))
+    per_part = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE if population.tokens is None else MIN_USERS_PER_PART
+    most = max(min(2, users), users // per_part)
     if most < 2:
         yield 1
     size = 2
@@ -231,7 +234,7 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal | None:
 def _expect(protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
     """Returns the proposal for a number of parts; None if the budget does not last."""
     limits = budget.limits()
-    # The law of PMixed is a mean over all parts; q only says how often the public model answers alone.
+    # PMixed's token distribution is a mean over all parts; q only sets how often the public model answers alone.
     settings: Settings = (
         PMixedSettings(q=1.0, **limits)
         if protocol == "pmixed"
@@ -245,7 +248,8 @@ def _expect(protocol: str, parts: int, population: Population, budget: Budget) -
     kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
     if population.tokens is None:
         return Proposal(settings, planned, Range.of(kept), None)
-    # A text that differs more from what the public model expects gains more, of which a radius keeps less.
+    # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
+    # the share that a radius keeps.
     gains = measured.gain(population.tokens / parts)
-    gain = Range.of([share * one for share, one in zip(kept, gains, strict=True)])
+    gain = Range.of([share * nats for share, nats in zip(kept, gains, strict=True)])
     return Proposal(settings, planned, Range.of(kept), gain)

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import labels
 from services.evaluation.results import Result, SweepPoint, SweepResult, Table
+from services.privacy import accounting
 
 Theme = Literal["light", "dark"]
 
@@ -47,62 +48,62 @@ PALETTES: Mapping[Theme, Palette] = {
 _MARKERS = "osD^vPX*<>"
 _AXES = {
     "epsilon": "epsilon of the budget",
-    "tokens": "tokens that the budget lasts for",
+    "tokens": "number of tokens that the budget pays for",
     "parts": "parts of the ensemble",
     "q": "probability q with which a part is drawn",
     "order": "Rényi order",
     "radius": "radius c around the public model, in nats",
 }
 TITLES = {
-    "epsilon": "What a larger budget buys",
-    "tokens": "What more tokens cost",
-    "parts": "What more parts bring",
-    "q": "Asking all parts, or a few at random",
-    "order": "Which order to fix",
-    "radius": "How far a part may pull",
+    "epsilon": "Perplexity by epsilon",
+    "tokens": "Perplexity by the number of tokens",
+    "parts": "Perplexity by the number of parts",
+    "q": "Perplexity by the share of drawn parts",
+    "order": "Perplexity by Rényi order",
+    "radius": "Perplexity and cost by radius",
 }
 
 
 def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
     """Draws a PNG of every method's change in perplexity from the public model's on the same tokens, with intervals."""
     palette = PALETTES[theme]
-    labels = [each.label for each in tables[0].results if any(_changed(table, each.label) for table in tables)]
+    labels = [result.label for result in tables[0].results if any(_changed(table, result.label) for table in tables)]
     figure, axes = _canvas(palette, height=1.2 + 0.36 * len(labels))
     axes.axvline(0, color=palette.muted, linewidth=1)
     for index, table in enumerate(tables):
         offset = (index - (len(tables) - 1) / 2) * 0.26
-        drawn = [(y + offset, change) for y, label in enumerate(labels) if (change := _changed(table, label))]
+        points = [(y + offset, change) for y, label in enumerate(labels) if (change := _changed(table, label))]
         axes.errorbar(
-            [_percent(change.mean) for _, change in drawn],
-            [y for y, _ in drawn],
-            xerr=_errors([change for _, change in drawn]),
+            [_percent(change.mean) for _, change in points],
+            [y for y, _ in points],
+            xerr=_errors([change for _, change in points]),
             fmt=_MARKERS[index % len(_MARKERS)],
             color=palette.lines[index % len(palette.lines)],
             markersize=5,
             capsize=2.5,
             elinewidth=1.2,
-            label=f"epsilon {table.budget.epsilon:g}",
+            label=f"epsilon {accounting.stated(table.budget.epsilon)}",
         )
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set_xlabel("perplexity beside the public model's, in %, with 95 % interval")
+    axes.set_xlabel("change of the perplexity from the public model's, in %, with 95 % interval")
     axes.grid(axis="y", visible=False)
     _legend(axes, palette)
     return _png(figure)
 
 
-def sweep(found: SweepResult, theme: Theme = "light") -> bytes:
+def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
     """Draws a PNG of perplexity over the quantity: a line for each method, and dashed lines for references."""
     palette = PALETTES[theme]
-    with_cost = found.quantity == "radius"
+    with_cost = result.quantity == "radius"
     figure, axes = _canvas(palette, height=6.2 if with_cost else 4.2, rows=2 if with_cost else 1)
     upper: Axes = axes[0] if with_cost else axes
-    lines = _lines(found.points)
+    lines = _lines(result.points)
     for label, points in lines.items():
         _line(upper, palette, label, points)
-    values = sorted({point.value for point in found.points})
-    for reference in found.references:
-        if reference.perplexity and not (found.quantity == "parts" and reference.protocol == "ensemble"):
+    values = sorted({point.value for point in result.points})
+    for reference in result.references:
+        if reference.perplexity and not (result.quantity == "parts" and reference.protocol == "ensemble"):
             upper.axhline(reference.perplexity.mean, color=palette.muted, linestyle=(0, (4, 3)), linewidth=1)
             upper.annotate(
                 reference.label,
@@ -122,23 +123,23 @@ def sweep(found: SweepResult, theme: Theme = "light") -> bytes:
         lower = axes[1]
         for label, points in lines.items():
             _cost_line(lower, palette, label, points)
-        lower.set_ylabel(f"epsilon of {found.budget.tokens} tokens")
+        lower.set_ylabel(f"epsilon of {result.budget.tokens} tokens")
         lower.set_yscale("log")
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _logarithmic(upper, values)
     _logarithmic(lower, values)
-    lower.set_xlabel(_AXES[found.quantity])
+    lower.set_xlabel(_AXES[result.quantity])
     _legend(upper, palette)
     return _png(figure)
 
 
 def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
-    drawn = [point for point in points if _finite(point.result)]
-    if not drawn:
+    finite = [point for point in points if _finite(point.result)]
+    if not finite:
         return
     colour, marker = style(palette, label)
-    values = [point.value for point in drawn]
-    estimates = [point.result.perplexity for point in drawn if point.result.perplexity]
+    values = [point.value for point in finite]
+    estimates = [point.result.perplexity for point in finite if point.result.perplexity]
     axes.plot(
         values,
         [estimate.mean for estimate in estimates],
@@ -151,10 +152,10 @@ def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]
 
 
 def _cost_line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
-    drawn = [(point.value, point.result.reached.rdp) for point in points if point.result.reached.rdp is not None]
+    costs = [(point.value, point.result.reached.rdp) for point in points if point.result.reached.rdp is not None]
     colour, marker = style(palette, label)
-    if drawn:
-        axes.plot(*zip(*drawn, strict=True), marker=marker, markersize=4.5, linewidth=1.6, color=colour)
+    if costs:
+        axes.plot(*zip(*costs, strict=True), marker=marker, markersize=4.5, linewidth=1.6, color=colour)
 
 
 def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
@@ -173,14 +174,14 @@ def style(palette: Palette, label: str) -> tuple[str, str]:
 def _canvas(palette: Palette, height: float, rows: int = 1) -> tuple[Figure, Any]:
     figure = Figure(figsize=(7.6, height), layout="constrained", facecolor=palette.paper)
     axes = figure.subplots(rows, sharex=rows > 1)
-    for one in axes if rows > 1 else [axes]:
-        one.set_facecolor(palette.paper)
-        one.tick_params(colors=palette.muted, labelcolor=palette.ink, length=3)
-        one.xaxis.label.set_color(palette.ink)
-        one.yaxis.label.set_color(palette.ink)
-        one.grid(color=palette.rule, linewidth=0.7)
-        one.set_axisbelow(True)
-        for side, spine in one.spines.items():
+    for panel in axes if rows > 1 else [axes]:
+        panel.set_facecolor(palette.paper)
+        panel.tick_params(colors=palette.muted, labelcolor=palette.ink, length=3)
+        panel.xaxis.label.set_color(palette.ink)
+        panel.yaxis.label.set_color(palette.ink)
+        panel.grid(color=palette.rule, linewidth=0.7)
+        panel.set_axisbelow(True)
+        for side, spine in panel.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(palette.rule)
     return figure, axes
@@ -208,20 +209,20 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
 
 def _changed(table: Table, label: str) -> Estimate | None:
     """Returns a method's change from the public model; None for the public model itself."""
-    found = next(each for each in table.results if each.label == label)
-    return None if found.protocol == "public" else found.change
+    result = next(result for result in table.results if result.label == label)
+    return None if result.protocol == "public" else result.change
 
 
-def _finite(found: Result) -> bool:
-    return found.perplexity is not None and math.isfinite(found.perplexity.mean)
+def _finite(result: Result) -> bool:
+    return result.perplexity is not None and math.isfinite(result.perplexity.mean)
 
 
 def _errors(changes: Sequence[Estimate]) -> list[list[float]] | None:
-    if any(each.low is None or each.high is None for each in changes):
+    if any(change.low is None or change.high is None for change in changes):
         return None
     return [
-        [100 * (each.mean - (each.low or 0.0)) for each in changes],
-        [100 * ((each.high or 0.0) - each.mean) for each in changes],
+        [100 * (change.mean - (change.low or 0.0)) for change in changes],
+        [100 * ((change.high or 0.0) - change.mean) for change in changes],
     ]
 
 

@@ -87,15 +87,28 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
     """Yields the sweeps within one ensemble. The sweep over parts needs several ensembles (`of_size`)."""
-    epsilons = [budget.model_copy(update={"epsilon": epsilon}) for epsilon in EPSILONS]
-    yield Sweep("epsilon", tuple(Point(each.epsilon, one) for each in epsilons for one in private(each, parts, halves)))
-    lasting = [budget.model_copy(update={"tokens": tokens}) for tokens in TOKENS]
-    yield Sweep("tokens", tuple(Point(each.tokens, one) for each in lasting for one in planned(each, parts)))
+    yield Sweep(
+        "epsilon",
+        tuple(
+            Point(epsilon, settings)
+            for epsilon in EPSILONS
+            for settings in private(budget.model_copy(update={"epsilon": epsilon}), parts, halves)
+        ),
+    )
+    yield Sweep(
+        "tokens",
+        tuple(
+            Point(tokens, settings)
+            for tokens in TOKENS
+            for settings in planned(budget.model_copy(update={"tokens": tokens}), parts)
+        ),
+    )
     without_noise = list(planned(budget, parts))
     yield _varied("q", [q for q in SHARES if q * parts >= 1], without_noise, parts)
     yield _varied("order", ORDERS, private(budget, parts, halves), parts)
     # These have no budget; the figure shows their cost instead.
-    yield _varied("radius", RADII, (each.model_copy(update={"epsilon": None}) for each in without_noise), parts)
+    unlimited = (settings.model_copy(update={"epsilon": None}) for settings in without_noise)
+    yield _varied("radius", RADII, unlimited, parts)
 
 
 @cache
@@ -103,10 +116,10 @@ def labels() -> tuple[str, ...]:
     """Returns the labels of all lines that a figure may contain."""
     budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
     compared = [*private(budget, 16, halves=True), EnsembleSettings()]
-    return tuple(dict.fromkeys(each.label for each in compared))
+    return tuple(dict.fromkeys(settings.label for settings in compared))
 
 
 def _varied(quantity: Quantity, values: Iterable[float], compared: Iterable[Settings], parts: int) -> Sweep:
     compared = list(compared)
-    points = ((value, each.varied(quantity, value, parts)) for value in values for each in compared)
-    return Sweep(quantity, tuple(Point(value, each) for value, each in points if each is not None))
+    points = ((value, settings.varied(quantity, value, parts)) for value in values for settings in compared)
+    return Sweep(quantity, tuple(Point(value, settings) for value, settings in points if settings is not None))

@@ -54,7 +54,13 @@ def page(evaluation: Evaluation) -> str:
     """Renders the HTML report with embedded figures."""
     return render(
         _TEMPLATE,
-        filters={"number": _number, "percent": _percent, "epsilon": _epsilon, "interval": _interval},
+        filters={
+            "number": _number,
+            "percent": _percent,
+            "epsilon": _epsilon,
+            "stated": accounting.stated,
+            "interval": _interval,
+        },
         evaluation=evaluation,
         findings=list(_findings(evaluation)),
         overview=_pictures(lambda theme: figures.overview(evaluation.tables, theme)),
@@ -72,35 +78,36 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
     for table in evaluation.tables:
         public, whole = _of(table, "public"), _of(table, "ensemble")
         certified = [
-            each
-            for each in table.results
-            if each.status == "certified"
-            and each.adjacency == "user"
-            and each.protocol != "public"
-            and _is_finite(each.perplexity)
+            result
+            for result in table.results
+            if result.status == "certified"
+            and result.adjacency == "user"
+            and result.protocol != "public"
+            and _is_finite(result.perplexity)
         ]
         if not certified or public.perplexity is None or whole.perplexity is None:
             continue
-        best = min(certified, key=lambda each: each.perplexity.mean if each.perplexity else math.inf)
+        best = min(certified, key=lambda result: result.perplexity.mean if result.perplexity else math.inf)
         kept = _kept(table, best)
         yield (
-            f"At epsilon {table.budget.epsilon:g} (delta {table.budget.delta:g}, {table.budget.tokens:,} tokens) the "
-            f"best method certified for users is {best.label}: perplexity {_number(best.perplexity)} beside "
-            f"{_number(public.perplexity)} of the public model and {_number(whole.perplexity)} of the ensemble "
-            "without privacy" + (f". It keeps {_percent(kept)} of the ensemble's gain." if kept is not None else ".")
+            f"At epsilon {accounting.stated(table.budget.epsilon)} (delta {table.budget.delta:g}, "
+            f"{table.budget.tokens:,} tokens) the best method certified for users is {best.label}: perplexity "
+            f"{_number(best.perplexity)}, compared with {_number(public.perplexity)} of the public model and "
+            f"{_number(whole.perplexity)} of the ensemble without privacy"
+            + (f". It keeps {_percent(kept)} of the ensemble's gain." if kept is not None else ".")
         )
 
 
-def _kept(table: Table, found: Result) -> float | None:
+def _kept(table: Table, result: Result) -> float | None:
     """Returns the share of the ensemble's gain in log-perplexity over the public model that a method keeps."""
     whole = _of(table, "ensemble").change
-    if found.change is None or found.protocol == "public" or whole is None or math.log(whole.mean) >= 0:
+    if result.change is None or result.protocol == "public" or whole is None or math.log(whole.mean) >= 0:
         return None
-    return math.log(found.change.mean) / math.log(whole.mean)
+    return math.log(result.change.mean) / math.log(whole.mean)
 
 
 def _of(table: Table, protocol: str) -> Result:
-    return next(each for each in table.results if each.protocol == protocol)
+    return next(result for result in table.results if result.protocol == protocol)
 
 
 def _is_finite(estimate: Estimate | None) -> bool:
@@ -139,9 +146,9 @@ def _plain(value: Any) -> Any:
         case Budget():
             return value.model_dump()
         case dict():
-            return {key: _plain(each) for key, each in value.items()}
+            return {key: _plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_plain(item) for item in value]
         case float() if not math.isfinite(value):
             return "infinite"
         case _:
@@ -151,13 +158,13 @@ def _plain(value: Any) -> Any:
 def _csv(evaluation: Evaluation) -> str:
     """Returns CSV with a line for each method of each table and for each point of each sweep."""
     lines: list[tuple[str, float | str, Table | SweepResult, Result]] = [
-        *(("table", "", table, each) for table in evaluation.tables for each in table.results),
+        *(("table", "", table, result) for table in evaluation.tables for result in table.results),
         *((sweep.quantity, point.value, sweep, point.result) for sweep in evaluation.sweeps for point in sweep.points),
     ]
     file = io.StringIO()
     writer: csv.DictWriter[str] | None = None
-    for figure, value, of, found in lines:
-        row = {"figure": figure, "value": value, **of.budget.model_dump(), **_flat(found)}
+    for figure, value, source, result in lines:
+        row = {"figure": figure, "value": value, **source.budget.model_dump(), **_flat(result)}
         if writer is None:
             writer = csv.DictWriter(file, list(row), lineterminator="\n")
             writer.writeheader()
@@ -165,22 +172,22 @@ def _csv(evaluation: Evaluation) -> str:
     return file.getvalue()
 
 
-def _flat(found: Result) -> dict[str, Any]:
+def _flat(result: Result) -> dict[str, Any]:
     row = {
-        "method": found.label,
-        "protocol": found.protocol,
-        "parts": found.parts,
-        "guarantee": found.status,
-        "notion": found.notion,
-        "adjacency": found.adjacency,
+        "method": result.label,
+        "protocol": result.protocol,
+        "parts": result.parts,
+        "guarantee": result.status,
+        "notion": result.notion,
+        "adjacency": result.adjacency,
     }
     for name in ("perplexity", "possible_perplexity", "change", "hits"):
-        estimate: Estimate | None = getattr(found, name)
+        estimate: Estimate | None = getattr(result, name)
         row |= {
             name: estimate and estimate.mean,
             f"{name}_low": estimate and estimate.low,
             f"{name}_high": estimate and estimate.high,
         }
-    row |= {name: getattr(found, name) for name in ("possible", "answered", "asked")}
-    row |= {f"epsilon_{name}": value for name, value in asdict(found.reached).items()}
-    return row | {"parameters": json.dumps(_plain(found.parameters), sort_keys=True), "problem": found.problem}
+    row |= {name: getattr(result, name) for name in ("possible", "answered", "asked")}
+    row |= {f"epsilon_{name}": value for name, value in asdict(result.reached).items()}
+    return row | {"parameters": json.dumps(_plain(result.parameters), sort_keys=True), "problem": result.problem}

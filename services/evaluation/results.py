@@ -40,11 +40,11 @@ class Result:
             releases another one. Infinite if the method gives such a token probability 0.
         possible: the share of true tokens with a positive probability.
         possible_perplexity: the perplexity of those tokens.
-        change: the ratio of the perplexity to the public model's on the same tokens: 0.8 is a fifth less.
+        change: the ratio of the perplexity to the public model's on the same tokens.
         hits: the probability that the released token is the true one.
         answered: the share of tokens answered before the budget was used up.
         asked: the average number of part models queried for a token.
-        problem: why the settings are impossible; there are no numbers then.
+        problem: why the settings are impossible. Then there are no numbers.
     """
 
     label: str
@@ -70,10 +70,12 @@ def result(
     label: str, settings: Settings, protocol: Protocol, outcomes: Sequence[Outcome], public: Sequence[Outcome]
 ) -> Result:
     """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions."""
-    possible = sum(each.possible for each in outcomes) / sum(each.positions for each in outcomes)
-    losses = [each.loss for each in outcomes]
-    everywhere = all(own.possible >= least.possible for own, least in zip(outcomes, public, strict=True))
-    spent = max(each.charged for each in outcomes)
+    positions = sum(outcome.positions for outcome in outcomes)
+    possible = sum(outcome.possible for outcome in outcomes) / positions
+    losses = [outcome.loss for outcome in outcomes]
+    pairs = list(zip(outcomes, public, strict=True))
+    everywhere = all(outcome.possible >= reference.possible for outcome, reference in pairs)
+    spent = max(outcome.charged for outcome in outcomes)
     cost = reached(settings, protocol, spent, outcomes)
     return Result(
         label=label,
@@ -88,13 +90,13 @@ def result(
         possible=possible,
         possible_perplexity=Estimate.of_logarithms(losses) if possible > 0 else None,
         change=(
-            Estimate.of_logarithms([own.loss - other.loss for own, other in zip(outcomes, public, strict=True)])
+            Estimate.of_logarithms([outcome.loss - reference.loss for outcome, reference in pairs])
             if everywhere
             else None
         ),
-        hits=Estimate.of([each.hits for each in outcomes]),
-        answered=sum(each.answered for each in outcomes) / sum(each.positions for each in outcomes),
-        asked=sum(each.asked for each in outcomes) / len(outcomes),
+        hits=Estimate.of([outcome.hits for outcome in outcomes]),
+        answered=sum(outcome.answered for outcome in outcomes) / positions,
+        asked=sum(outcome.asked for outcome in outcomes) / len(outcomes),
         reached=cost,
     )
 
@@ -116,7 +118,7 @@ def impossible(label: str, settings: Settings, parts: int, problem: str) -> Resu
 
 def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[Outcome]) -> Reached:
     """Computes the cost of a number of tokens with every accountant that supports the protocol."""
-    epsilons = [each.epsilon for each in outcomes if each.epsilon is not None]
+    epsilons = [outcome.epsilon for outcome in outcomes if outcome.epsilon is not None]
     measured = max(epsilons) if protocol.event.measured and settings.enforced == "measured" and epsilons else None
     # The cost of published methods is known at only one order.
     orders = accounting.ORDERS if protocol.order is None or protocol.event.measured else [protocol.order]

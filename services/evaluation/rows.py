@@ -24,7 +24,7 @@ from torch import Tensor
 from services.evaluation.scoring import Head, Precision
 from services.training.options import Attention
 
-# Of a change in how hidden states are computed or kept: files of the earlier way are not found.
+# Increase it after a change of how hidden states are computed or stored, so that older files are not used.
 _FORMAT = 3
 HIDDEN_TYPE = np.float32
 

@@ -3,9 +3,9 @@
 `Engine.next_token` returns the distribution after one context. Held-out text is known in advance, so one forward pass
 over a block yields the distributions at all of its positions.
 
-A model's last hidden state is smaller than its distribution by the ratio of the vocabulary to the hidden size, 85 in
-SmolLM2-135M. Adapters leave the output layer (`Head`) as it is, so hidden states can be kept, and distributions made
-of them when they are needed.
+A model's last hidden state is smaller than its distribution by the ratio of the vocabulary to the hidden size, which is
+85 for SmolLM2-135M. Adapters do not change the output layer (`Head`). So hidden states are stored, and distributions
+are computed from them on demand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,10 @@ from services.training.adapter import gains_from_bfloat16
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
-# Of a batch; more is no faster on a CPU.
+# The maximum number of tokens in a batch. More are not faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
-# Of a block. On a CPU a few, whose memory is used again and again: new pages cost more than the arithmetic on them.
+# The maximum number of rows in a block. On a CPU, small blocks reuse their memory: new pages cost more than the
+# arithmetic on them.
 _ROWS_AT_ONCE = {"cpu": 32, "cuda": 4096}
 
 
@@ -37,8 +38,9 @@ class Head:
     Args:
         weight: [V, D].
         bias: [V], or None.
-        narrow: whether weight and hidden states are bfloat16 numbers. Their products, summed up in float32, lose
-            nothing; logits in bfloat16 would: one of 16 is known to 0.06, and so is its log-probability.
+        narrow: whether weight and hidden states are bfloat16 numbers. Then products in bfloat16 with sums in float32
+            are as precise. Logits in bfloat16 would not be: a logit of 16 has an error of 0.06, and so has its
+            log-probability.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, narrow: bool) -> None:
@@ -93,7 +95,7 @@ class Scorer:
                 f"model {model}: changes its logits after the output layer (by a soft cap or a scale), which the "
                 "evaluation does not reproduce; evaluate another model"
             )
-        base.set_output_embeddings(nn.Identity())  # what it calls logits are then hidden states
+        base.set_output_embeddings(nn.Identity())  # now the model's `logits` are its hidden states
 
     def hidden_states(
         self, blocks: Sequence[Block], adapters: Sequence[AdapterFiles] = ()
@@ -116,10 +118,10 @@ class Scorer:
                     [torch.tensor(blocks[index].tokens) for index in batch], batch_first=True
                 ).to(model.device)
                 cache = model.record(inputs)
-                for which, name in enumerate(names or [PUBLIC]):
+                for number, name in enumerate(names or [PUBLIC]):
                     hidden = model.logits(name, inputs, inputs.shape[1], cache)
                     for index, states in zip(batch, hidden, strict=True):
-                        yield which, index, states[torch.tensor(blocks[index].targets, device=states.device) - 1]
+                        yield number, index, states[torch.tensor(blocks[index].targets, device=states.device) - 1]
         finally:
             model.unload()
 
@@ -132,10 +134,10 @@ class Scorer:
             the index of an adapter (0 for the base model), of a block, and of a target in the block, and float32 [n, V]
             for this target and the targets after it, in any order.
         """
-        for which, index, hidden in self.hidden_states(blocks, adapters):
+        for number, index, hidden in self.hidden_states(blocks, adapters):
             first = 0
             for states in torch.split(hidden, _ROWS_AT_ONCE[self._model.device.type]):
-                yield which, index, first, self.head.log_probabilities(states)
+                yield number, index, first, self.head.log_probabilities(states)
                 first += len(states)
 
 

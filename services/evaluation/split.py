@@ -55,7 +55,7 @@ def split(
         raise InputError(f"held-out: must lie between 0 and 1, not {share:g}")
     if user_limit is not None and user_limit < 1:
         raise InputError(f"user-limit: must be at least 1, not {user_limit}")
-    _make_room(train, held_out_file, salt_file)
+    _create_parents(train, held_out_file, salt_file)
     salt = read_salt(salt_file)
     sides: dict[bool, list[dict[str, str]]] = {False: [], True: []}
     characters: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
@@ -67,10 +67,10 @@ def split(
         if kept.strip():
             characters[side][document.user] += len(kept)
             sides[side].append({"user": document.user, "text": kept})
-    for side, what in ((True, "held-out"), (False, "training")):
+    for side, label in ((True, "held-out"), (False, "training")):
         if not sides[side]:
             raise InputError(
-                f"held-out: {share:g} leaves no user on the {what} side of {corpus.path}; "
+                f"held-out: {share:g} leaves no user on the {label} side of {corpus.path}; "
                 f"choose another share, or remove {salt_file} to draw a new one"
             )
     for side, path in ((False, train), (True, held_out_file)):
@@ -78,7 +78,7 @@ def split(
     return Split(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))
 
 
-def _make_room(*paths: Path) -> None:
+def _create_parents(*paths: Path) -> None:
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

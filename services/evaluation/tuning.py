@@ -43,7 +43,7 @@ TOLERANCE = 0.01
 """The relative perplexity by which the recommended choice may be worse than the best, if it is cheaper."""
 
 # The perplexity if a true token has probability 0.
-_NEVER = Estimate(math.inf, None, None, ())
+_INFINITE = Estimate(math.inf, None, None, ())
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def tune(
             if not ensembles:
                 cluster.enter_context(connected())
                 sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
-            several = Ensembles.load(list(ensembles), None, ())
+            loaded = Ensembles.load(list(ensembles), None, ())
             with display() as shown:
-                search = _Search(several, list(sample), output, budget, runs, shown)
+                search = _Search(loaded, list(sample), output, budget, runs, shown)
                 return search.tuning(any_guarantee, cluster)
     except Timeout as error:
         raise WorkError(f"output {output}: another tuning is writing to it; wait or stop it") from error
@@ -169,11 +169,12 @@ def _by_rows(choice: Choice) -> tuple[float, float]:
     return choice.rows, choice.perplexity.mean
 
 
-def _beats(other: Choice, one: Choice) -> bool:
-    if other.status not in ("certified", one.status):
+def _beats(first: Choice, second: Choice) -> bool:
+    if first.status not in ("certified", second.status):
         return False
-    theirs, own = _by_rows(other), _by_rows(one)
-    return theirs[0] <= own[0] and theirs[1] <= own[1] and theirs != own
+    rows, perplexity = _by_rows(first)
+    other_rows, other_perplexity = _by_rows(second)
+    return rows <= other_rows and perplexity <= other_perplexity and _by_rows(first) != _by_rows(second)
 
 
 def _train(
@@ -216,7 +217,7 @@ class _Search:
         revision = ensembles.main.manifest.base_revision
         self._bench = Workbench(ensembles.base, revision, text, output, "auto", display)
         self._runs = range(len(text.runs))
-        self._ensembles = sorted(ensembles.all, key=lambda each: each.parts)
+        self._ensembles = sorted(ensembles.all, key=lambda ensemble: ensemble.parts)
         self._budget = budget
 
     def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
@@ -229,26 +230,27 @@ class _Search:
         ]
         self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in wanted), cluster)
         public = next(planned for planned in wanted if planned.protocol.rows == 0)
-        # The public model is the same beside every ensemble: once is enough.
+        # The public model's result is the same for all ensembles, so only the first is kept.
         kept = [planned for planned in wanted if planned is public or planned.protocol.rows != 0]
         choices = sorted((self._choice(planned, public) for planned in kept), key=_by_rows)
-        ahead = front(choices)
-        marked = tuple(replace(choice, on_front=index in ahead) for index, choice in enumerate(choices))
+        on_front = front(choices)
+        marked = tuple(replace(choice, on_front=index in on_front) for index, choice in enumerate(choices))
         return Tuning(self._budget, len(self._bench.text.runs[0]), len(self._runs), marked, recommend(marked))
 
     def _choice(self, planned: Planned, public: Planned) -> Choice:
-        outcomes, theirs = (self._bench.outcomes.first(each, len(self._runs)) for each in (planned, public))
+        runs = len(self._runs)
+        outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
         settings, protocol = planned.case.settings, planned.protocol
-        found = result(settings.label, settings, protocol, outcomes, theirs)
+        measured = result(settings.label, settings, protocol, outcomes, public_outcomes)
         return Choice(
             label=settings.label,
             parts=protocol.parts,
-            protocol=found.protocol,
-            parameters=found.parameters,
-            status=found.status,
+            protocol=measured.protocol,
+            parameters=measured.parameters,
+            status=measured.status,
             rows=1 + protocol.expected_rows,
-            perplexity=found.perplexity or _NEVER,
-            change=found.change or _NEVER,
+            perplexity=measured.perplexity or _INFINITE,
+            change=measured.change or _INFINITE,
         )
 
     def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned:

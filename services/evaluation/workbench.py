@@ -74,11 +74,11 @@ class Workbench:
             missing.remove(public)
             arguments = self._base, text, self._precision, self._head, public
             self._score(tasks.score_public, {"public model": arguments})
-        each = min(_MODELS_AT_ONCE, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
+        size = min(_MODELS_AT_ONCE, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
         jobs = {}
-        for some in (missing[first : first + each] for first in range(0, len(missing), max(1, each))):
-            adapters = [(wanted[path][1], path) for path in some]
-            name = " to ".join(dict.fromkeys((wanted[some[0]][0], wanted[some[-1]][0])))
+        for group in (missing[first : first + size] for first in range(0, len(missing), max(1, size))):
+            adapters = [(wanted[path][1], path) for path in group]
+            name = " to ".join(dict.fromkeys((wanted[group[0]][0], wanted[group[-1]][0])))
             jobs[name] = self._base, adapters, text, self._precision
         self._score(tasks.score, jobs)
 
@@ -97,20 +97,20 @@ class Workbench:
         if not jobs:
             return
         cluster.enter_context(connected())
-        protocols = {id(planned) for _, several in jobs.values() for planned in several}
+        protocols = {id(planned) for _, group in jobs.values() for planned in group}
         self._display.say(f"evaluating {len(protocols)} protocols over {len(self.text.runs)} runs")
         arguments = {
             name: (
-                [(each.case.settings, each.protocol) for each in several],
-                several[0].files,
+                [(planned.case.settings, planned.protocol) for planned in group],
+                group[0].files,
                 self.text.runs[run],
                 self.text.true_tokens[self.text.runs[run]],
             )
-            for name, (run, several) in jobs.items()
+            for name, (run, group) in jobs.items()
         }
         for name, outcomes in spread(tasks.trials, arguments, self._display):
-            run, several = jobs[name]
-            for planned, outcome in zip(several, outcomes, strict=True):
+            run, group = jobs[name]
+            for planned, outcome in zip(group, outcomes, strict=True):
                 self.outcomes.put(planned, run, outcome)
 
     def _path(self, ensemble: Ensemble | None = None, adapter: Adapter | None = None) -> Path:
@@ -128,12 +128,12 @@ class Workbench:
         return self._path().with_suffix(".safetensors")
 
     def _check_room(self, models: int) -> None:
-        wanted = models * self.text.positions * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
+        size = models * self.text.positions * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
         free = shutil.disk_usage(self._rows).free
-        if wanted + _SPARE > free:
+        if size + _SPARE > free:
             raise InputError(
-                f"output {self._rows.parent}: the hidden states of {models} models take {wanted / 2**30:.1f} GiB and "
-                f"{free / 2**30:.1f} are free; make room, or ask for fewer runs or tokens"
+                f"output {self._rows.parent}: the hidden states of {models} models need {size / 2**30:.1f} GiB, but "
+                f"only {free / 2**30:.1f} GiB are free; free disk space, or evaluate fewer runs or tokens"
             )
 
 

@@ -96,9 +96,9 @@ def _finished(path: Path) -> set[int]:
     if not path.exists():
         return set()
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    path.write_bytes(whole)
+    complete = content[: content.rfind(b"\n") + 1]
+    path.write_bytes(complete)
     try:
-        return {json.loads(line)["id"] for line in whole.splitlines()}
+        return {json.loads(line)["id"] for line in complete.splitlines()}
     except (ValueError, KeyError) as error:
         raise InputError(f"{path}: is damaged; remove it") from error

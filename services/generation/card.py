@@ -13,13 +13,13 @@ from services.generation.job import OUTPUT, Job
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 
 NOTES = (
-    "The guarantee is the service's, for all tokens it ever releases: these texts, and everything else that was or "
-    "will be asked of it. What is done with the texts afterwards costs nothing more.",
-    "The prompts are not protected: they are the client's own.",
+    "The guarantee is the service's. It covers all tokens that the service ever releases: these texts and all other "
+    "answers. Any later use of the texts has no further privacy cost.",
+    "The prompts are not protected: they are the client's text.",
     "Differential privacy hides whether a user's text was in the corpus. It does not make the texts true, harmless or "
     "free of bias, and it does not hide what many users have in common.",
-    "A process that is killed may lose tokens that the service had released and charged: at most the rest of each "
-    "answer in flight. They are not counted in tokens_delivered.",
+    "A killed process can lose tokens that the service released and charged: at most the tokens in transit in each "
+    "stream. tokens_delivered does not count them.",
 )
 
 
@@ -88,16 +88,16 @@ def _markdown(card: Mapping[str, Any]) -> str:
     budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
     public = texts["answered_by_the_public_model"]
     rows = {
-        "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} that were asked for, in `{card['file']}`",
+        "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
         "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
         "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
-        "Promise": f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}",
+        "Guarantee": f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}",
         "Tokens delivered": f"{budget['tokens_delivered']:,}",
-        "Tokens charged meanwhile, others' included": f"{budget['tokens_charged_by_service']:,}",
+        "Tokens charged during the job, including other clients'": f"{budget['tokens_charged_by_service']:,}",
         "Estimate of epsilon spent": f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after",
         "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
         "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
-        "Made": f"{card['date']} with {card['made_with']}",
+        "Generated": f"{card['date']} with {card['made_with']}",
     }
     if public:
         rows["Answered by the public model alone"] = ", ".join(f"{count} {kind}" for kind, count in public.items())
@@ -107,7 +107,7 @@ def _markdown(card: Mapping[str, Any]) -> str:
     for name, counts in card["fields"].items():
         values = ", ".join(f"{value} ({count:,})" for value, count in counts.items())
         lines += ["", f"`{_cell(name)}`: {_cell(values)}"]
-    lines += ["", "## What this means", "", *(f"- {note}" for note in card["notes"])]
+    lines += ["", "## Notes", "", *(f"- {note}" for note in card["notes"])]
     return "\n".join(lines) + "\n"
 
 

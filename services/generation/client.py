@@ -94,7 +94,9 @@ class Service:
         try:
             models = {model["id"]: model for model in (await self._get("/v1/models"))["data"]}
             if self._wanted is not None and self._wanted not in models:
-                raise InputError(f"model: {self._wanted!r} is not served at {self._url}; there is {', '.join(models)}")
+                raise InputError(
+                    f"model: {self._wanted!r} is not served at {self._url}; choose one of {', '.join(models)}"
+                )
             self.model = self._wanted or next(iter(models))
             self.context_length = models[self.model].get("max_model_len")
         except BaseException:
@@ -117,8 +119,9 @@ class Service:
         return statement
 
     async def prompt_tokens(self, prompt: str) -> int:
-        answer = await self._refused(await self._request("POST", "/tokenize", {"model": self.model, "prompt": prompt}))
-        return int(answer["count"])
+        """Returns the number of tokens of a prompt."""
+        response = await self._request("POST", "/tokenize", {"model": self.model, "prompt": prompt})
+        return int((await self._content(response))["count"])
 
     async def stream(self, prompt: str, sampling: Sampling) -> AsyncIterator[Piece]:
         """Streams one text. Repeats a request that failed before its first token, because nothing was charged for it.
@@ -129,15 +132,15 @@ class Service:
             GenerationError: the service failed or refused the request.
         """
         for attempt in range(_ATTEMPTS):
-            begun = False
+            started = False
             try:
                 async for piece in self._stream(prompt, sampling):
-                    begun = True
+                    started = True
                     yield piece
                 return
             except (_TransientError, httpx.TransportError) as error:
                 message = f"the service failed: {str(error) or type(error).__name__}; run again to continue"
-                if begun:
+                if started:
                     raise StreamBrokenError(message) from error
                 if attempt + 1 == _ATTEMPTS:
                     raise GenerationError(message) from error
@@ -175,7 +178,7 @@ class Service:
                 raise _TransientError("the stream broke off")
 
     async def _get(self, path: str) -> Any:
-        return await self._refused(await self._request("GET", path))
+        return await self._content(await self._request("GET", path))
 
     async def _request(self, method: str, path: str, body: object = None) -> httpx.Response:
         try:
@@ -183,7 +186,8 @@ class Service:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise InputError(f"url: no service answers at {self._url}: {error or type(error).__name__}") from error
 
-    async def _refused(self, response: httpx.Response) -> Any:
+    async def _content(self, response: httpx.Response) -> Any:
+        """Returns the JSON content of a response. Raises `InputError` if the service refused the request."""
         if response.status_code != 200:
             raise InputError(f"url: {self._url} answers {response.status_code}: {_message(response)}")
         try:

@@ -1,9 +1,9 @@
 """Generates a batch of private texts and survives a kill: it has one directory, one journal and one writer.
 
 The append-only journal is authoritative. It has a record before each request, and one for each delivered piece; the
-last piece says how the text ended. `synthetic.jsonl` derives from it. A complete text is never requested again; an
-incomplete text continues after its delivered part. So a kill costs at most the tokens that the service had released but
-this process had not read: for each stream, those in transit until the service notices.
+last piece has the reason why the text ended. `synthetic.jsonl` derives from it. A complete text is never requested
+again; an incomplete text continues after its delivered part. So a kill costs at most the tokens that the service had
+released but this process had not read: for each stream, those in transit until the service notices.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class Job:
         return [text for text in self.texts if text.finish_reason is None]
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The maximum number of tokens that the open texts can need."""
         return sum(self.request.sampling.max_tokens - text.tokens for text in self.open)
 
@@ -143,16 +143,16 @@ class Job:
                 f"{service.model!r}; choose another --output"
             )
         waiting = iter(self.open)
-        delivered = _Delivered(self, before["tokens_left"], progress)
+        run = _RunProgress(self, before["tokens_left"], progress)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(self.open))):
-                    group.create_task(self._work(waiting, service, delivered))
+                    group.create_task(self._work(waiting, service, run))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         after = await service.privacy()
         self._describe(privacy_after=after, finished=_now())
-        if delivered.ended and not partial:
+        if run.budget_ended and not partial:
             raise BudgetEndedError(
                 f"the budget is used up; {self.directory} keeps {self.done} of "
                 f"{len(self.texts)} texts. --partial accepts that"
@@ -160,42 +160,41 @@ class Job:
         return after
 
     async def _check(self, service: Service, statement: Statement, partial: bool) -> None:
-        left, wanted = statement["tokens_left"], self.most_tokens
-        if self.open and left is not None and left < (1 if partial else wanted):
+        left, needed = statement["tokens_left"], self.max_tokens
+        if self.open and left is not None and left < (1 if partial else needed):
             raise InputError(
-                f"budget: {len(self.open)} texts can take {wanted:,} tokens, and {left:,} are left; ask for fewer "
-                "texts or a lower --max-tokens"
-                + ("" if left == 0 else ", or take --partial for as many as there is budget")
+                f"budget: {len(self.open)} texts can take {needed:,} tokens, and {left:,} are left; request fewer "
+                "texts or a lower --max-tokens" + ("" if left == 0 else ", or use --partial to generate fewer texts")
             )
-        room = service.context_length
-        if room is None:
+        context = service.context_length
+        if context is None:
             return
         for prompt in {text.item.prompt for text in self.open}:
             length = await service.prompt_tokens(prompt)
-            if length + self.request.sampling.max_tokens > room:
+            if length + self.request.sampling.max_tokens > context:
                 number = next(text.item.index for text in self.open if text.item.prompt == prompt)
                 raise InputError(
                     f"prompts: item {number} has {length} tokens, which with --max-tokens "
-                    f"{self.request.sampling.max_tokens} exceed the model's context of {room}"
+                    f"{self.request.sampling.max_tokens} exceed the model's context of {context}"
                 )
 
-    async def _work(self, waiting: Iterator[Text], service: Service, delivered: "_Delivered") -> None:
+    async def _work(self, waiting: Iterator[Text], service: Service, run: "_RunProgress") -> None:
         for text in waiting:
-            if delivered.ended:
+            if run.budget_ended:
                 return
             try:
-                await self._make(text.item.index, service, delivered)
+                await self._generate(text.item.index, service, run)
             except BudgetEndedError:
-                delivered.ended = True
+                run.budget_ended = True
 
-    async def _make(self, index: int, service: Service, delivered: "_Delivered") -> None:
+    async def _generate(self, index: int, service: Service, run: "_RunProgress") -> None:
         """Generates the rest of a text. Continues after a broken stream, as after a kill."""
         for attempt in range(_ATTEMPTS):
             text = self.texts[index]
             if text.tokens >= self.request.sampling.max_tokens:
                 break  # the last token was delivered, but not its finish_reason
             try:
-                await self._ask(text, service, delivered)
+                await self._request_rest(text, service, run)
                 break
             except StreamBrokenError:
                 if attempt + 1 == _ATTEMPTS:
@@ -203,15 +202,15 @@ class Job:
         if self.texts[index].finish_reason is None:
             self._note({"item": index, "finish_reason": "length"}, durable=True)
         self._append(self.texts[index])
-        delivered.changed()
+        run.report()
 
-    async def _ask(self, text: Text, service: Service, delivered: "_Delivered") -> None:
+    async def _request_rest(self, text: Text, service: Service, run: "_RunProgress") -> None:
         index, before = text.item.index, text.tokens
-        left = replace(self.request.sampling, max_tokens=self.request.sampling.max_tokens - before)
+        sampling = replace(self.request.sampling, max_tokens=self.request.sampling.max_tokens - before)
         self._note({"item": index, "asked": _now()}, durable=True)
-        async for piece in service.stream(text.item.prompt + text.text, left):
+        async for piece in service.stream(text.item.prompt + text.text, sampling):
             self._note({"item": index, **_record(piece, before)}, durable=piece.finish_reason is not None)
-            delivered.changed()
+            run.report()
             if piece.ended_by is not None:
                 raise BudgetEndedError(f"an answer was ended by: {piece.ended_by}")
             if piece.finish_reason is not None:
@@ -243,7 +242,7 @@ class Job:
             tokens=record.get("tokens", text.tokens),
             asked=text.asked + ("asked" in record),
             finish_reason=record.get("finish_reason", text.finish_reason),
-            answered_by=_both(text, record) if "text" in record else text.answered_by,
+            answered_by=_answered_by(text, record) if "text" in record else text.answered_by,
         )
         self.tokens += self.texts[index].tokens - text.tokens
         self.done += (self.texts[index].finish_reason is not None) - (text.finish_reason is not None)
@@ -264,7 +263,7 @@ class Job:
         write_lines(self.directory / OUTPUT, [text.record() for text in self.texts if text.finish_reason is not None])
 
 
-class _Delivered:
+class _RunProgress:
     """Shares the progress of one run among its workers."""
 
     def __init__(self, job: Job, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
@@ -272,10 +271,10 @@ class _Delivered:
         self._left = tokens_left
         self._before = job.tokens
         self._progress = progress
-        self.ended = False
-        self.changed()
+        self.budget_ended = False
+        self.report()
 
-    def changed(self) -> None:
+    def report(self) -> None:
         """Reports the progress."""
         job = self._job
         rest = None if self._left is None else max(0, self._left - (job.tokens - self._before))
@@ -315,7 +314,7 @@ def load_output(directory: Path) -> list[dict[str, Any]]:
     try:
         lines = (directory / OUTPUT).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InputError(f"{directory}: has no {OUTPUT}; `privmix generate --output {directory}` makes it") from error
+        raise InputError(f"{directory}: has no {OUTPUT}; run `privmix generate --output {directory}`") from error
     return [json.loads(line) for line in lines]
 
 
@@ -328,7 +327,7 @@ def load_job(directory: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = json.loads((directory / JOB).read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: is no job of `privmix generate`") from error
+        raise InputError(f"{directory}: is not a job of `privmix generate`") from error
     return described
 
 
@@ -337,12 +336,14 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
         described = load_job(directory)
         if described.get("request") != request.digest:
             raise InputError(
-                f"output {directory}: has a job with another template, prompts or sampling; take another directory, or "
-                "repeat the options of that job to continue it"
+                f"output {directory}: has a job with another template, prompts or sampling; choose another directory, "
+                "or repeat the options of that job to continue it"
             )
         return described
     if any(path.name != _LOCK for path in directory.iterdir()):
-        raise InputError(f"output {directory}: is not empty and no job of `privmix generate`; take another directory")
+        raise InputError(
+            f"output {directory}: is not empty and not a job of `privmix generate`; choose another directory"
+        )
     described = {
         "format": _FORMAT,
         "request": request.digest,
@@ -360,15 +361,15 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
 def _read_journal(path: Path) -> list[dict[str, Any]]:
     """Returns the records, after removing an incomplete last line of a killed process."""
     content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
         with path.open("rb+") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete))
     try:
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in complete.splitlines()]
     except ValueError as error:
         raise GenerationError(
-            f"{path}: is damaged: {error}; its texts may be paid for, so it is not begun anew"
+            f"{path}: is damaged ({error}); its texts are charged, so the job does not start again by itself"
         ) from error
 
 
@@ -382,11 +383,11 @@ def _record(piece: Piece, before: int) -> dict[str, Any]:
     return record
 
 
-def _both(text: Text, record: Mapping[str, Any]) -> str | None:
+def _answered_by(text: Text, record: Mapping[str, Any]) -> str | None:
     """Returns which model answered the text including a new piece: "mixed" if the pieces differ."""
-    now = record.get("answered_by")
-    if not text.text or now == text.answered_by:
-        return now
+    model = record.get("answered_by")
+    if not text.text or model == text.answered_by:
+        return model
     return "mixed"
 
 

@@ -147,8 +147,8 @@ def mauve(ours: Reals, real: Reals) -> float:
     from sklearn.preprocessing import normalize
 
     count = min(len(ours), len(real))
-    chance = np.random.default_rng(_SEED)
-    both = np.concatenate([each[chance.permutation(len(each))[:count]] for each in (ours, real)])
+    rng = np.random.default_rng(_SEED)
+    both = np.concatenate([features[rng.permutation(len(features))[:count]] for features in (ours, real)])
     reduced = PCA(n_components=_VARIANCE, whiten=False, random_state=_SEED).fit_transform(normalize(both))
     buckets = max(2, round(count / _BUCKET))
     labels = KMeans(buckets, n_init=5, random_state=_SEED).fit_predict(reduced)
@@ -160,8 +160,8 @@ def divergence_area(p: Reals, q: Reals) -> float:
     """Returns the area under the curve (exp(-c KL(q|r)), exp(-c KL(p|r))) of two histograms over mixtures r."""
     weights = np.linspace(1e-6, 1 - 1e-6, _POINTS)
     mixtures = [weight * p + (1 - weight) * q for weight in weights]
-    x = [0.0, *(math.exp(-_SCALING * _kl(q, each)) for each in reversed(mixtures)), 1.0]
-    y = [1.0, *(math.exp(-_SCALING * _kl(p, each)) for each in reversed(mixtures)), 0.0]
+    x = [0.0, *(math.exp(-_SCALING * _kl(q, mixture)) for mixture in reversed(mixtures)), 1.0]
+    y = [1.0, *(math.exp(-_SCALING * _kl(p, mixture)) for mixture in reversed(mixtures)), 0.0]
     # Averages both directions, which differ only by the numerical integration.
     return float((_area(x, y) + _area(y[::-1], x[::-1])) / 2)
 
@@ -171,8 +171,8 @@ def _area(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _kl(p: Reals, q: Reals) -> float:
-    there = p > 0
-    return float(np.sum(p[there] * np.log(p[there] / q[there])))
+    support = p > 0
+    return float(np.sum(p[support] * np.log(p[support] / q[support])))
 
 
 def utility(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> Utility | None:

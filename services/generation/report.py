@@ -1,7 +1,7 @@
 """Reports the quality of a job's texts as JSON and as one self-contained HTML page.
 
 The baseline is the public model's continuations of the same prompts. With the real text, the report has further rows
-and columns, which are private: that page has another name and says so.
+and columns, which are private. That page has another name and a warning.
 """
 
 import json
@@ -31,7 +31,7 @@ RECORD_FILE, OPERATOR_RECORD_FILE = "report.json", "report-operator.json"
 SYNTHETIC, BASELINE, REAL = "private synthetic", "public model", "real text"
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-LEAST_FOR_MAUVE = 100
+MIN_FOR_MAUVE = 100
 """The minimum number of texts of a set for MAUVE: it yields ten buckets. The authors use thousands of texts."""
 _TEST_SHARE = 0.3
 _SALT = bytes(32)  # the split of the real text needs no secret, because it is not published
@@ -63,7 +63,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Row:
-    """Holds the measurements of one set of texts. `private` marks numbers that depend on private text, unprotected."""
+    """Holds the measurements of one set of texts. Fields with a default depend on private text, without protection."""
 
     name: str
     texts: int
@@ -134,7 +134,7 @@ def make_report(
 
 def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
     """Renders the HTML page with embedded figures."""
-    shown = {name: each for name, each in texts.items() if name != REAL}
+    shown = {name: contents for name, contents in texts.items() if name != REAL}
     return html_report.render(
         _TEMPLATE,
         report=report,
@@ -144,9 +144,9 @@ def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
             "distinct": {theme: html_report.picture(_distinct_figure(report.rows, theme)) for theme in PALETTES},
         },
         # The page never shows real text, not even to the operator, because someone may pass it on by mistake.
-        samples={name: [text for text in each if text.strip()][:5] for name, each in shown.items()},
+        samples={name: [text for text in contents if text.strip()][:5] for name, contents in shown.items()},
         copied_words=quality.COPIED_WORDS,
-        least_for_mauve=LEAST_FOR_MAUVE,
+        min_for_mauve=MIN_FOR_MAUVE,
     )
 
 
@@ -163,7 +163,7 @@ def _rows(
     rows = []
     for name, pairs in sets.items():
         own, score = texts[name], None
-        if references is not None and min(len(own), len(references)) >= LEAST_FOR_MAUVE:
+        if references is not None and min(len(own), len(references)) >= MIN_FOR_MAUVE:
             score = quality.mauve(reader.features(own), references)
         rows.append(
             Row(
@@ -175,7 +175,7 @@ def _rows(
                 None if adapter is None else reader.perplexity(own, adapter),
                 score,
                 quality.utility(_labelled(pairs), _labelled(real.test)) if real and label_field else None,
-                # The real row compares one half with the other: how near texts of different users are.
+                # The row of real text compares the texts of different users.
                 quality.overlap(own, _texts(real.test if name == REAL else (*real.train, *real.test)))
                 if real
                 else None,
@@ -191,20 +191,20 @@ def _pairs(records: Sequence[Mapping[str, Any]], label_field: str | None) -> tup
 
 
 def _labels(path: Path, label_field: str | None) -> Sequence[str]:
-    """Yields the label of every line of a JSON Lines file, in order."""
+    """Returns the labels of all lines of a JSON Lines file, in order."""
     if label_field is None:
         return []
     if path.is_dir():
         raise InputError(
             f"real {path}: labels are read from JSON Lines; export the dataset, or leave out --label-field"
         )
-    found = []
+    labels = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         row = json.loads(line) if line.strip() else {}
         if label_field not in row:
             raise InputError(f"real {path}: line {number}: has no field {label_field!r}")
-        found.append(str(row[label_field]))
-    return found
+        labels.append(str(row[label_field]))
+    return labels
 
 
 def _labelled(pairs: Sequence[tuple[str, str | None]]) -> list[tuple[str, str]]:
@@ -221,7 +221,8 @@ def _adapter(finetuned: Path | None) -> AdapterFiles | None:
     manifest = Manifest.load(finetuned)
     if len(manifest.parts) != 1:
         raise InputError(
-            f"finetuned {finetuned}: has {len(manifest.parts)} parts; take one of `privmix train --parts 1`"
+            f"finetuned {finetuned}: has {len(manifest.parts)} parts; give an ensemble of one part "
+            "(`privmix train --parts 1`)"
         )
     return AdapterFiles(manifest.adapter_path(finetuned, manifest.parts[0]), manifest.attention)
 
@@ -236,14 +237,14 @@ def _card(directory: Path) -> dict[str, Any]:
 
 def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:
     palette = PALETTES[theme]
-    counts = {name: [len(text.split()) for text in each] for name, each in texts.items()}
-    most = max(1.0, float(np.quantile([one for each in counts.values() for one in each], 0.99)))
+    counts = {name: [len(text.split()) for text in contents] for name, contents in texts.items()}
+    longest = max(1.0, float(np.quantile([count for values in counts.values() for count in values], 0.99)))
     figure = Figure(figsize=(7, 3.3), layout="constrained", facecolor=palette.paper)
     axes = figure.subplots()
-    bins = np.linspace(0, most, 25).tolist()
-    for colour, (name, each) in zip(palette.lines, counts.items(), strict=False):
-        weights = np.full(len(each), 1 / len(each))
-        axes.hist(each, bins, weights=weights, histtype="step", linewidth=1.8, color=colour, label=name)
+    bins = np.linspace(0, longest, 25).tolist()
+    for colour, (name, values) in zip(palette.lines, counts.items(), strict=False):
+        weights = np.full(len(values), 1 / len(values))
+        axes.hist(values, bins, weights=weights, histtype="step", linewidth=1.8, color=colour, label=name)
     axes.set_xlabel("words of a text")
     axes.set_ylabel("share of texts")
     _style(axes, palette)
@@ -259,7 +260,7 @@ def _distinct_figure(rows: Sequence[Row], theme: Theme) -> Figure:
         places = [n + (index - (len(rows) - 1) / 2) * width for n in quality.NGRAMS]
         axes.bar(places, [row.variety.distinct[n] for n in quality.NGRAMS], width, color=colour, label=row.name)
     axes.set_xticks(quality.NGRAMS, [f"distinct-{n}" for n in quality.NGRAMS])
-    axes.set_ylabel("share of n-grams that differ")
+    axes.set_ylabel("share of distinct n-grams")
     axes.set_ylim(0, 1)
     _style(axes, palette)
     return figure

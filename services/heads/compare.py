@@ -266,7 +266,7 @@ class _Cache:
         self._directory.mkdir(parents=True, exist_ok=True)
         mark, own = self._directory / "data", fingerprint(table).encode()
         if mark.exists() and mark.read_bytes() != own:
-            raise InputError(f"output {output}: holds results of another table; name another directory")
+            raise InputError(f"output {output}: contains results of another table; choose another directory")
         write_atomically(mark, own)
 
     def results(self, trials: Sequence[Trial], parts: Split, run: Run) -> dict[str, dict[str, Any]]:
@@ -290,10 +290,9 @@ def in_process(display: Display) -> Run:
     """Returns a function that runs trials one after another in this process."""
 
     def run(jobs: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        done = dict.fromkeys(jobs, 0.0)
-        for key, (trial, parts) in jobs.items():
+        for number, (key, (trial, parts)) in enumerate(jobs.items(), start=1):
             yield key, run_trial(trial, parts)
-            done[key] = 1.0
+            display.show({"trainings": number / len(jobs)})
 
     return run
 
@@ -309,8 +308,8 @@ def on_cluster(display: Display) -> Run:
     def run(jobs: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, dict[str, Any]]]:
         batches: dict[str, tuple[Any, ...]] = {}
         keys = list(jobs)
-        for first in range(0, len(keys), _TRIALS_A_TASK):
-            chosen = keys[first : first + _TRIALS_A_TASK]
+        for first in range(0, len(keys), _TRIALS_PER_TASK):
+            chosen = keys[first : first + _TRIALS_PER_TASK]
             parts = jobs[chosen[0]][1]
             if id(parts) not in stored:
                 stored[id(parts)] = ray.put(parts)
@@ -322,7 +321,7 @@ def on_cluster(display: Display) -> Run:
 
 
 # Several trials share a task, because a task takes as long to start as a short training.
-_TRIALS_A_TASK = 4
+_TRIALS_PER_TASK = 4
 
 
 def _run_batch(trials: Sequence[tuple[str, Trial]], parts: Split) -> list[tuple[str, dict[str, Any]]]:

@@ -106,24 +106,22 @@ def train(
         WorkError: the ledger's budget does not suffice. Nothing was written.
     """
     if (output / MANIFEST).exists():
-        raise InputError(f"output {output}: holds a head, whose cost is spent; name another directory")
+        raise InputError(f"output {output}: already contains a head; choose another directory")
     if ledger is not None:
         methods.demand_certified(name)
     method = METHODS[name]
     event: Event | None = None
     make = methods.build(table)
     if name == "expm-certified":
-        settings = certified.CertifiedSettings.model_validate(method.advance.model_dump())
         model = methods.parametrised(table)
-        event = selection = certified.event(table, epsilon, settings, neighbours)
+        event = selection = certified.event(table, epsilon, methods.CERTIFIED, neighbours)
         _charge(ledger, selection, table, budget or epsilon)
-        theta = certified.release(model, table, selection, settings, public=public, seed=0)
+        theta = certified.release(model, table, selection, methods.CERTIFIED, public=public, seed=0)
     elif name == "dp-sgd":
-        private = sgd.DpSgdSettings.model_validate(method.advance.model_dump())
-        noise = sgd.noise_for(epsilon, methods.DELTA, len(table.x), private.batch, private.epochs)
+        noise = sgd.noise_for(epsilon, methods.DELTA, len(table.x), methods.DP_SGD.batch, methods.DP_SGD.epochs)
         event = training = DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
         _charge(ledger, training, table, budget or _RENYI_SHARE * epsilon)
-        theta = methods.train_with_noise(make, table, noise, private)
+        theta = methods.train_with_noise(make, table, noise, methods.DP_SGD)
     else:
         theta = method.train(make, table, epsilon, method.advance, int.from_bytes(uuid.uuid4().bytes[:4]))[0]
     return _write(output, table, name, epsilon if method.private else None, event, theta)

@@ -13,6 +13,7 @@ from services.files import write_atomically
 from services.heads.compare import Cell, Comparison
 from services.heads.methods import METHODS, MethodName
 from services.html_report import picture, render
+from services.privacy.accounting import stated
 
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 
@@ -72,7 +73,7 @@ def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light")
     reference = comparison.find("non-private", chosen=stage)
     if reference is not None:
         axes.axhline(reference.auc, color=palette.muted, linestyle=(0, (4, 3)), linewidth=1, label="not private")
-    axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
+    axes.set_xticks(range(len(epsilons)), [stated(epsilon) for epsilon in epsilons])
     axes.set_xlabel("epsilon")
     axes.set_ylabel("area under the curve, test rows")
     axes.legend(frameon=False, fontsize=8.5, labelcolor=palette.ink)
@@ -90,7 +91,7 @@ def curves(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
         if cell is None or not cell.curve:
             continue
         colour = palette.lines[index]
-        label = METHODS[name].label + (f", epsilon {epsilon:g}" if METHODS[name].private else "")
+        label = METHODS[name].label + (f", epsilon {stated(epsilon)}" if METHODS[name].private else "")
         axes.plot(cell.curve["rates"], cell.curve["median"], color=colour, label=label, linewidth=1.5)
         axes.fill_between(cell.curve["rates"], cell.curve["low"], cell.curve["high"], color=colour, alpha=0.2)
     axes.plot([1e-3, 1], [1e-3, 1], color=palette.muted, linewidth=0.8)
@@ -116,9 +117,9 @@ def _findings(comparison: Comparison, stage: str) -> list[str]:
         if not cells:
             continue
         enough = _enough(cells, 0.94 * reference.auc)
-        least = "at no epsilon" if enough is None else f"from epsilon {enough.epsilon:g} on"
+        least = "at no epsilon" if enough is None else f"from epsilon {stated(enough.epsilon)} on"
         sentences.append(
-            f"{METHODS[name].label} keeps 94 % of the non-private area {least}; at epsilon {cells[0].epsilon:g} "
+            f"{METHODS[name].label} keeps 94 % of the non-private area {least}; at epsilon {stated(cells[0].epsilon)} "
             f"it keeps {100 * cells[0].auc / reference.auc:.1f} %. Guarantee: {METHODS[name].guarantee}."
         )
     return sentences

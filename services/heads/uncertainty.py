@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.heads import expm_nf, methods
 from services.heads.data import Table
-from services.heads.expm_nf import Energy, ExpMNFSettings
+from services.heads.expm_nf import Energy
 from services.heads.flows import Draws
 from services.heads.models import Parametrised
 from services.heads.score import outputs
@@ -42,8 +42,7 @@ def intervals(table: Table, temper: float, share: float = 0.9, samples: int = 10
         ValueError: the share is not between 0 and 1.
     """
     model = methods.parametrised(table)
-    settings = ExpMNFSettings.model_validate(methods.METHODS["expm-nf"].advance.model_dump())
-    fitted = expm_nf.train(model, torch.from_numpy(table.x), torch.from_numpy(table.y), temper, settings, seed)
+    fitted = expm_nf.train(model, torch.from_numpy(table.x), torch.from_numpy(table.y), temper, methods.EXPM_NF, seed)
     return predictive_intervals(model, expm_nf.release(fitted, samples, seed), table, share)
 
 

@@ -1,25 +1,11 @@
 """Defines the options and the resources of a training."""
 
-from typing import Any, Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from services.errors import InputError
+from services.options import Options
 from services.privacy.protocols.dp_sgd import Unit
-
-
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def checked(cls, **values: Any) -> Self:
-        """Validates these settings. Raises `InputError` that names the first invalid field."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from error
-
 
 Attention = Literal["public", "own"]
 """Whose keys and values an adapter attends to: the public model's (a reader), or its own (plain LoRA)."""
@@ -29,7 +15,7 @@ READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAIN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-class TrainingOptions(_Settings):
+class TrainingOptions(Options):
     """Configures LoRA and its optimiser. `services/evaluation/README.md` has the measurements behind the defaults.
 
     Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
@@ -59,7 +45,7 @@ DP_SGD_TRAINING = TrainingOptions(
 """The defaults for DP-SGD: few weights, because each weight gets noise."""
 
 
-class DpSgdOptions(_Settings):
+class DpSgdOptions(Options):
     """Configures the guarantee of DP-SGD and its mechanism."""
 
     unit: Unit = "record"
@@ -75,7 +61,7 @@ class DpSgdOptions(_Settings):
     )
 
 
-class Resources(_Settings):
+class Resources(Options):
     """Configures the resources that one adapter reserves during training, in Ray's units."""
 
     cpus: float = Field(default=1, gt=0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
-from services.errors import InputError, WorkError
+from services.errors import InputError
+from services.fan_out import result_of
 from services.progress import Display
 from services.training import public_model
 from services.training.adapter import Files
@@ -61,7 +61,7 @@ def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) 
             ready, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)
             for results in ready:
                 job = running[results].popleft()
-                yield job, _result(next(results), job)
+                yield job, result_of(next(results), job.name)
                 fractions[job.name] = 1.0
                 if not running[results]:
                     del running[results]
@@ -110,19 +110,6 @@ def _train(jobs: Sequence[Job], threads: int, board: Any) -> Iterator[Files]:
 
 def _report(board: Any, name: str, fraction: float) -> None:
     board.report.remote(name, fraction)
-
-
-def _result(reference: Any, job: Job) -> Files:
-    try:
-        files: Files = ray.get(reference)
-    except OutOfMemoryError as error:
-        raise WorkError(f"{job.name}: the machine ran out of memory; train fewer at a time (--cpus)") from error
-    except RayTaskError as error:
-        kind = InputError if isinstance(error.cause, InputError) else WorkError
-        raise kind(f"{job.name}: {error.cause}") from error
-    except RayError as error:
-        raise WorkError(f"{job.name}: its worker was lost ({type(error).__name__}); run again to continue") from error
-    return files
 
 
 def _gpus(resources: Resources) -> float:

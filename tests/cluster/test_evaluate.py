@@ -92,10 +92,10 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
     ("options", "problem"),
     [
         (["--tokens", "0"], "tokens.1: "),
-        (["--epsilon", "-1"], "epsilon: "),
+        (["--epsilon", "-1"], "epsilons.1: "),
         (["--sweep", "colour"], "sweeps.0: "),
         (["--precision", "int8"], "precision: "),
-        (["--finetuned", "ENSEMBLE"], "finetuned .*: has 4 parts; name an ensemble of one part"),
+        (["--finetuned", "ENSEMBLE"], "finetuned .*: has 4 parts; give an ensemble of one part"),
         (["--dp-sgd", "/nowhere"], "has no manifest.json"),
     ],
 )
@@ -115,9 +115,8 @@ def test_ensembles_of_another_model_are_refused(held_out: Path, ensemble: Path, 
     Manifest.load(other).model_copy(update={field: "0" * 64}).save(other)
     failed = evaluate(held_out, ensemble, tmp_path / "report", "--ensemble", other)
     assert failed.exit_code == 2
-    assert f"ensemble {other}: its {'tokenizer' if field == 'tokenizer' else 'public model'} is not that of" in (
-        failed.stderr
-    )
+    label = "tokenizer" if field == "tokenizer" else "public model"
+    assert f"ensemble {other}: its {label} (000000000000) differs from that of" in failed.stderr
 
 
 def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:

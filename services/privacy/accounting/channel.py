@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, log_softmax
 
 from services.privacy.accounting.dominating_pair import Channel
 from services.privacy.accounting.published import log_binomial
@@ -92,8 +92,7 @@ def worst_pair(parts: int, q: float, radius: float) -> Pair:
     masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
     outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)
     public, outputs = masses[masses > 0], outputs[:, masses > 0]
-    rows = np.where(outputs, np.log(public), NEVER)
-    rows -= np.logaddexp.reduce(rows, axis=1, keepdims=True)
+    rows = log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
     return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
 
 

@@ -192,7 +192,9 @@ class GNMaxSettings(Settings):
     )
 
     def plan(self, parts: int, order: float | None = None) -> GNMax:
-        sigma = self.sigma or self._smallest_scale(parts)
+        sigma = self.sigma or planning.smallest(
+            lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES
+        )
         if self.order is not None and order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
         best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta).best_order
@@ -206,9 +208,6 @@ class GNMaxSettings(Settings):
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
         """Returns no settings: a bound of the token probabilities is no basis for a comparison."""
         return ()
-
-    def _smallest_scale(self, parts: int) -> float:
-        return planning.smallest(lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES)
 
 
 def votes(answers: Answers, candidates: Candidates) -> Integers:

@@ -191,16 +191,14 @@ class SubsampleAggregateSettings(Settings):
     candidates: int = Field(100, ge=1, description="the number of most likely public tokens that receive noise")
 
     def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
-        return SubsampleAggregate(parts, self.scale or self._smallest_scale(parts), self.candidates)
+        scale = self.scale or planning.smallest(
+            lambda scale: SubsampleAggregateEvent(parts, scale), self.tokens, self.budget, self.delta, _SCALES
+        )
+        return SubsampleAggregate(parts, scale, self.candidates)
 
     @property
     def label(self) -> str:
         return "Subsample and aggregate"
-
-    def _smallest_scale(self, parts: int) -> float:
-        return planning.smallest(
-            lambda scale: SubsampleAggregateEvent(parts, scale), self.tokens, self.budget, self.delta, _SCALES
-        )
 
 
 def summed(answers: Answers, candidates: Candidates) -> Tensor:

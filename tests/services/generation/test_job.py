@@ -205,5 +205,5 @@ def test_the_card_says_what_protects_and_what_it_cost(tmp_path: Path) -> None:
     assert card["fields"] == {"label": {"urgent": 2}}
     markdown = (tmp_path / "CARD.md").read_text()
     assert "> Small promise." in markdown
-    assert "2 of 2 that were asked for" in markdown
+    assert "2 of 2 requested texts" in markdown
     assert TEMPLATE in markdown

@@ -141,7 +141,7 @@ def test_what_cannot_be_reported_names_the_option(job: Path, words: list[str], p
 def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:
     refused = runner.invoke(app, ["generate", "report", str(tmp_path)])
     assert refused.exit_code == 2
-    assert "is no job of `privmix generate`" in refused.output
+    assert "is not a job of `privmix generate`" in refused.output
 
 
 def test_a_damaged_baseline_is_named(tmp_path: Path, tiny: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_head_is_charged_once_and_predicts_for_ever(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="budget"):
         head.train(table, "expm-certified", 1.0, tmp_path / "third", ledger=ledger, budget=2.1)
     assert not (tmp_path / "third").exists()
-    with pytest.raises(InputError, match="holds a head"):
+    with pytest.raises(InputError, match="already contains a head"):
         head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
 
 
