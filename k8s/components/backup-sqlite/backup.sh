@@ -1,5 +1,5 @@
 #!/bin/sh
-# backup.sh LEDGER DIRECTORY: copies a SQLite ledger while it is in use, and keeps the copy if its chain is whole.
+# backup.sh LEDGER DIRECTORY: copies a SQLite ledger while it is in use, and keeps the copy if its hash chain is valid.
 set -eu
 ledger=$1 directory=$2 kept=${KEPT:-168}
 name=$(basename "$ledger" .db)

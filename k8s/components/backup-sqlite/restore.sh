@@ -1,5 +1,5 @@
 #!/bin/sh
-# restore.sh COPY LEDGER: puts a copy back where the ledger is missing. Stop the service first.
+# restore.sh COPY LEDGER: restores a missing ledger from a copy. Stop the service first.
 set -eu
 copy=$1 ledger=$2
 if [ -e "$ledger" ]; then
