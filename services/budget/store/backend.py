@@ -1,4 +1,4 @@
-"""What a kind of database must provide to keep a ledger."""
+"""Defines the interface of a ledger's database backend."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -15,8 +15,8 @@ class Backend(ABC):
     """One kind of database. Its transactions have one writer at a time and are on disk when they return.
 
     Attributes:
-        name: for messages.
-        schemes: of the URLs that name such a database, without a driver.
+        name: the name in messages.
+        schemes: the URL schemes of such a database, without a driver.
     """
 
     name: ClassVar[str]
@@ -26,7 +26,7 @@ class Backend(ABC):
         """Returns the URL with the defaults filled in.
 
         Raises:
-            LedgerMissing: the URL names no database that can keep a ledger.
+            LedgerMissing: the URL names no database that can store a ledger.
         """
         return url
 
@@ -36,7 +36,7 @@ class Backend(ABC):
 
     @abstractmethod
     def engine(self, url: URL, access: Access) -> Engine:
-        """Returns SQLAlchemy's engine of the database; it connects with the first transaction.
+        """Returns a SQLAlchemy engine for the database. It connects in the first transaction.
 
         Raises:
             LedgerUnavailable: the driver is not installed.
@@ -44,4 +44,4 @@ class Backend(ABC):
 
     @abstractmethod
     def explain(self, error: DBAPIError) -> LedgerError:
-        """Returns what a failure of the database means, with the remedy."""
+        """Translates an error of the database into a ledger error whose message states the fix."""

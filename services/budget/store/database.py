@@ -1,4 +1,4 @@
-"""The database that keeps a ledger: one append-only table, in any of `BACKENDS`."""
+"""Opens the database of a ledger: one append-only table, in any of `BACKENDS`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,14 @@ BACKENDS: tuple[Backend, ...] = (
     _SQLITE,
     PostgreSQL(),
 )
-"""Every kind of database that can keep a ledger. A new one is a file and a line here."""
+"""Every kind of database that can store a ledger. A new backend needs one file and one line here."""
 
 
 class Database:
-    """The database that a path or a URL names. The first transaction connects.
+    """The database at a path or a URL. The first transaction connects.
 
-    `name` is the absolute path or the URL, without its password.
+    Attributes:
+        name: the absolute path, or the URL without its password.
     """
 
     def __init__(self, ledger: str | Path, access: Access) -> None:
@@ -39,7 +40,7 @@ class Database:
         """Runs the block in one transaction, which is on disk when the block ends. A writer excludes other writers.
 
         Raises:
-            LedgerError: the database failed, or the block raised this; names the ledger.
+            LedgerError: the database failed, or the block raised it. The error names the ledger.
         """
         try:
             with self._engine.begin() as connection:
@@ -56,13 +57,13 @@ def _resolve(ledger: str | Path) -> tuple[Backend, URL]:
         return _SQLITE, _SQLITE.location(URL.create("sqlite", database=str(ledger)))
     try:
         url = make_url(str(ledger))
-    except (ArgumentError, ValueError) as error:  # the second for a port that is no number
+    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
         shown = re.sub(r"//.*@", "//***@", str(ledger))
-        raise LedgerMissing(f"{shown} is no path and no database URL") from error
+        raise LedgerMissing(f"{shown} is neither a path nor a database URL") from error
     schemes: Mapping[str, Backend] = {scheme: backend for backend in BACKENDS for scheme in backend.schemes}
     scheme = url.drivername.partition("+")[0]
     if scheme not in schemes:
         names = " or ".join(backend.name for backend in BACKENDS)
-        raise LedgerForeign(f"a ledger is kept in {names}, not in {scheme}")
+        raise LedgerForeign(f"a ledger must be in {names}, not in {scheme}")
     backend = schemes[scheme]
     return backend, backend.location(url)

@@ -1,4 +1,4 @@
-"""Ledgers in PostgreSQL."""
+"""Stores ledgers in PostgreSQL."""
 
 import os
 
@@ -12,11 +12,11 @@ from services.budget.errors import LedgerError, LedgerUnavailable
 from services.budget.store.backend import Backend
 from services.budget.store.schema import Access
 
-ADVISORY_LOCK = 0x707269766D6978  # "privmix": the stand-in for SQLite's one-writer lock
-LOCK_TIMEOUT = "30s"  # to wait for another writer's transaction
-IDLE_TIMEOUT = "10s"  # after which the server ends the transaction of a writer whose machine has gone silent
+ADVISORY_LOCK = 0x707269766D6978  # "privmix" in ASCII
+LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
+IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
 
-# A server that has gone silent is given up in half a minute; what the URL says about these stands.
+# The client gives up a silent server after about 30 seconds. Parameters in the URL take precedence.
 _LINK = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -29,16 +29,16 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 _ADVICE = {
-    None: "check that the server runs and that the URL is right",
-    "25006": "this server only reads, as a standby does; name the one that writes",
-    "42501": "this user must be able to read the ledger's tables and insert into them, and to make them at first",
-    "53100": "make room on the server's disk",
-    "55P03": "another writer holds it; try again",
+    None: "check that the server runs and that the URL is correct",
+    "25006": "this server is read-only, for example a standby; use the URL of the primary",
+    "42501": "grant this user SELECT and INSERT on the ledger's tables, and CREATE for the first start",
+    "53100": "free space on the server's disk",
+    "55P03": "another writer has locked it; try again",
 }
 
 
 class PostgreSQL(Backend):
-    """A PostgreSQL database. An advisory lock keeps other writers out, as SQLite's own lock does."""
+    """A PostgreSQL database. An advisory lock excludes other writers, like SQLite's own lock."""
 
     name = "PostgreSQL"
     schemes = ("postgresql", "postgres")
@@ -50,46 +50,44 @@ class PostgreSQL(Backend):
         link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
         pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
         try:
-            # The lock is taken in a statement of its own, so the statements after it see what is committed by then.
+            # READ COMMITTED: statements after the lock's statement see everything committed before it.
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise LedgerUnavailable(f"{url} needs the package {error.name}; install it") from error
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
-        event.listen(engine, "connect", _demand_a_disk)
-        # Making or moving a ledger reads all of it between two statements.
+        event.listen(engine, "connect", _require_fsync)
+        # To create or move a ledger, the client reads all of it between two statements, which may exceed the timeout.
         idle = IDLE_TIMEOUT if access == "write" else "0"
-        event.listen(engine, "begin", lambda connection: _begin_alone(connection, idle))
+        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, idle))
         return engine
 
     def explain(self, error: DBAPIError) -> LedgerError:
-        advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "look at the database")
+        advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "check the database")
         if "does not support SSL" in str(error.orig):
-            advice = (
-                "set up TLS there; only where the network between is trusted, add sslmode=disable to the ledger's URL"
-            )
+            advice = "set up TLS on the server; add sslmode=disable to the ledger's URL only on a trusted network"
         return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 
 def _encryption(url: URL) -> dict[str, str]:
-    """TLS over a network, unless the URL or libpq's own PGSSLMODE says otherwise; libpq uses none over a Unix socket.
+    """Requires TLS over a network, unless the URL or libpq's PGSSLMODE sets it. libpq has no TLS on a Unix socket.
 
-    `sslmode=verify-full` also demands the server's certificate, and is for the URL, which names the root's.
+    To verify the server's certificate, set `sslmode=verify-full` and the root certificate in the URL.
     """
     return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
 
 
-def _demand_a_disk(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     cursor.execute("SHOW fsync")
     fsync = cursor.fetchall()[0][0]
     cursor.close()
     connection.rollback()
     if fsync != "on":
-        raise LedgerUnavailable("the server runs with fsync = off and may forget what it has confirmed; turn it on")
+        raise LedgerUnavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
 
 
-def _begin_alone(connection: Connection, idle: str) -> None:
+def _begin_exclusive(connection: Connection, idle: str) -> None:
     connection.exec_driver_sql(
         "SELECT set_config('synchronous_commit', 'on', true), "
         f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true), "

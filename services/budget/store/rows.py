@@ -1,4 +1,4 @@
-"""Reading and appending rows of a ledger's table, inside the caller's transaction."""
+"""Reads and appends rows of a ledger's table, inside the caller's transaction."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,57 +19,59 @@ _NOW = {
 
 
 def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
-    """Return the rows from number `since` on, in their order."""
+    """Returns the rows from number `since` on, in order."""
     query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
     return (Row(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
 
 
 def every_row(connection: Connection) -> Iterator[Row]:
-    """Return all rows as they stand.
+    """Returns all rows, unverified.
 
     Raises:
-        LedgerForeign: there is no ledger, or its schema is one that this version does not know.
+        LedgerMissing: there has never been a ledger.
+        LedgerForeign: this is not a ledger, or has an unknown schema.
     """
     schema.check(connection)
     return rows(connection)
 
 
 def last_checkpoint(connection: Connection) -> int | None:
-    """Return the number of the newest checkpoint, if there is one."""
+    """Returns the number of the newest checkpoint, or None."""
     newest_first = select(ledger_table.c.seq).order_by(ledger_table.c.seq.desc())
-    found: int | None = connection.execute(newest_first.where(ledger_table.c.kind == Checkpoint.kind).limit(1)).scalar()
-    return found
+    query = newest_first.where(ledger_table.c.kind == Checkpoint.kind).limit(1)
+    seq: int | None = connection.execute(query).scalar()
+    return seq
 
 
 def append(connection: Connection, rows: Sequence[Row]) -> None:
-    """Write rows that follow the last one. The caller holds the ledger's lock and has verified everything before."""
+    """Writes rows that follow the last row. The caller holds the ledger's lock and has verified all earlier rows."""
     if rows:
         connection.execute(insert(ledger_table), [row.fields() for row in rows])
 
 
 def beat(connection: Connection, epoch: int) -> None:
-    """Record that the writer of this epoch lives now."""
+    """Records a heartbeat of the writer of this epoch."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
     connection.execute(insert(beat_table).values(epoch=epoch, beat=_now(connection)))
 
 
 def end(connection: Connection, epoch: int) -> None:
-    """Record that the writer of this epoch has ended."""
+    """Records that the writer of this epoch has ended."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch == epoch))
 
 
 def silence_s(connection: Connection, epoch: int) -> float:
-    """Return the seconds since the writer of this epoch was known to live; infinite where it has ended."""
+    """Returns the seconds since the last heartbeat of the writer of this epoch; infinite if it has ended."""
     age = connection.execute(select(_now(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)).scalar()
     return math.inf if age is None else float(age)
 
 
 def _now(connection: Connection) -> ColumnClause[int]:
-    """The seconds since 1970 by the database's clock, which all writers share."""
+    """Returns the Unix time by the database's clock, which all writers share."""
     return literal_column(_NOW[connection.dialect.name], BigInteger)
 
 
 def following(head: Row | None, epoch: int, record: Record) -> Row:
-    """Return the row that follows `head`, or the first row, without writing it."""
+    """Builds the row that follows `head`, or the first row, and does not write it."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)

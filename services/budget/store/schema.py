@@ -1,4 +1,4 @@
-"""The schema of a ledger: its tables as queries see them, the revision that a database has, and migration."""
+"""Defines the schema of a ledger, and checks and migrates the schema of a database."""
 
 from typing import Literal
 
@@ -8,10 +8,10 @@ from services.budget.errors import LedgerForeign, LedgerMissing
 from services.migrations import Migrations, UnknownRevision
 
 Access = Literal["read", "write", "create"]
-"""What a database is opened for."""
+"""The purpose of opening a database."""
 
-REVISION_TABLE = "privmix_ledger_revision"  # of its own, because others may share the database and use Alembic too
-BEFORE_REVISIONS = "0001"  # the layout of ledgers that were made before revisions were recorded
+REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
+BEFORE_REVISIONS = "0001"  # the schema of ledgers that are older than the revision table
 
 ledger_table = Table(
     "privmix_ledger",
@@ -25,7 +25,7 @@ ledger_table = Table(
     Column("hash", String(64), nullable=False),
 )
 
-# The epoch of the writer and the second, by the database's own clock, at which it was last known to live.
+# The epoch of the writer, and the Unix time of its last heartbeat by the database's own clock.
 beat_table = Table(
     "privmix_ledger_beat",
     ledger_table.metadata,
@@ -37,41 +37,41 @@ _migrations = Migrations("services.budget.store:migrations", REVISION_TABLE)
 
 
 def has_ledger(connection: Connection) -> bool:
-    """Whether there is a ledger's table, empty or not."""
+    """Tells whether the ledger's table exists, empty or not."""
     return inspect(connection).has_table(ledger_table.name)
 
 
 def check(connection: Connection) -> None:
-    """Makes sure that this version can read what is there; writes nothing.
+    """Checks that this version can read the ledger. Writes nothing.
 
     Raises:
         LedgerMissing: there has never been a ledger.
-        LedgerForeign: this is something else's, or its table is gone, or of a layout that this version does not know.
+        LedgerForeign: the database belongs to another application, lacks its ledger table, or has an unknown schema.
     """
     revision = _revision(connection)
     if has_ledger(connection):
         return
-    # A SQLite file is a ledger's or another's; in a PostgreSQL database many may live.
+    # A SQLite file belongs to one application; a PostgreSQL database may belong to several.
     if connection.dialect.name == "sqlite" and inspect(connection).get_table_names():
-        raise LedgerForeign("there is no privmix ledger in this file, which is a database of something else")
+        raise LedgerForeign("there is no privmix ledger in this file; it is a database of another application")
     if revision is None:
-        raise LedgerMissing("there is no privmix ledger in this database; the service makes it when it first starts")
-    raise LedgerForeign("the table of its ledger is gone; put it back, because a new one would forget what was spent")
+        raise LedgerMissing("there is no privmix ledger in this database; the service creates it at its first start")
+    raise LedgerForeign("its table is missing; put it back, because a new one would forget what was spent")
 
 
 def migrate(connection: Connection, *, create: bool) -> bool:
-    """Brings the layout up to date, in the caller's transaction, and with `create` makes it; says whether it did.
+    """Upgrades the schema in the caller's transaction; with `create`, creates a missing one. Tells whether it created.
 
     Raises:
-        LedgerForeign: the layout is one that this version does not know.
+        LedgerForeign: this version does not know the schema.
     """
-    revision, there = _revision(connection), has_ledger(connection)
-    # A revision without its table is no place to start anew: someone removed a ledger there.
-    made = create and not there and revision is None
-    if not there and not made:
+    revision, exists = _revision(connection), has_ledger(connection)
+    # A revision without its table means that somebody deleted a ledger. A new one would forget what was spent.
+    created = create and not exists and revision is None
+    if not exists and not created:
         return False
-    _migrations.upgrade(connection, start=BEFORE_REVISIONS if there else None)
-    return made
+    _migrations.upgrade(connection, start=BEFORE_REVISIONS if exists else None)
+    return created
 
 
 def _revision(connection: Connection) -> str | None:

@@ -1,4 +1,4 @@
-"""Ledgers in SQLite files."""
+"""Stores ledgers in SQLite files."""
 
 import sqlite3
 from pathlib import Path
@@ -12,13 +12,13 @@ from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, Le
 from services.budget.store.backend import Backend
 from services.budget.store.schema import Access, ledger_table
 
-BUSY_TIMEOUT = 30.0  # seconds to wait for another writer's transaction
-MAGIC = b"SQLite format 3\0"  # how such a file begins, https://sqlite.org/fileformat.html
+BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
+MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file, https://sqlite.org/fileformat.html
 
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: "another process holds it; try again",
-    sqlite3.SQLITE_CANTOPEN: "check that it is there and that this user may open it",
-    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_BUSY: "another process has locked it; try again",
+    sqlite3.SQLITE_CANTOPEN: "check that it exists and that this user may open it",
+    sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_IOERR: "its disk is full or failing",
     sqlite3.SQLITE_READONLY: "this user must be able to write the file and its directory",
 }
@@ -34,7 +34,7 @@ class SQLite(Backend):
 
     def location(self, url: URL) -> URL:
         if not url.database or url.database == ":memory:" or url.query:
-            raise LedgerMissing(f"{url} names no file; a ledger in memory would forget: use sqlite:///PATH")
+            raise LedgerMissing(f"{url} names no file, and a ledger in memory would be lost; use sqlite:///PATH")
         return url.set(database=str(Path(url.database).expanduser().absolute()))
 
     def label(self, url: URL) -> str:
@@ -42,7 +42,7 @@ class SQLite(Backend):
 
     def engine(self, url: URL, access: Access) -> Engine:
         path = Path(url.database or "")
-        # Each transaction opens the file: one that was removed or replaced meanwhile is noticed, not written to.
+        # Each transaction opens the file anew, so that it notices a removed or replaced file and does not write to it.
         engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_permitted(path, access))
         start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(start))
@@ -54,7 +54,7 @@ class SQLite(Backend):
             return LedgerForeign("this is not a SQLite file")
         if code == sqlite3.SQLITE_CORRUPT:
             return LedgerCorrupt(f"{error.orig}; restore it from a backup")
-        return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'look at the database')}")
+        return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'check the file')}")
 
 
 def _open_permitted(path: Path, access: Access) -> sqlite3.Connection:
@@ -68,11 +68,11 @@ def _open_file(path: Path, access: Access) -> sqlite3.Connection:
     if path.is_dir():
         raise LedgerForeign("this is a directory; name the ledger's file in it")
     if not path.parent.is_dir():
-        raise LedgerMissing(f"there is no directory {path.parent}; make it, or name another")
+        raise LedgerMissing(f"there is no directory {path.parent}; create it, or choose another path")
     if access == "read" and not path.exists():
-        raise LedgerMissing("there is no such file; the service makes it when it first starts")
+        raise LedgerMissing("there is no such file; the service creates it at its first start")
     if access == "write" and not path.exists():
-        raise LedgerMissing("the file is gone; put it back, because a new one would forget what was spent")
+        raise LedgerMissing("the file is missing; put it back, because a new one would forget what was spent")
     return _open_to_read(path) if access == "read" else _open_to_write(path, "rw" if access == "write" else "rwc")
 
 
@@ -80,17 +80,17 @@ def _open_to_write(path: Path, mode: str) -> sqlite3.Connection:
     connection = _open(path, mode=mode)
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     if tables and ledger_table.name not in tables:
-        raise LedgerForeign(f"this is a database of something else; it has a table {tables[0]!r}")
+        raise LedgerForeign(f"this is a database of another application; it has a table {tables[0]!r}")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
     (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if journal != "wal":
-        raise LedgerUnavailable("its file system does not share memory among processes; use a local disk")
+        raise LedgerUnavailable("its file system does not support shared memory between processes; use a local disk")
     return connection
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
-    # Not mode=ro, which would leave the empty files behind that readers and writers share.
+    # mode=ro would leave the empty -wal and -shm files behind.
     connection = _open(path, mode="rw")
     try:
         connection.execute("PRAGMA query_only = ON")
@@ -99,8 +99,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         connection.close()
         if error.sqlite_errorcode & 0xFF not in _UNSHARED or path.with_name(path.name + "-wal").exists():
             raise
-        # A reader that may not write the directory cannot share memory with writers; without a write-ahead log
-        # the file alone is the whole ledger.
+        # A reader without write access to the directory cannot create the shared memory. Without a write-ahead log,
+        # the file contains the whole ledger and needs none.
         return _open(path, mode="ro", immutable="1")
     return connection
 
@@ -111,8 +111,8 @@ def _open(path: Path, **parameters: str) -> sqlite3.Connection:
         f"file:{quote(str(path))}?{query}",
         uri=True,
         timeout=BUSY_TIMEOUT,
-        isolation_level=None,  # transactions begin where we say
+        isolation_level=None,  # sqlite3 must not begin transactions by itself
     )
-    # A row that is no UTF-8 any more shall fail its hash, with its number, rather than the whole query.
+    # A damaged row that is not UTF-8 must fail its hash, which names the row, and not the whole query.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection

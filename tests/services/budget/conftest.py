@@ -1,3 +1,5 @@
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ ALLOWANCE = 208  # tokens of COARSE
 
 
 def known(number: float | None) -> float:
-    """A number of a statement or of terms that is None where it is not known, has no limit, or may not be told."""
+    """Returns an optional number of a statement or of terms that the test knows to be set."""
     assert number is not None
     return number
 
@@ -37,11 +39,21 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, path: Path) -> str:
-    """A path or URL where a ledger may be kept: what is claimed of it holds in both databases."""
+    """A path or URL for a ledger. The tests that use it run with both databases."""
     if request.param == "sqlite":
         return str(path)
     server: Server = request.getfixturevalue("postgresql")
     return server.database()
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that every user may read and write; pytest's own belong to one user."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o777)
+    yield directory
+    directory.chmod(0o777)
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +63,7 @@ def terms() -> PrivacyBudget:
 
 @pytest.fixture(scope="session")
 def roomy(terms: PrivacyBudget) -> PrivacyBudget:
-    """A budget that no test uses up."""
+    """A budget that no test exhausts."""
     return terms.model_copy(update={"epsilon": 1e4})
 
 
@@ -79,7 +91,7 @@ class Running:
 
 @pytest.fixture(scope="package")
 def running(cluster: None, tmp_path_factory: pytest.TempPathFactory, roomy: PrivacyBudget) -> Iterator[Running]:
-    """One actor for all tests, because a process takes seconds to start; it survives what they do to it."""
+    """One actor for all tests, because its start takes seconds. It survives the tests that kill it."""
     path = tmp_path_factory.mktemp("running") / "ledger.db"
     actor = start(str(path), roomy, namespace=NAMESPACE)
     yield Running(actor, path)
@@ -93,7 +105,7 @@ class Allowance(Running):
     before: Counter[Event]
 
     def charged(self) -> Counter[Event]:
-        """What the test has charged so far, on disk."""
+        """Returns the charges of this test so far, from the disk."""
         return Counter(read(self.path).charged) - self.before
 
 

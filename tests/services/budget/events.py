@@ -1,4 +1,4 @@
-"""Real events of different costs: at epsilon 8, delta 1e-5 and order 8 they buy 208, 872 and 463 tokens."""
+"""Events of different costs: a budget of epsilon 8, delta 1e-5, order 8 covers 208, 872 and 463 tokens of them."""
 
 from services.privacy.protocols.pmixed import RatioEvent
 

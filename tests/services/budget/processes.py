@@ -1,4 +1,4 @@
-"""Real processes to kill, to fence out and to starve; forked off one that has imported everything already."""
+"""Starts processes for tests to kill, fence or starve, forked from a server process that has the imports."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def spawn(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Conn
 
 
 def answer(work: Callable[..., None], *arguments: Any) -> Any:
-    """What `work` sends before it ends."""
+    """Runs `work` in a new process and returns its message."""
     process, connection = spawn(work, *arguments)
     try:
         return connection.recv()

@@ -1,4 +1,4 @@
-"""The budget actor: killed, it comes back knowing everything; replaced, it grants nothing."""
+"""Claim: a killed budget actor recovers its whole state, and a replaced one grants nothing."""
 
 from pathlib import Path
 
@@ -17,26 +17,26 @@ from tests.services.budget.events import COARSE, FINE
 COARSE_JSON = COARSE.to_json()
 
 
-def test_it_is_found_by_name_and_says_what_it_keeps(allowance: Allowance, roomy: PrivacyBudget) -> None:
-    found = ray.get_actor(NAME, NAMESPACE)
-    assert found == allowance.actor
-    assert ray.get(found.ready.remote()) == roomy
+def test_the_actor_has_a_name_and_returns_its_terms(allowance: Allowance, roomy: PrivacyBudget) -> None:
+    actor = ray.get_actor(NAME, NAMESPACE)
+    assert actor == allowance.actor
+    assert ray.get(actor.ready.remote()) == roomy
 
 
-def test_it_leases_settles_and_states(allowance: Allowance) -> None:
+def test_the_actor_leases_settles_and_states(allowance: Allowance) -> None:
     grant = ray.get(allowance.actor.lease.remote(COARSE_JSON, 10))
     ray.get(allowance.actor.settle.remote(grant.lease, 4))
     assert allowance.charged() == {COARSE: 4}
-    told, known = ray.get(
+    for_clients, known = ray.get(
         [allowance.actor.statement.remote(), allowance.actor.operator_statement.remote(FINE.to_json())]
     )
-    assert type(told) is Statement
-    assert told.tokens_left == ALLOWANCE - 4
-    assert known.tokens_left > told.tokens_left
+    assert type(for_clients) is Statement
+    assert for_clients.tokens_left == ALLOWANCE - 4
+    assert known.tokens_left > for_clients.tokens_left
     assert known.head == read(allowance.path).head
 
 
-def test_bad_requests_are_refused_and_harm_nothing(allowance: Allowance) -> None:
+def test_bad_requests_are_refused_and_change_nothing(allowance: Allowance) -> None:
     for request in (allowance.actor.settle.remote("unknown", 0), allowance.actor.lease.remote(COARSE_JSON, 0)):
         with pytest.raises(LeaseRefused):
             ray.get(request)
@@ -45,19 +45,19 @@ def test_bad_requests_are_refused_and_harm_nothing(allowance: Allowance) -> None
     assert ray.get(allowance.actor.lease.remote(COARSE_JSON, 1)).count == 1
 
 
-def test_killed_it_comes_back_with_everything(allowance: Allowance) -> None:
+def test_a_restarted_actor_has_its_whole_state(allowance: Allowance) -> None:
     actor, epoch = allowance.actor, read(allowance.path).epoch
     kept = ray.get(actor.lease.remote(COARSE_JSON, 10, "kept"))
     ray.get(actor.lease.remote(COARSE_JSON, 20))
     allowance.restart()
-    assert ray.get(actor.lease.remote(COARSE_JSON, 10, "kept")) == kept, "asked again, the same lease"
+    assert ray.get(actor.lease.remote(COARSE_JSON, 10, "kept")) == kept, "a repeated request returns the same lease"
     assert allowance.charged() == {COARSE: 30}
     ray.get(actor.settle.remote("kept", 4))
     assert allowance.charged() == {COARSE: 24}
     assert ray.get(actor.operator_statement.remote()).epoch == epoch + 1
 
 
-def test_killed_among_many_requests_it_grants_each_once(allowance: Allowance) -> None:
+def test_an_actor_killed_during_requests_grants_each_once(allowance: Allowance) -> None:
     requests = [allowance.actor.lease.remote(COARSE_JSON, 3, f"lease-{number}") for number in range(60)]
     ray.wait(requests, num_returns=5)
     ray.kill(allowance.actor, no_restart=False)
@@ -65,7 +65,7 @@ def test_killed_among_many_requests_it_grants_each_once(allowance: Allowance) ->
     assert allowance.charged() == {COARSE: 180}
 
 
-def test_replaced_it_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) -> None:
+def test_a_replaced_actor_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) -> None:
     lease = ray.get(allowance.actor.lease.remote(COARSE_JSON, 10)).lease
     successor = Ledger(allowance.path, roomy)
     for request in (allowance.actor.lease.remote(COARSE_JSON, 1), allowance.actor.settle.remote(lease, 0)):
@@ -79,7 +79,7 @@ def test_replaced_it_grants_nothing(allowance: Allowance, roomy: PrivacyBudget) 
         successor.lease(COARSE, 1)
 
 
-def test_restarted_without_its_ledger_it_makes_no_new_one(allowance: Allowance) -> None:
+def test_an_actor_restarted_without_its_ledger_creates_no_new_one(allowance: Allowance) -> None:
     ray.get(allowance.actor.lease.remote(COARSE_JSON, 10))
     away = allowance.path.rename(allowance.path.with_suffix(".away"))
     ray.kill(allowance.actor, no_restart=False)
@@ -90,7 +90,7 @@ def test_restarted_without_its_ledger_it_makes_no_new_one(allowance: Allowance) 
     assert allowance.charged() == {COARSE: 20}
 
 
-def test_another_promise_leaves_no_actor_behind(cluster: None, path: Path, terms: PrivacyBudget) -> None:
+def test_a_start_with_another_promise_leaves_no_actor(cluster: None, path: Path, terms: PrivacyBudget) -> None:
     Ledger(path, terms)
     with pytest.raises(LedgerMismatch, match=r"epsilon is 8\.0 there and 9\.0 here") as caught:
         start(str(path), terms.model_copy(update={"epsilon": 9.0}), namespace="another-promise")

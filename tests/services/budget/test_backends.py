@@ -1,4 +1,4 @@
-"""A kind of database is one class and one line of `BACKENDS`: the ledger, its readers and its moves need no more."""
+"""Claim: a new kind of database needs only one class and one line in `BACKENDS`."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.services.budget.events import COARSE
 
 
 class Suffixed(SQLite):
-    """SQLite files with a suffix, under a scheme of their own."""
+    """Stores ledgers in SQLite files with a suffix, under its own URL scheme."""
 
     name = "suffixed files"
     schemes = ("suffixed",)
@@ -50,6 +50,6 @@ def test_a_ledger_moves_to_a_new_backend(terms: PrivacyBudget, tmp_path: Path) -
     assert read(target).held == read(target).charged == {COARSE: 10}
 
 
-def test_another_database_is_refused_with_the_names_of_those_that_serve(terms: PrivacyBudget) -> None:
-    with pytest.raises(LedgerForeign, match="a ledger is kept in SQLite or PostgreSQL, not in mysql"):
+def test_an_unknown_database_is_refused_with_the_names_of_the_backends(terms: PrivacyBudget) -> None:
+    with pytest.raises(LedgerForeign, match="a ledger must be in SQLite or PostgreSQL, not in mysql"):
         Ledger("mysql://host/ledger", terms)

@@ -1,4 +1,4 @@
-"""Whatever is done to a ledger behind its back is found when it is read, with the row."""
+"""Claim: reading a ledger detects every change that a ledger did not make, and names the row."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,13 @@ def chains(draw: st.DrawFn) -> list[Row]:
 
 
 @given(chains())
-def test_a_chain_as_written_is_verified(rows: list[Row]) -> None:
+def test_an_unchanged_chain_is_verified(rows: list[Row]) -> None:
     assert list(verified(rows)) == rows
     assert [row.previous for row in rows] == [GENESIS, *(row.hash for row in rows[:-1])]
 
 
 @given(chains(), st.data())
-def test_any_change_of_a_row_is_found_there(rows: list[Row], data: st.DataObject) -> None:
+def test_a_changed_row_is_detected(rows: list[Row], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 1))
     field = data.draw(st.sampled_from(["seq", "epoch", "kind", "body", "at", "previous", "hash"]))
     before = getattr(rows[index], field)
@@ -45,7 +45,7 @@ def test_any_change_of_a_row_is_found_there(rows: list[Row], data: st.DataObject
 
 
 @given(chains().filter(lambda rows: len(rows) > 1), st.data())
-def test_a_row_that_was_forged_with_its_hash_is_found_at_the_next(rows: list[Row], data: st.DataObject) -> None:
+def test_a_row_forged_with_its_hash_is_detected_at_the_next_row(rows: list[Row], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 2))
     forged = replace(rows[index], body=rows[index].body + "!")
     rows[index] = replace(forged, hash=forged.digest)
@@ -54,7 +54,7 @@ def test_a_row_that_was_forged_with_its_hash_is_found_at_the_next(rows: list[Row
 
 
 @given(chains().filter(lambda rows: len(rows) > 1), st.data())
-def test_a_row_that_was_taken_out_is_missed(rows: list[Row], data: st.DataObject) -> None:
+def test_a_deleted_row_is_detected(rows: list[Row], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 2))
     del rows[index]
     with pytest.raises(LedgerCorrupt, match=rf"row {index + 1} is missing"):
@@ -63,7 +63,7 @@ def test_a_row_that_was_taken_out_is_missed(rows: list[Row], data: st.DataObject
 
 @pytest.fixture
 def written(path: Path, terms: PrivacyBudget) -> Path:
-    """Rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
+    """A ledger of five rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
     ledger = Ledger(path, terms)
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     ledger.lease(FINE, 20)
@@ -71,7 +71,7 @@ def written(path: Path, terms: PrivacyBudget) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("statement", "found"),
+    ("statement", "message"),
     [
         ("UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3", "row 3 was changed"),
         ("UPDATE privmix_ledger SET body = replace(body, '20', '2') WHERE seq = 5", "row 5 was changed"),
@@ -85,16 +85,16 @@ def written(path: Path, terms: PrivacyBudget) -> Path:
     ],
 )
 def test_tampering_is_reported_with_the_ledger_and_the_row(
-    written: Path, terms: PrivacyBudget, statement: str, found: str
+    written: Path, terms: PrivacyBudget, statement: str, message: str
 ) -> None:
     tamper(written, statement)
     for use in (lambda: read(written), lambda: Ledger(written, terms)):
-        with pytest.raises(LedgerCorrupt, match=found) as caught:
+        with pytest.raises(LedgerCorrupt, match=message) as caught:
             use()
         assert str(written) in str(caught.value)
 
 
-def test_a_running_writer_notices_that_the_last_rows_are_gone(path: Path, terms: PrivacyBudget) -> None:
+def test_a_running_writer_detects_that_the_last_rows_are_deleted(path: Path, terms: PrivacyBudget) -> None:
     ledger = Ledger(path, terms)
     ledger.lease(COARSE, 10)
     tamper(path, "DELETE FROM privmix_ledger WHERE seq = 3")
@@ -102,14 +102,14 @@ def test_a_running_writer_notices_that_the_last_rows_are_gone(path: Path, terms:
         ledger.lease(COARSE, 1)
 
 
-def test_a_row_that_no_ledger_would_write_is_refused_although_its_hash_is_right(written: Path) -> None:
-    """Forging hashes does not help to settle more than was granted, or to write in an epoch that is over."""
+def test_an_impossible_row_is_refused_although_its_hash_is_correct(written: Path) -> None:
+    """A forger with correct hashes cannot settle an unknown lease."""
     head = append(written, epoch=1, kind="settle", body='{"lease":"unknown","used":0}')
     with pytest.raises(LedgerCorrupt, match=rf"row {head.seq} \(settle\) contradicts"):
         read(written)
 
 
-def test_a_row_of_an_epoch_that_is_over_is_refused(written: Path) -> None:
+def test_a_row_of_a_past_epoch_is_refused(written: Path) -> None:
     head = append(written, epoch=0, kind="lease", body='{"lease":"late","event":{},"count":1}')
     with pytest.raises(LedgerCorrupt, match=rf"row {head.seq} was written in epoch 0 while epoch 1 was current"):
         read(written)

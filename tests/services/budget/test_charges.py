@@ -1,4 +1,4 @@
-"""Losses measured on the private text: on disk before a token leaves, never below their sum, final at STOP."""
+"""Claim: a ledger charges measured losses on disk before a token's release, sums them up, and stops for ever."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ def epsilon(terms: PrivacyBudget, loss: float) -> float:
     return accounting.epsilon([loss], terms.delta, [terms.order]).epsilon  # type: ignore[arg-type]
 
 
-def test_losses_are_on_disk_when_their_tokens_are_granted(ledger: Ledger, place: str) -> None:
+def test_losses_are_on_disk_before_their_tokens_are_granted(ledger: Ledger, place: str) -> None:
     assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3], [0.5, 0.0, 0.1]], "first") == 2
     on_disk = read(place)
     assert on_disk.charged == {SUBMIX: 2}
@@ -57,32 +57,32 @@ def test_sums_of_losses_are_never_too_small(tokens: list[list[float]]) -> None:
     total = NO_LOSSES
     for losses in tokens:
         total = total.plus(losses)
-    for part, found in enumerate(total.parts):
+    for part, charged in enumerate(total.parts):
         exact = math.fsum(token[part] for token in tokens)
-        assert exact <= found <= exact * (1 + 1e-12) + 1e-300
+        assert exact <= charged <= exact * (1 + 1e-12) + 1e-300
 
 
-def test_what_every_part_lost_counts_for_each() -> None:
+def test_losses_are_summed_for_each_part() -> None:
     total = NO_LOSSES.plus([0.5]).plus([1.0, 2.0]).plus([0.25, 0.25, 4.0])
     assert total.alike == 0.5
     assert total.parts == pytest.approx((1.25, 2.25, 4.0))
-    assert total.largest == pytest.approx(4.5), "an ensemble that grew has new parts with a whole budget"
+    assert total.largest == pytest.approx(4.5), "new parts of a larger ensemble have a full budget"
     assert Losses().largest == 0
 
 
-def test_the_part_that_lost_most_decides(ledger: Ledger, measured: PrivacyBudget) -> None:
+def test_the_part_with_the_largest_loss_decides(ledger: Ledger, measured: PrivacyBudget) -> None:
     ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
     stated = statement(ledger.balance())
     assert stated.epsilon_measured == pytest.approx(epsilon(measured, 3.5), abs=1e-3)
     assert known(stated.epsilon_measured) >= epsilon(measured, 3.5)
 
 
-def test_the_token_that_does_not_fit_stops_everything_for_ever(
+def test_a_token_that_exceeds_the_budget_stops_the_ledger_for_ever(
     ledger: Ledger, place: str, measured: PrivacyBudget
 ) -> None:
     room = next(count for count in range(10**4) if epsilon(measured, 0.5 * (count + 1)) > known(measured.epsilon))
     assert ledger.charge(SUBMIX, [[0.5, 0.1, 0.0]] * (room + 3), "all") == room
-    assert ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]], "free") == 0, "whether one more would fit is private too"
+    assert ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]], "free") == 0, "an affordable token would reveal private losses, too"
     assert ledger.lease(COARSE, 1).count == 0
     again = Ledger(place, measured)
     assert again.balance().stopped
@@ -91,12 +91,12 @@ def test_the_token_that_does_not_fit_stops_everything_for_ever(
     assert Filter(measured).epsilon({}, read(place).losses) <= known(measured.epsilon)
 
 
-def test_an_infinite_loss_is_never_paid(ledger: Ledger) -> None:
+def test_an_infinite_loss_is_refused(ledger: Ledger) -> None:
     assert ledger.charge(SUBMIX, [[0.1, 0.1, 0.1], [0.1, math.inf, 0.1], [0.1, 0.1, 0.1]], "first") == 1
     assert ledger.balance().stopped
 
 
-def test_a_charge_that_is_sent_again_is_made_once(ledger: Ledger, place: str, measured: PrivacyBudget) -> None:
+def test_a_repeated_charge_is_made_once(ledger: Ledger, place: str, measured: PrivacyBudget) -> None:
     assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
     assert Ledger(place, measured).charge(SUBMIX, [[0.1, 0.2, 0.3]], "mine") == 1
     assert read(place).charged == {SUBMIX: 1}
@@ -106,13 +106,13 @@ def test_a_charge_that_is_sent_again_is_made_once(ledger: Ledger, place: str, me
     ("tokens", "message"),
     [([], "at least 1"), ([[]], "losses"), ([[0.1], [-0.1]], "negative"), ([[math.nan]], "losses")],
 )
-def test_losses_that_are_none_are_refused(ledger: Ledger, tokens: list[list[float]], message: str) -> None:
+def test_invalid_losses_are_refused(ledger: Ledger, tokens: list[list[float]], message: str) -> None:
     with pytest.raises(LeaseRefused, match=message):
         ledger.charge(SUBMIX, tokens, "first")
     assert not ledger.balance().charged
 
 
-def test_each_kind_of_event_is_paid_for_in_its_own_way(ledger: Ledger) -> None:
+def test_leases_and_charges_refuse_each_others_events(ledger: Ledger) -> None:
     with pytest.raises(LeaseRefused, match="leased, not charged"):
         ledger.charge(COARSE, [[0.1]], "first")
     with pytest.raises(LeaseRefused, match="charge it then"):
@@ -120,20 +120,20 @@ def test_each_kind_of_event_is_paid_for_in_its_own_way(ledger: Ledger) -> None:
 
 
 def test_protocols_share_one_budget(ledger: Ledger, measured: PrivacyBudget) -> None:
-    """Half of the tokens from one protocol, half from another, with more parts from then on."""
+    """One protocol releases half of the tokens, another the other half, with more parts."""
     ledger.charge(SUBMIX, [[0.5, 0.1, 0.1]] * 4, "first")
     granted = ledger.lease(COARSE, 10_000)
     ledger.settle(granted.lease, 50)
     assert ledger.charge(SubMixEvent(5, 8.0, 0.01), [[0.1, 0.1, 0.1, 0.1, 0.4]], "second") == 1
     balance = ledger.balance()
-    (each,) = COARSE.rdp([measured.order])
-    total = 50 * each + 4 * 0.5 + 0.1
+    (cost,) = COARSE.rdp([measured.order])
+    total = 50 * cost + 4 * 0.5 + 0.1
     assert statement(balance).epsilon_measured == pytest.approx(epsilon(measured, total), abs=1e-3)
     alone = Filter(measured).affordable({}, COARSE)
     assert granted.count < alone
 
 
-def test_where_the_bound_is_enforced_losses_are_only_kept(place: str, terms: PrivacyBudget) -> None:
+def test_losses_are_only_recorded_if_the_bound_is_enforced(place: str, terms: PrivacyBudget) -> None:
     ledger = Ledger(place, terms)
     allowance = Filter(terms).affordable({}, GNMAX)
     assert ledger.charge(GNMAX, [[0.001]] * (allowance + 5), "all") == allowance
@@ -144,15 +144,15 @@ def test_where_the_bound_is_enforced_losses_are_only_kept(place: str, terms: Pri
     assert stated.tokens_left == 0
 
 
-def test_clients_are_told_nothing_that_was_measured(ledger: Ledger) -> None:
+def test_clients_see_no_measured_losses(ledger: Ledger) -> None:
     ledger.charge(SUBMIX, [[0.1, 0.7, 0.3]] * 5, "first")
-    told = statement(ledger.balance()).client()
-    assert type(told) is Statement
-    assert (told.epsilon_spent, told.epsilon_left, told.tokens_left) == (None,) * 3
-    assert not [name for name in told.model_dump() if "measured" in name]
+    for_clients = statement(ledger.balance()).client()
+    assert type(for_clients) is Statement
+    assert (for_clients.epsilon_spent, for_clients.epsilon_left, for_clients.tokens_left) == (None,) * 3
+    assert not [name for name in for_clients.model_dump() if "measured" in name]
     cheaper = statement(ledger.balance().__class__(**{**vars(ledger.balance()), "losses": NO_LOSSES}))
-    assert told == cheaper.client(), "the same whatever the losses were"
-    assert "operational" in told.guarantee
+    assert for_clients == cheaper.client(), "clients see nothing that depends on the losses"
+    assert "operational" in for_clients.guarantee
 
 
 def test_measured_tokens_are_charged_before_their_release(cluster: None, path: Path, measured: PrivacyBudget) -> None:
@@ -167,7 +167,7 @@ def test_measured_tokens_are_charged_before_their_release(cluster: None, path: P
             assert await reserved.charge([[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]]) == 1
         for closed in (client, BudgetClient(actor)):
             async with closed.reserve(SUBMIX, 1) as reserved:
-                assert reserved.count == 0, "where losses are limited, the end is for ever"
+                assert reserved.count == 0, "a limit on losses ends for ever"
 
     try:
         asyncio.run(spend())
@@ -177,9 +177,7 @@ def test_measured_tokens_are_charged_before_their_release(cluster: None, path: P
 
 
 @pytest.mark.parametrize("within", [1, 40])
-def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(
-    place: str, measured: PrivacyBudget, within: int
-) -> None:
+def test_a_random_stop_comes_after_the_drawn_number_of_tokens(place: str, measured: PrivacyBudget, within: int) -> None:
     terms = measured.model_copy(update={"stop_within": within})
     ledger = Ledger(place, terms)
     granted = ledger.charge(SUBMIX, [[0.0, 0.0, 0.0]] * (within + 1), "all")
@@ -189,7 +187,7 @@ def test_a_random_stop_comes_after_as_many_tokens_as_were_drawn(
     assert again.charge(SUBMIX, [[0.0, 0.0, 0.0]], "more") == 0
 
 
-def test_random_stops_are_spread_over_all_that_they_may_be(tmp_path: Path, measured: PrivacyBudget) -> None:
+def test_random_stops_are_uniform_over_their_range(tmp_path: Path, measured: PrivacyBudget) -> None:
     terms = measured.model_copy(update={"stop_within": 3})
     stops = Counter(Ledger(tmp_path / f"{n}.db", terms).charge(SUBMIX, [[0.0] * 3] * 4, "all") for n in range(60))
     assert set(stops) == {1, 2, 3}

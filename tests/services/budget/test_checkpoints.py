@@ -1,4 +1,4 @@
-"""Checkpoints: a start replays only what follows the last one, and the whole chain can still be verified."""
+"""Claim: a start replays only the rows after the last checkpoint, and the whole chain can still be verified."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ def ledger(place: str, roomy: PrivacyBudget) -> Ledger:
 
 
 def write(ledger: Ledger, leases: int) -> None:
-    """Leases of two events, each other one settled."""
+    """Leases tokens of two events and settles every second lease."""
     for number in range(leases):
         lease = ledger.lease(FINE if number % 3 else COARSE, 5, f"lease-{ledger.balance().rows}").lease
         if number % 2:
@@ -54,7 +54,7 @@ def stored(place: str) -> list[Row]:
         return list(every_row(connection))
 
 
-def test_a_start_from_a_checkpoint_knows_what_a_start_from_the_first_row_knows(
+def test_a_start_from_a_checkpoint_has_the_state_of_a_full_replay(
     ledger: Ledger, place: str, roomy: PrivacyBudget
 ) -> None:
     write(ledger, 40)
@@ -83,7 +83,7 @@ def test_a_start_reads_nothing_before_its_checkpoint(path: Path, roomy: PrivacyB
         verify(path)
 
 
-def test_a_checkpoint_that_was_forged_is_found(place: str, ledger: Ledger) -> None:
+def test_a_forged_checkpoint_is_detected(place: str, ledger: Ledger) -> None:
     ledger.lease(COARSE, 10)
     honest = stored(place)[-1]
     forged = state.LedgerState.replay(iter(stored(place))).checkpoint().model_copy(update={"charged": (1,)})
@@ -94,7 +94,7 @@ def test_a_checkpoint_that_was_forged_is_found(place: str, ledger: Ledger) -> No
         verify(place)
 
 
-def test_open_leases_outlive_checkpoints_and_closed_ones_for_a_while(
+def test_checkpoints_keep_open_leases_and_recent_closed_leases(
     ledger: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "REMEMBERED", 3)
@@ -121,7 +121,7 @@ def test_measured_losses_and_stops_are_in_a_checkpoint(place: str, terms: Privac
     assert verify(place) == write_nothing.balance()
 
 
-def test_calls_that_wait_at_once_share_a_transaction_and_none_is_lost(
+def test_concurrent_calls_share_a_transaction_and_none_is_lost(
     ledger: Ledger, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits, gate, write = list[int](), threading.Event(), ledger._write
@@ -135,7 +135,7 @@ def test_calls_that_wait_at_once_share_a_transaction_and_none_is_lost(
     with ThreadPoolExecutor(20) as pool:
         leases = [pool.submit(ledger.lease, COARSE, 3, f"lease-{number}") for number in range(19)]
         bad = pool.submit(ledger.settle, "unknown", 0)
-        while len(ledger._waiting) < 19:  # the first one leads
+        while len(ledger._waiting) < 19:  # the first call runs the transaction of all
             time.sleep(0.01)
         gate.set()
         assert [lease.result().count for lease in leases] == [3] * 19
@@ -145,16 +145,16 @@ def test_calls_that_wait_at_once_share_a_transaction_and_none_is_lost(
     assert read(place).charged == {COARSE: 57}
 
 
-def test_the_last_tokens_go_to_callers_of_one_transaction_once(place: str, terms: PrivacyBudget) -> None:
+def test_callers_in_one_transaction_share_the_last_tokens(place: str, terms: PrivacyBudget) -> None:
     ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
     with ThreadPoolExecutor(16) as pool:
         granted = list(pool.map(lambda _: ledger.lease(COARSE, 30).count, range(16)))
     assert sum(granted) == room
     refused = ledger.lease(COARSE, 1)
-    assert (refused.count, refused.held) == (0, room), "tokens that others may still return"
+    assert (refused.count, refused.held) == (0, room), "other leases hold these tokens and may return them"
 
 
-def test_a_fenced_batch_grants_nobody_anything(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
+def test_a_fenced_batch_grants_nothing(ledger: Ledger, place: str, roomy: PrivacyBudget) -> None:
     Ledger(place, roomy)
     with ThreadPoolExecutor(8) as pool:
         for refused in [pool.submit(ledger.lease, COARSE, 1) for _ in range(8)]:
@@ -163,7 +163,7 @@ def test_a_fenced_batch_grants_nobody_anything(ledger: Ledger, place: str, roomy
     assert not read(place).charged
 
 
-def test_tokens_that_cost_nothing_more_are_leased_many_at_a_time(place: str, terms: PrivacyBudget) -> None:
+def test_free_tokens_are_leased_in_large_numbers(place: str, terms: PrivacyBudget) -> None:
     ledger = Ledger(place, terms.model_copy(update={"epsilon": None}))
     grant = ledger.lease(EnsembleEvent(), 32)
     assert grant.count == FREE_LEASE
@@ -171,7 +171,7 @@ def test_tokens_that_cost_nothing_more_are_leased_many_at_a_time(place: str, ter
     assert ledger.balance().charged == {EnsembleEvent(): 40}
 
 
-def test_forfeited_tokens_are_charged_whatever_is_left(place: str, terms: PrivacyBudget) -> None:
+def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: PrivacyBudget) -> None:
     ledger, room = Ledger(place, terms), Filter(terms).affordable({}, COARSE)
     with pytest.raises(LeaseRefused, match="nothing was ever charged"):
         ledger.forfeit(5)

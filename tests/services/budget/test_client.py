@@ -1,4 +1,4 @@
-"""The budget client: every token that it releases was charged on disk before, and none of the budget is lost in it."""
+"""Claim: the budget client charges every token on disk before its release, and loses none of the budget."""
 
 import asyncio
 import random
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 def run(spending: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, and what it leaves under way too: a late lease would be taken from the next test's allowance."""
+    """Runs a coroutine and all tasks that it leaves, because a late lease would reduce the next test's allowance."""
 
-    async def whole() -> T:
+    async def run_all() -> T:
         result = await spending
         if late := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(late)
         return result
 
-    return asyncio.run(whole())
+    return asyncio.run(run_all())
 
 
 async def take(client: BudgetClient, event: Event, count: int) -> int:
@@ -40,7 +40,7 @@ async def take(client: BudgetClient, event: Event, count: int) -> int:
 
 
 async def drain(client: BudgetClient, size: Callable[[], int]) -> int:
-    """Takes until not one token is granted."""
+    """Takes tokens until the client grants none."""
     taken = 0
     while granted := await take(client, COARSE, size()):
         taken += granted
@@ -48,7 +48,7 @@ async def drain(client: BudgetClient, size: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 32, 300])
-def test_it_spends_the_budget_to_the_last_token(allowance: Allowance, size: int) -> None:
+def test_the_client_spends_the_whole_budget(allowance: Allowance, size: int) -> None:
     async def spend() -> int:
         return await drain(BudgetClient(allowance.actor, size), lambda: random.randint(1, 40))
 
@@ -56,7 +56,7 @@ def test_it_spends_the_budget_to_the_last_token(allowance: Allowance, size: int)
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_what_it_hands_out_is_charged_on_disk(allowance: Allowance) -> None:
+def test_reserved_tokens_are_charged_on_disk(allowance: Allowance) -> None:
     async def spend() -> None:
         client, taken = BudgetClient(allowance.actor, 20), 0
         for _ in range(30):
@@ -66,21 +66,21 @@ def test_what_it_hands_out_is_charged_on_disk(allowance: Allowance) -> None:
     run(spend())
 
 
-def test_settled_it_leaves_charged_what_was_taken(allowance: Allowance) -> None:
+def test_a_settlement_leaves_only_released_tokens_charged(allowance: Allowance) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         assert await take(client, COARSE, 15) == 15
         await client.settle()
         assert client.available == 0
         assert allowance.charged() == {COARSE: 15}
-        assert await take(client, COARSE, 15) == 15, "it goes on when it is needed again"
+        assert await take(client, COARSE, 15) == 15, "the client leases again after a settlement"
         await client.settle()
 
     run(spend())
     assert allowance.charged() == {COARSE: 30}
 
 
-def test_it_closes_the_leases_that_it_has_used_up(allowance: Allowance) -> None:
+def test_the_client_closes_exhausted_leases(allowance: Allowance) -> None:
     held = read(allowance.path).held
 
     async def spend() -> None:
@@ -94,7 +94,7 @@ def test_it_closes_the_leases_that_it_has_used_up(allowance: Allowance) -> None:
     assert read(allowance.path).held == held
 
 
-def test_it_orders_before_it_is_empty(allowance: Allowance) -> None:
+def test_the_client_leases_ahead(allowance: Allowance) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         await take(client, COARSE, 11)
@@ -105,7 +105,7 @@ def test_it_orders_before_it_is_empty(allowance: Allowance) -> None:
     run(spend())
 
 
-def test_another_event_sends_back_what_was_leased_for_the_one_before(allowance: Allowance) -> None:
+def test_a_new_event_returns_the_leases_of_the_previous_event(allowance: Allowance) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         await take(client, COARSE, 15)
@@ -117,7 +117,7 @@ def test_another_event_sends_back_what_was_leased_for_the_one_before(allowance: 
     assert allowance.charged() == {COARSE: 15, FINE: 5}
 
 
-def test_many_at_once_share_it(allowance: Allowance) -> None:
+def test_concurrent_sequences_share_a_client(allowance: Allowance) -> None:
     async def spend() -> int:
         client = BudgetClient(allowance.actor, 16)
         return sum(await asyncio.gather(*(take(client, COARSE, 3) for _ in range(100))))
@@ -137,7 +137,7 @@ def test_two_clients_spend_one_budget(allowance: Allowance) -> None:
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_what_one_settles_another_may_take(allowance: Allowance) -> None:
+def test_a_client_can_take_tokens_that_another_client_settled(allowance: Allowance) -> None:
     async def spend() -> None:
         rich, poor = BudgetClient(allowance.actor, ALLOWANCE), BudgetClient(allowance.actor, 50)
         await take(rich, COARSE, 1)
@@ -148,7 +148,7 @@ def test_what_one_settles_another_may_take(allowance: Allowance) -> None:
     run(spend())
 
 
-def test_being_cancelled_loses_nothing(allowance: Allowance) -> None:
+def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
     async def spend() -> int:
         client, choice, taken = BudgetClient(allowance.actor, 10), random.Random(0), 0
         while granted := await cancelled_sometimes(lambda: take(client, COARSE, 4), choice):
@@ -168,7 +168,7 @@ def test_being_cancelled_loses_nothing(allowance: Allowance) -> None:
     assert run(spend()) == ALLOWANCE
 
 
-def test_the_actor_dies_and_the_client_goes_on(allowance: Allowance) -> None:
+def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) -> None:
     async def spend() -> int:
         client = BudgetClient(allowance.actor, 20)
         taken = await take(client, COARSE, 15)
@@ -179,7 +179,7 @@ def test_the_actor_dies_and_the_client_goes_on(allowance: Allowance) -> None:
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_a_client_that_is_lost_stays_charged(allowance: Allowance) -> None:
+def test_leases_of_a_lost_client_stay_charged(allowance: Allowance) -> None:
     async def spend() -> None:
         await take(BudgetClient(allowance.actor, 100), COARSE, 1)
 
@@ -188,12 +188,12 @@ def test_a_client_that_is_lost_stays_charged(allowance: Allowance) -> None:
     assert run(drain(BudgetClient(allowance.actor, 100), lambda: 1)) == ALLOWANCE - 100
 
 
-def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: PrivacyBudget) -> None:
+def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy: PrivacyBudget) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
         assert await take(client, COARSE, 5) == 5
         successor = Ledger(allowance.path, roomy)
-        assert await take(client, COARSE, 15) == 15, "these were charged before"
+        assert await take(client, COARSE, 15) == 15, "these tokens were charged before"
         for _ in range(2):
             with pytest.raises(Fenced):
                 await take(client, COARSE, 1)
@@ -203,8 +203,8 @@ def test_a_failure_is_told_to_whoever_needs_tokens(allowance: Allowance, roomy: 
     run(spend())
 
 
-def test_what_is_not_released_goes_back(allowance: Allowance) -> None:
-    """A step that fails releases nothing; its tokens can be reserved again, and cost nothing."""
+def test_unreleased_tokens_are_returned(allowance: Allowance) -> None:
+    """A failed step releases nothing, so its tokens can be reserved again at no cost."""
 
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
@@ -222,27 +222,27 @@ def test_what_is_not_released_goes_back(allowance: Allowance) -> None:
     assert allowance.charged() == {COARSE: 4}
 
 
-def test_leases_grow_with_the_steps_and_end_with_what_is_needed(allowance: Allowance) -> None:
+def test_leases_grow_with_the_steps_up_to_the_need(allowance: Allowance) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 4)
         async with client.reserve(COARSE, 30):
             assert allowance.charged()[COARSE] >= STEPS_AHEAD * 30, "the next step finds its tokens charged"
         await client.settle()
         async with client.reserve(COARSE, 3, upcoming=3):
-            assert allowance.charged() == {COARSE: 3}, "nothing is leased that nobody can need"
+            assert allowance.charged() == {COARSE: 3}, "the client leases only tokens that a sequence can still use"
         await client.settle()
 
     run(spend())
     assert allowance.charged() == {}
 
 
-def test_unused_leases_of_others_are_shared_before_anyone_is_refused(allowance: Allowance) -> None:
+def test_unused_leases_are_recalled_before_a_refusal(allowance: Allowance) -> None:
     async def spend() -> None:
         first = BudgetClient(allowance.actor, ALLOWANCE)
         second = BudgetClient(allowance.actor, 50, recall=first.return_unused)
         assert await take(first, COARSE, ALLOWANCE - 30) == ALLOWANCE - 30
         assert first.available == 30
-        assert await take(second, COARSE, 20) == 20, "of the 30 that the first client does not use"
+        assert await take(second, COARSE, 20) == 20, "20 of the 30 unused tokens of the first client"
         await second.settle()
         assert await take(first, COARSE, 11) == 10
 
@@ -250,7 +250,7 @@ def test_unused_leases_of_others_are_shared_before_anyone_is_refused(allowance: 
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_a_recall_waits_for_reserved_tokens_and_gets_those_that_come_back(allowance: Allowance) -> None:
+def test_a_recall_waits_for_reserved_tokens_and_returns_the_unused_ones(allowance: Allowance) -> None:
     async def spend() -> None:
         first = BudgetClient(allowance.actor, ALLOWANCE)
         second = BudgetClient(allowance.actor, 1, recall=first.return_unused)
@@ -265,7 +265,7 @@ def test_a_recall_waits_for_reserved_tokens_and_gets_those_that_come_back(allowa
     assert allowance.charged() == {COARSE: ALLOWANCE}
 
 
-def test_sizes_and_counts_must_make_sense(allowance: Allowance) -> None:
+def test_invalid_sizes_and_counts_are_refused(allowance: Allowance) -> None:
     with pytest.raises(ValueError, match="at least 1 token, not 0"):
         BudgetClient(allowance.actor, 0)
     with pytest.raises(ValueError, match="cannot reserve -1"):

@@ -1,4 +1,4 @@
-"""The filter grants the last token that the budget covers and none beyond, whatever was spent before."""
+"""Claim: after any spending, the filter grants every token that the budget covers, and none beyond."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,8 +18,10 @@ from tests.services.budget.events import COARSE, EVENTS, FINE
 
 
 def exact_epsilon(terms: PrivacyBudget, spent: Mapping[Event, int]) -> mpf:
-    """Epsilon to 60 digits: Canonne, Kamath & Steinke (2020), Proposition 12, or 0 where Bretagnolle & Huber's
-    bound on the total variation is below delta already."""
+    """Returns epsilon to 60 digits by Canonne, Kamath & Steinke (2020), Proposition 12.
+
+    Returns 0 if Bretagnolle & Huber's bound on the total variation is below delta.
+    """
     with mp.workdps(60):
         rdp = mpf(0)
         for event, count in spent.items():
@@ -45,16 +47,16 @@ all_events = st.one_of(
 
 
 @given(all_terms, st.lists(st.tuples(all_events, st.integers(1, 10**6)), max_size=12))
-def test_no_sequence_of_grants_passes_the_budget(terms: PrivacyBudget, asked: list[tuple[Event, int]]) -> None:
+def test_no_sequence_of_grants_exceeds_the_budget(terms: PrivacyBudget, requests: list[tuple[Event, int]]) -> None:
     budget, spent = Filter(terms), Counter[Event]()
-    for event, wanted in asked:
+    for event, wanted in requests:
         spent[event] += budget.affordable(spent, event, wanted)
     assert exact_epsilon(terms, spent) <= mpf(terms.epsilon)
 
 
 @given(st.integers(1, 10**4), st.sampled_from(EVENTS), st.floats(2, 32))
-def test_a_budget_that_ends_at_the_last_bit_of_a_token_is_not_passed(tokens: int, event: Event, order: float) -> None:
-    """Rounded to nearest, half of these would be: the exact epsilon of so many tokens is above the float."""
+def test_a_budget_that_differs_in_the_last_bit_is_not_exceeded(tokens: int, event: Event, order: float) -> None:
+    """With rounding to nearest, half of these cases would exceed the budget: their exact epsilon is above the float."""
     terms = PrivacyBudget(ensemble="e", epsilon=1, delta=1e-5, order=order, adjacency="parts")
     terms = terms.model_copy(update={"epsilon": Filter(terms).epsilon({event: tokens})})
     granted = Filter(terms).affordable({}, event)
@@ -64,7 +66,7 @@ def test_a_budget_that_ends_at_the_last_bit_of_a_token_is_not_passed(tokens: int
 
 @pytest.mark.parametrize(("parts", "q"), [(8, 1.0), (8, 0.25), (80, 0.03)])
 @pytest.mark.parametrize(("epsilon", "tokens"), [(0.5, 1), (8.0, 1), (8.0, 1024), (2.0, 333)])
-def test_a_budget_lasts_for_as_many_tokens_as_were_planned(parts: int, q: float, epsilon: float, tokens: int) -> None:
+def test_a_budget_lasts_for_the_planned_number_of_tokens(parts: int, q: float, epsilon: float, tokens: int) -> None:
     delta = 1e-5
     radius = planning.largest(lambda radius: RatioEvent(parts, q, radius), tokens, epsilon, delta, (1e-6, 16.0))
     event = RatioEvent(parts, q, radius)
@@ -74,13 +76,15 @@ def test_a_budget_lasts_for_as_many_tokens_as_were_planned(parts: int, q: float,
 
 
 @given(all_terms, all_events, st.dictionaries(all_events, st.integers(0, 50), max_size=3), st.integers(1, 10**9))
-def test_what_is_refused_does_not_fit(terms: PrivacyBudget, event: Event, spent: dict[Event, int], wanted: int) -> None:
+def test_a_refused_token_exceeds_the_budget(
+    terms: PrivacyBudget, event: Event, spent: dict[Event, int], wanted: int
+) -> None:
     assert terms.epsilon is not None
     granted = Filter(terms).affordable(spent, event, wanted)
     assert 0 <= granted <= wanted
     if granted < wanted:
         one_more = {**spent, event: spent.get(event, 0) + granted + 1}
-        # dp-accounting calls epsilon 0 where delta alone covers the divergence, below the exact conversion.
+        # dp-accounting returns epsilon 0 if delta alone covers the divergence, which is below the exact conversion.
         assert Filter(terms).epsilon(one_more) > terms.epsilon - 1e-13 * (1 + terms.epsilon)
 
 
@@ -91,7 +95,7 @@ def test_the_order_of_the_events_does_not_matter(events: list[Event]) -> None:
     assert Filter(terms).affordable(spent, COARSE) == Filter(terms).affordable({FINE: 10, COARSE: 10}, COARSE)
 
 
-def test_it_counts_what_one_by_one_counts(terms: PrivacyBudget) -> None:
+def test_a_grant_equals_the_sum_of_single_grants(terms: PrivacyBudget) -> None:
     budget, tokens = Filter(terms), 0
     while budget.affordable({COARSE: tokens}, COARSE, 1):
         tokens += 1
@@ -119,7 +123,7 @@ class EnormousEvent(RatioEvent):
         return np.full(np.size(orders), 1e300)
 
 
-def test_what_costs_nothing_has_no_limit(terms: PrivacyBudget) -> None:
+def test_free_events_have_no_limit(terms: PrivacyBudget) -> None:
     free = FreeEvent(1, 1.0, 1.0)
     assert Filter(terms).affordable({}, free) == UNLIMITED
     spent: dict[Event, int] = {COARSE: Filter(terms).affordable({}, COARSE)}

@@ -1,4 +1,4 @@
-"""A writer knows whether it could charge a token now, without charging one."""
+"""Claim: a writer can check that it is able to charge a token, without a charge."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_a_database_that_is_down_is_unavailable_until_it_is_back(postgresql: Ser
     ledger.check()
 
 
-def test_the_actor_tells_its_ledgers_state(cluster: None, path: Path, terms: PrivacyBudget) -> None:
+def test_the_actor_reports_the_state_of_its_ledger(cluster: None, path: Path, terms: PrivacyBudget) -> None:
     actor = start(str(path), terms, namespace=NAMESPACE, name="health")
     try:
         assert ray.get(actor.health.remote()) == "writable"
@@ -47,7 +47,8 @@ def test_the_actor_tells_its_ledgers_state(cluster: None, path: Path, terms: Pri
         assert ray.get(actor.health.remote()) == "unavailable"
         kept.rename(path)
         assert ray.get(actor.health.remote()) == "writable"
-        ray.get(actor.lease.remote(COARSE.to_json(), 1))  # with its first charge it has the ledger, and can lose it
+        # The first charge takes the ledger over, so that another writer can fence this one.
+        ray.get(actor.lease.remote(COARSE.to_json(), 1))
         Ledger(path, terms)
         assert ray.get(actor.health.remote()) == "fenced"
     finally:

@@ -1,4 +1,4 @@
-"""An evaluation is granted what a service would be granted: the budget in memory answers as a ledger on disk does."""
+"""Claim: the budget in memory, which evaluations use, grants the same tokens as a ledger on disk."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -36,12 +36,12 @@ def limited() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", limited())
-def test_both_grant_the_same(name: str, tmp_path: Path) -> None:
+def test_both_budgets_grant_the_same_tokens(name: str, tmp_path: Path) -> None:
     settings = PROTOCOLS[name].model_validate({"tokens": 64})
     protocol = settings.plan(PARTS)
     terms = PrivacyBudget.of("clinic", settings, protocol)
     if settings.stop_within is not None:
-        terms = terms.model_copy(update={"stop_within": None})  # the ledger draws where it stops
+        terms = terms.model_copy(update={"stop_within": None})  # the ledger would draw a random stop
     ledger, budget = Ledger(str(tmp_path / "ledger.db"), terms), InMemoryBudget(terms, protocol.event)
     names = (f"charge-{number}" for number in count())
 

@@ -1,4 +1,4 @@
-"""One writer: what it grants is on disk before it says so, and it grants nothing when anything is amiss."""
+"""Claim: a single writer grants a token only after the charge is on disk, and grants nothing after an error."""
 
 import json
 
@@ -27,7 +27,7 @@ def ledger(place: str, terms: PrivacyBudget) -> Ledger:
     return Ledger(place, terms)
 
 
-def test_a_lease_is_on_disk_when_it_is_granted(ledger: Ledger, place: str) -> None:
+def test_a_lease_is_on_disk_before_it_is_granted(ledger: Ledger, place: str) -> None:
     grant = ledger.lease(COARSE, 10)
     on_disk = read(place)
     assert grant.count == 10
@@ -35,14 +35,14 @@ def test_a_lease_is_on_disk_when_it_is_granted(ledger: Ledger, place: str) -> No
     assert on_disk == ledger.balance()
 
 
-def test_what_was_not_used_comes_back(ledger: Ledger, place: str) -> None:
+def test_unused_tokens_come_back(ledger: Ledger, place: str) -> None:
     ledger.settle(ledger.lease(COARSE, 10).lease, 4)
     ledger.settle(ledger.lease(FINE, 10).lease, 0)
     assert read(place).charged == {COARSE: 4}
     assert not read(place).held
 
 
-def test_the_last_tokens_are_granted_and_then_none(ledger: Ledger) -> None:
+def test_the_last_tokens_are_granted_and_no_more(ledger: Ledger) -> None:
     assert ledger.lease(COARSE, 201).count == 201
     last = ledger.lease(COARSE, 201)
     assert last.count == 7
@@ -53,14 +53,14 @@ def test_the_last_tokens_are_granted_and_then_none(ledger: Ledger) -> None:
     assert ledger.lease(COARSE, 201).count == 2
 
 
-def test_a_lease_that_is_asked_for_again_is_granted_once(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
+def test_a_repeated_lease_is_granted_once(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     first = ledger.lease(COARSE, 10, "mine")
     assert ledger.lease(COARSE, 10, "mine") == first
     assert Ledger(place, terms).lease(COARSE, 10, "mine") == first
     assert read(place).charged == {COARSE: 10}
 
 
-def test_a_name_is_for_one_lease(ledger: Ledger) -> None:
+def test_a_lease_name_cannot_be_reused_for_another_lease(ledger: Ledger) -> None:
     ledger.lease(COARSE, 10, "mine")
     with pytest.raises(LeaseRefused, match="another event"):
         ledger.lease(FINE, 10, "mine")
@@ -75,7 +75,7 @@ def test_impossible_counts_are_refused(ledger: Ledger, wanted: int) -> None:
         ledger.lease(COARSE, wanted)
 
 
-def test_settling_again_alike_changes_nothing(ledger: Ledger) -> None:
+def test_a_repeated_settlement_changes_nothing(ledger: Ledger) -> None:
     lease = ledger.lease(COARSE, 10).lease
     ledger.settle(lease, 4)
     settled = ledger.balance()
@@ -84,14 +84,14 @@ def test_settling_again_alike_changes_nothing(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(("used", "message"), [(11, "a lease of 10 tokens cannot have"), (-1, "cannot have")])
-def test_more_than_was_granted_cannot_have_been_used(ledger: Ledger, used: int, message: str) -> None:
+def test_a_settlement_above_the_grant_is_refused(ledger: Ledger, used: int, message: str) -> None:
     lease = ledger.lease(COARSE, 10).lease
     with pytest.raises(LeaseRefused, match=message):
         ledger.settle(lease, used)
     assert ledger.balance().charged == {COARSE: 10}
 
 
-def test_settling_otherwise_or_the_unknown_is_refused(ledger: Ledger) -> None:
+def test_a_contradicting_or_unknown_settlement_is_refused(ledger: Ledger) -> None:
     lease = ledger.lease(COARSE, 10).lease
     ledger.settle(lease, 4)
     with pytest.raises(LeaseRefused, match="settled before, at 4 tokens"):
@@ -108,7 +108,7 @@ def test_a_lease_of_an_earlier_epoch_may_be_settled(ledger: Ledger, place: str, 
     assert read(place).charged == {COARSE: 4}
 
 
-def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
+def test_a_replaced_writer_cannot_write(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     lease = ledger.lease(COARSE, 10).lease
     later = Ledger(place, terms)
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_writer_that_was_replaced_writes_no_more(ledger: Ledger, place: str, t
     assert read(place).charged == {COARSE: 11}
 
 
-def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
+def test_a_reopened_ledger_continues_its_state(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     ledger.settle(ledger.lease(FINE, 20).lease, 5)
     before, after = ledger.balance(), Ledger(place, terms).balance()
@@ -132,7 +132,7 @@ def test_opening_again_goes_on_where_it_ended(ledger: Ledger, place: str, terms:
     ("field", "value"),
     [("ensemble", "other"), ("epsilon", 9.0), ("epsilon", 7.0), ("delta", 1e-6), ("order", 9.0), ("adjacency", "user")],
 )
-def test_another_promise_is_refused_with_what_differs(
+def test_another_promise_is_refused_with_the_difference(
     ledger: Ledger, place: str, terms: PrivacyBudget, field: str, value: object
 ) -> None:
     ledger.lease(COARSE, 10)
@@ -140,11 +140,11 @@ def test_another_promise_is_refused_with_what_differs(
     with pytest.raises(LedgerMismatch, match=rf"{field} is {getattr(terms, field)!r} there and {value!r} here"):
         Ledger(place, terms.model_copy(update={field: value}))
     assert read(place) == kept
-    assert ledger.lease(COARSE, 1).count == 1, "an attempt that was refused replaces nobody"
+    assert ledger.lease(COARSE, 1).count == 1, "a refused attempt does not fence the writer"
 
 
 def test_a_ledger_of_an_earlier_version_is_read_at_a_users_cost(place: str, terms: PrivacyBudget) -> None:
-    """It was begun for a part present or absent, at which 267 tokens fitted; a user's cost of them is more."""
+    """The ledger began with another adjacency, for which 267 tokens fit the budget. A user's cost of them is larger."""
     user = terms.model_copy(update={"adjacency": "user"})
     Ledger(place, terms.model_copy(update={"adjacency": "part, add or remove"}))
     record = Leased(lease="old", event=json.loads(COARSE.to_json()), count=267)
@@ -155,20 +155,20 @@ def test_a_ledger_of_an_earlier_version_is_read_at_a_users_cost(place: str, term
     assert (stated.adjacency, stated.exhausted, stated.tokens_left) == ("user", True, 0)
     assert known(stated.epsilon_spent) > 8
     assert "more than the budget of 8, which is exhausted: an earlier version" in stated.guarantee
-    assert "(8, 1e-05)" not in stated.guarantee, "what was promised is not what was kept"
+    assert "(8, 1e-05)" not in stated.guarantee, "the statement must not repeat the exceeded promise"
     ledger.settle("old", 100)
-    assert ledger.lease(COARSE, 1).count == 1, "tokens that were never released come back"
+    assert ledger.lease(COARSE, 1).count == 1, "unreleased tokens come back"
     assert "exhausted" not in statement(ledger.balance()).guarantee
 
 
-def test_an_event_that_this_version_does_not_know_stops_it(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
+def test_an_unknown_event_stops_the_ledger(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     append(place, epoch=1, kind="lease", body='{"lease":"a","event":{"kind":"not-yet-known"},"count":1}')
     with pytest.raises(LedgerForeign, match=r"row 4 has an event that this version does not know.*not-yet-known"):
         Ledger(place, terms)
 
 
-def test_an_event_that_would_not_be_read_again_is_not_written(ledger: Ledger) -> None:
+def test_an_event_that_does_not_survive_storage_is_not_written(ledger: Ledger) -> None:
     class Forgetful(RatioEvent):
         kind = "test-forgetful"
 
@@ -187,11 +187,11 @@ def test_an_event_that_would_not_be_read_again_is_not_written(ledger: Ledger) ->
         ("sqlite:///:memory:", LedgerMissing, "in memory"),
         ("sqlite:///ledger.db?mode=memory", LedgerMissing, "names no file"),
         ("mysql://host/ledger", LedgerForeign, "not in mysql"),
-        ("://", LedgerMissing, "no path and no database URL"),
+        ("://", LedgerMissing, "neither a path nor a database URL"),
         ("/", LedgerForeign, "is a directory"),
     ],
 )
-def test_places_that_keep_no_ledger_are_refused(
+def test_places_that_cannot_store_a_ledger_are_refused(
     terms: PrivacyBudget, name: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

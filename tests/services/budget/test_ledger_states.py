@@ -1,4 +1,4 @@
-"""Any interleaving of leases, settlements and deaths: charged covers released, and the budget covers charged."""
+"""Claim: in any interleaving of leases, settlements and crashes, released <= charged <= budget."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -88,7 +88,7 @@ class LedgerStates(RuleBasedStateMachine):
 
     @rule(holding=consumes(holdings))
     def coordinator_dies(self, holding: Holding) -> None:
-        """Nobody is left to settle: what it held stays charged."""
+        """Forgets the lease without a settlement, so that its tokens stay charged."""
 
     @rule()
     def writer_dies(self) -> None:

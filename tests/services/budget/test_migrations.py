@@ -1,4 +1,4 @@
-"""The layout of a ledger is made, recognised and brought up to date; readers leave it alone."""
+"""Claim: a writer creates, recognizes and upgrades the schema of a ledger; a reader does not change it."""
 
 import sqlite3
 from contextlib import closing
@@ -20,7 +20,7 @@ from tests.services.budget.events import COARSE
 
 NEWEST = "0002"
 
-# What made ledgers before there were revisions.
+# The statements that created ledgers before revisions existed.
 OLD_TABLE = """CREATE TABLE privmix_ledger (
     seq {0} NOT NULL, epoch BIGINT NOT NULL, kind VARCHAR(16) NOT NULL, body TEXT NOT NULL, at VARCHAR(32) NOT NULL,
     previous VARCHAR(64) NOT NULL, hash VARCHAR(64) NOT NULL, PRIMARY KEY (seq))"""
@@ -51,7 +51,7 @@ def revision(connection: Connection) -> str | None:
 
 @pytest.fixture
 def old(place: str, terms: PrivacyBudget, tmp_path: Path) -> str:
-    """A ledger of 10 tokens of COARSE, as it was made before revisions were recorded."""
+    """A ledger of 10 tokens of COARSE, without a revision table."""
     writer = Ledger(tmp_path / "model.db", terms)
     writer.lease(COARSE, 10)
     with closing(sqlite3.connect(tmp_path / "model.db")) as model:
@@ -74,7 +74,7 @@ def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
         assert compare_metadata(context, ledger_table.metadata) == []
 
 
-def test_an_old_ledger_is_stamped_and_goes_on(old: str, terms: PrivacyBudget) -> None:
+def test_an_old_ledger_gets_a_revision_and_continues(old: str, terms: PrivacyBudget) -> None:
     before = read(old)
     ledger = Ledger(old, terms, create=False)
     ledger.lease(COARSE, 7)
@@ -84,20 +84,20 @@ def test_an_old_ledger_is_stamped_and_goes_on(old: str, terms: PrivacyBudget) ->
         assert revision(connection) == NEWEST
 
 
-def test_an_old_ledger_can_be_read_and_is_left_as_it_was(old: str) -> None:
+def test_a_reader_does_not_change_an_old_ledger(old: str) -> None:
     assert read(old).charged == {COARSE: 10}
     with Database(old, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
-def test_an_opening_that_is_refused_stamps_nothing(old: str, terms: PrivacyBudget) -> None:
+def test_a_refused_opening_writes_no_revision(old: str, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMismatch):
         Ledger(old, terms.model_copy(update={"epsilon": 9.0}))
     with Database(old, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
-def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: PrivacyBudget) -> None:
+def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms).lease(COARSE, 10)
     with Database(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
@@ -110,7 +110,7 @@ def test_a_layout_of_the_future_is_refused_and_left_alone(place: str, terms: Pri
         assert revision(connection) == "9999"
 
 
-def test_opening_again_writes_no_layout(place: str, terms: PrivacyBudget) -> None:
+def test_a_second_opening_does_not_change_the_schema(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms)
     with Database(place, "read").transaction() as connection:
         before = layout_of(connection)
@@ -128,7 +128,7 @@ def layout_of(connection: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in connection.exec_driver_sql(catalogue)]
 
 
-def test_others_who_use_alembic_in_the_same_database_are_left_alone(postgresql: Server, terms: PrivacyBudget) -> None:
+def test_tables_of_other_alembic_users_are_not_changed(postgresql: Server, terms: PrivacyBudget) -> None:
     url = postgresql.database()
     with postgresql.connect(url) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""A ledger that moves keeps its chain and is never two: whatever dies meanwhile, one place at most can be written."""
+"""Claim: a moved ledger keeps its chain, and a crash at any moment leaves at most one writable copy."""
 
 from collections.abc import Callable
 from itertools import count
@@ -23,12 +23,12 @@ from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.processes import spawn
 from tests.services.budget.tampering import append, tamper
 
-COMMITS = 4  # of a move: the source read, the source fenced, the target written, the target read
+COMMITS = 4  # a move reads the source, fences the source, writes the target, and reads the target
 
 
 @pytest.fixture
 def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
-    """A place of that kind without a ledger."""
+    """A function that returns a place of a given kind without a ledger."""
     numbers = count()
 
     def make(kind: str) -> str:
@@ -60,7 +60,7 @@ def spent(balance: Balance) -> tuple[object, ...]:
     return balance.terms, balance.charged, balance.held
 
 
-def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: PrivacyBudget) -> None:
+def test_the_chain_continues_at_the_target(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     before, left = rows_of(source), read(source)
     assert move(source, target) == left
@@ -74,7 +74,7 @@ def test_the_chain_arrives_and_goes_on(places: tuple[str, str], terms: PrivacyBu
     assert verify(target, head=left.head, length=left.rows).charged == {COARSE: 13, FINE: 20}
 
 
-def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str], terms: PrivacyBudget) -> None:
+def test_the_source_can_be_read_but_not_written(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     writer, before = Ledger(source, terms), read(source)
     move(source, target)
@@ -95,7 +95,7 @@ def test_what_was_left_behind_is_read_and_never_written(places: tuple[str, str],
     assert not any("hunter2" in row.body for row in rows_of(source))
 
 
-def test_moving_again_changes_nothing(places: tuple[str, str], terms: PrivacyBudget) -> None:
+def test_a_repeated_move_changes_nothing(places: tuple[str, str], terms: PrivacyBudget) -> None:
     source, target = places
     move(source, target)
     Ledger(target, terms).lease(COARSE, 1)
@@ -105,13 +105,13 @@ def test_moving_again_changes_nothing(places: tuple[str, str], terms: PrivacyBud
 
 
 @pytest.mark.parametrize("number", range(1, COMMITS + 2))
-def test_no_crash_leaves_two_ledgers_and_moving_again_finishes(
+def test_no_crash_leaves_two_ledgers_and_a_repeated_move_finishes(
     places: tuple[str, str], terms: PrivacyBudget, number: int
 ) -> None:
     source, target = places
     before = spent(read(source))
     process, connection = spawn(writers.die_before_commit, number, source, target)
-    survived = connection.poll(60) and said(connection) == "moved"
+    survived = connection.poll(60) and last_message(connection) == "moved"
     process.join()
     assert survived == (number > COMMITS)
     writable = [place for place in (source, target) if can_be_written(place, terms)]
@@ -121,7 +121,7 @@ def test_no_crash_leaves_two_ledgers_and_moving_again_finishes(
     assert [place for place in (source, target) if can_be_written(place, terms)] == [target]
 
 
-def said(connection: object) -> object:
+def last_message(connection: object) -> object:
     try:
         return connection.recv()  # type: ignore[attr-defined]
     except EOFError:
@@ -136,7 +136,7 @@ def can_be_written(place: str, terms: PrivacyBudget) -> bool:
     return True
 
 
-def test_it_goes_to_one_place_only(places: tuple[str, str], new_place: Callable[[str], str]) -> None:
+def test_a_ledger_moves_to_one_place_only(places: tuple[str, str], new_place: Callable[[str], str]) -> None:
     source, target = places
     move(source, target)
     elsewhere = new_place("sqlite")
@@ -145,7 +145,7 @@ def test_it_goes_to_one_place_only(places: tuple[str, str], new_place: Callable[
     assert not Path(elsewhere).exists()
 
 
-def test_it_may_move_on_and_back(new_place: Callable[[str], str], terms: PrivacyBudget) -> None:
+def test_a_ledger_can_move_on_and_back(new_place: Callable[[str], str], terms: PrivacyBudget) -> None:
     first, second, third = new_place("sqlite"), new_place("postgresql"), new_place("sqlite")
     Ledger(first, terms).lease(COARSE, 10)
     noted = read(first)
@@ -168,7 +168,7 @@ def test_a_place_with_a_ledger_is_refused(places: tuple[str, str], terms: Privac
     assert Ledger(source, terms).lease(COARSE, 1).count == 1
 
 
-def test_a_ledger_that_was_tampered_with_is_not_moved(path: Path, terms: PrivacyBudget, postgresql: Server) -> None:
+def test_a_tampered_ledger_is_not_moved(path: Path, terms: PrivacyBudget, postgresql: Server) -> None:
     Ledger(path, terms).lease(COARSE, 10)
     tamper(path, "UPDATE privmix_ledger SET body = replace(body, '10', '11') WHERE seq = 3")
     target = postgresql.database()

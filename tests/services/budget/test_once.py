@@ -1,4 +1,4 @@
-"""Claim: what one private release costs is charged with its first token, for ever, and its other tokens are free."""
+"""Claim: the first token of a private training is charged the whole training, and its other tokens are free."""
 
 from pathlib import Path
 
@@ -25,14 +25,14 @@ def terms(epsilon: float) -> PrivacyBudget:
 
 
 @pytest.mark.parametrize("spent", [{}, {FIRST: 1}, {FIRST: 10**6}, {PublicEvent(): 5}])
-def test_a_promise_of_its_cost_grants_any_number_of_tokens(spent: dict[Event, int]) -> None:
+def test_a_budget_of_the_training_cost_covers_any_number_of_tokens(spent: dict[Event, int]) -> None:
     assert Filter(terms(COST + 1e-9)).affordable(spent, FIRST) == UNLIMITED
     assert Filter(terms(COST - 1e-9)).affordable(spent, FIRST) == 0
 
 
 @pytest.mark.parametrize("other", [SECOND, RatioEvent(parts=8, q=0.1, radius=0.1)])
-def test_beside_another_cost_its_divergence_counts_and_is_never_forgotten(other: Event) -> None:
-    """The tighter conversion is for one release alone: with anything else it is a composition, at one order."""
+def test_the_cost_of_a_training_composes_with_other_costs(other: Event) -> None:
+    """The tighter conversion holds for one release alone; two releases compose at one order."""
     budget = Filter(terms(1e6))
     alone, together = budget.epsilon({FIRST: 9}), budget.epsilon({FIRST: 9, other: 1})
     assert together > alone
@@ -41,7 +41,7 @@ def test_beside_another_cost_its_divergence_counts_and_is_never_forgotten(other:
     assert together > exact
 
 
-def test_the_ledger_holds_the_training_from_the_first_token_on(tmp_path: Path) -> None:
+def test_the_ledger_charges_the_training_with_the_first_token(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
     assert statement(ledger.balance(), FIRST).epsilon_spent == 0
     for tokens in (1, 1000):
@@ -51,11 +51,11 @@ def test_the_ledger_holds_the_training_from_the_first_token_on(tmp_path: Path) -
         assert known(stated.epsilon_spent) <= known(stated.epsilon)
         assert stated.tokens_left is None
         assert "any number of released tokens" in stated.guarantee
-    assert stated.tokens_charged == 1 + FREE_LEASE, "what costs nothing more is leased in large numbers"
-    assert ledger.lease(SECOND, 5).count == 0, "another training on the same text costs again"
+    assert stated.tokens_charged == 1 + FREE_LEASE, "free tokens are leased in large numbers"
+    assert ledger.lease(SECOND, 5).count == 0, "another training on the same text has its own cost"
 
 
-def test_a_training_of_which_nothing_was_released_costs_nothing(tmp_path: Path) -> None:
+def test_a_training_without_released_tokens_costs_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.db", terms(COST + 0.01))
     ledger.settle(ledger.lease(FIRST, 10).lease, 0)
     assert statement(ledger.balance()).epsilon_spent == 0

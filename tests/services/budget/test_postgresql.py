@@ -1,4 +1,4 @@
-"""What is particular to a ledger in PostgreSQL, a real one, which is killed and whose connections are lost."""
+"""Claim: a ledger in PostgreSQL survives kills of the server and lost connections, and refuses unsafe settings."""
 
 import socket
 import tempfile
@@ -23,14 +23,14 @@ from tests.postgresql import Server, running
 from tests.services.budget import writers
 from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE, FINE
+from tests.services.budget.grant_log import GrantLog
 from tests.services.budget.processes import spawn
-from tests.services.budget.sayings import Sayings
 from tests.services.budget.wire import Wire
 
 
 @pytest.fixture(scope="module")
 def frail() -> Iterator[Server]:
-    """A server to stop, kill and configure: what it must recover grows with the databases made in it."""
+    """A server of its own to stop, kill and configure, because recovery takes longer with many databases."""
     with running() as server:
         yield server
 
@@ -47,7 +47,7 @@ def ledger(url: str, terms: PrivacyBudget) -> Ledger:
 
 @pytest.fixture
 def wire(postgresql: Server) -> Iterator[tuple[Wire, str]]:
-    """A connection that can be lost, and the folder that a URL names as its host to use it."""
+    """A proxy that can lose a connection, and its folder, which a URL names as the host."""
     with tempfile.TemporaryDirectory() as folder:
         wire = Wire(Path(folder), postgresql.folder)
         yield wire, folder
@@ -71,14 +71,14 @@ def test_a_url_needs_no_driver(url: str, terms: PrivacyBudget, scheme: str) -> N
         "ON CONFLICT (seq) DO UPDATE SET body = '{}'",
     ],
 )
-def test_the_table_only_grows(ledger: Ledger, postgresql: Server, url: str, statement: str) -> None:
+def test_the_table_is_append_only(ledger: Ledger, postgresql: Server, url: str, statement: str) -> None:
     ledger.lease(COARSE, 10)
     with postgresql.connect(url) as connection, pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         connection.execute(statement)
     assert read(url) == ledger.balance()
 
 
-def test_who_takes_the_guards_away_is_found_by_the_chain(
+def test_a_change_after_removal_of_the_triggers_is_detected_by_the_chain(
     ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
 ) -> None:
     ledger.lease(COARSE, 10)
@@ -92,7 +92,7 @@ def test_who_takes_the_guards_away_is_found_by_the_chain(
 
 
 @pytest.mark.parametrize(("lost", "charged"), [("request", 0), ("answer", 5)])
-def test_a_connection_lost_in_a_commit_grants_nothing_and_forgets_nothing(
+def test_a_connection_lost_in_a_commit_grants_nothing_and_loses_nothing(
     wire: tuple[Wire, str],
     postgresql: Server,
     url: str,
@@ -106,38 +106,36 @@ def test_a_connection_lost_in_a_commit_grants_nothing_and_forgets_nothing(
     with pytest.raises(LedgerUnavailable):
         ledger.lease(COARSE, 5, "mine")
     assert read(url).charged[COARSE] == charged if charged else not read(url).charged
-    assert ledger.lease(COARSE, 5, "mine").count == 5, "asked again it goes on by itself, and charges once"
+    assert ledger.lease(COARSE, 5, "mine").count == 5, "a repeated request reconnects and charges once"
     assert ledger.lease(COARSE, 7).count == 7
     assert read(url).charged == {COARSE: 12}
     assert read(url) == ledger.balance()
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_server_killed_at_any_moment_forgets_nothing_that_was_granted(
-    frail: Server, roomy: PrivacyBudget, kills: int
-) -> None:
-    url, said = frail.database(), Sayings()
-    process, connection = spawn(writers.scribble_on, url, roomy, 0)
-    said.hear(connection.recv())
+def test_a_server_killed_at_any_moment_keeps_every_grant(frail: Server, roomy: PrivacyBudget, kills: int) -> None:
+    url, log = frail.database(), GrantLog()
+    process, connection = spawn(writers.lease_with_retries, url, roomy, 0)
+    log.record(connection.recv())
     for kill in range(1, kills + 1):
-        granted = len(said.granted)
-        while len(said.granted) < granted + 10:
-            said.hear(connection.recv())
+        granted = len(log.granted)
+        while len(log.granted) < granted + 10:
+            log.record(connection.recv())
         frail.kill()
-        while said.interruptions < kill:
-            said.hear(connection.recv())
+        while log.interruptions < kill:
+            log.record(connection.recv())
         frail.start()
-        said.hear_waiting(connection)
-    while len(said.granted) < granted + 20:
-        said.hear(connection.recv())
+        log.record_pending(connection)
+    while len(log.granted) < granted + 20:
+        log.record(connection.recv())
     process.kill()
     process.join()
-    said.hear_all(connection)
-    said.check(read(url))
-    assert read(url).epoch == 1, "the same writer went on"
+    log.record_all(connection)
+    log.check(read(url))
+    assert read(url).epoch == 1, "the same writer continued"
 
 
-def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server, terms: PrivacyBudget) -> None:
+def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     ledger = Ledger(url, terms)
     ledger.lease(COARSE, 10)
@@ -153,7 +151,7 @@ def test_a_server_that_is_stopped_and_started_again_has_everything(frail: Server
     assert read(url).charged == {COARSE: 11}
 
 
-def test_the_actor_outlives_its_database_and_the_database_the_actor(
+def test_the_actor_and_its_database_survive_each_others_crash(
     cluster: None, frail: Server, roomy: PrivacyBudget
 ) -> None:
     url = frail.database()
@@ -177,16 +175,18 @@ def test_the_actor_outlives_its_database_and_the_database_the_actor(
         ray.kill(actor)
 
 
-def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_locked_by_another_writer_is_unavailable(
+    ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.budget.store.postgresql.LOCK_TIMEOUT", "50ms")
     with Database(url, "write").transaction():
-        with pytest.raises(LedgerUnavailable, match="another writer holds it; try again"):
+        with pytest.raises(LedgerUnavailable, match="another writer has locked it; try again"):
             ledger.lease(COARSE, 1)
-        assert not read(url).charged, "readers wait for nobody"
+        assert not read(url).charged, "readers do not wait for a lock"
     assert ledger.lease(COARSE, 1).count == 1
 
 
-def test_a_writer_that_goes_silent_is_not_waited_for(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_silent_writer_expires(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.budget.store.postgresql.IDLE_TIMEOUT", "100ms")
     silent = Database(url, "write")
     with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
@@ -195,7 +195,7 @@ def test_a_writer_that_goes_silent_is_not_waited_for(ledger: Ledger, url: str, m
     assert read(url).charged == {COARSE: 1}
 
 
-def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(
+def test_commits_are_synchronous_in_spite_of_the_databases_settings(
     postgresql: Server, url: str, ledger: Ledger
 ) -> None:
     with postgresql.connect(url) as connection:
@@ -204,12 +204,12 @@ def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(
         assert ours.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 
-def test_a_server_that_may_forget_is_refused(frail: Server, terms: PrivacyBudget) -> None:
+def test_a_server_without_fsync_is_refused(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     with frail.connect() as connection:
         configure(connection, "ALTER SYSTEM SET fsync = off", "off")
         try:
-            with pytest.raises(LedgerUnavailable, match="fsync = off and may forget"):
+            with pytest.raises(LedgerUnavailable, match="fsync = off and may lose"):
                 Ledger(url, terms)
         finally:
             configure(connection, "ALTER SYSTEM RESET fsync", "on")
@@ -217,22 +217,24 @@ def test_a_server_that_may_forget_is_refused(frail: Server, terms: PrivacyBudget
 
 
 def configure(connection: psycopg.Connection, statement: str, fsync: str) -> None:
-    """Returns when the server has taken the new setting."""
+    """Changes the setting and waits until the server applies it."""
     connection.execute(statement)
     connection.execute("SELECT pg_reload_conf()")
     while connection.execute("SHOW fsync").fetchone() != (fsync,):
         time.sleep(0.02)
 
 
-def test_a_standby_is_named_as_such(ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget) -> None:
+def test_the_error_on_a_standby_names_the_fix(
+    ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
+) -> None:
     with postgresql.connect(url) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
-    with pytest.raises(LedgerUnavailable, match="name the one that writes"):
+    with pytest.raises(LedgerUnavailable, match="use the URL of the primary"):
         Ledger(url, terms)
     assert read(url) == ledger.balance()
 
 
-def test_a_user_with_few_rights_reads_and_is_told_why_it_cannot_write(
+def test_a_read_only_user_reads_and_gets_a_clear_error_on_writes(
     ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
 ) -> None:
     with postgresql.connect(url) as connection:
@@ -240,29 +242,27 @@ def test_a_user_with_few_rights_reads_and_is_told_why_it_cannot_write(
         connection.execute("GRANT SELECT ON privmix_ledger, privmix_ledger_revision TO auditor")
     auditors = url.replace("postgres@", "auditor@")
     assert read(auditors) == ledger.balance()
-    with pytest.raises(LedgerUnavailable, match="this user must be able to"):
+    with pytest.raises(LedgerUnavailable, match="grant this user SELECT and INSERT"):
         Ledger(auditors, terms)
 
 
-def test_a_reader_makes_nothing(postgresql: Server, url: str) -> None:
+def test_a_reader_creates_nothing(postgresql: Server, url: str) -> None:
     with pytest.raises(LedgerMissing, match="there is no privmix ledger in this database"):
         read(url)
     assert tables(postgresql, url) == set()
 
 
-def test_a_ledger_that_was_dropped_is_not_made_anew(
-    ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget
-) -> None:
+def test_a_dropped_ledger_is_not_recreated(ledger: Ledger, postgresql: Server, url: str, terms: PrivacyBudget) -> None:
     ledger.lease(COARSE, 10)
     with postgresql.connect(url) as connection:
         connection.execute("DROP TABLE privmix_ledger")
-    with pytest.raises(LedgerForeign, match="the table of its ledger is gone"):
+    with pytest.raises(LedgerForeign, match="its table is missing"):
         Ledger(url, terms)
     with pytest.raises(LedgerUnavailable):
         ledger.lease(COARSE, 10)
 
 
-def test_passwords_are_not_told(terms: PrivacyBudget) -> None:
+def test_passwords_are_not_shown(terms: PrivacyBudget) -> None:
     for wrong in ("postgresql://user:hunter2@127.0.0.1:1/ledger", "postgresql://user:hunter2@host:port/ledger"):
         with pytest.raises(LedgerError) as caught:
             Ledger(wrong, terms)
@@ -272,13 +272,13 @@ def test_passwords_are_not_told(terms: PrivacyBudget) -> None:
 
 def tables(postgresql: Server, url: str) -> set[str]:
     with postgresql.connect(url) as connection:
-        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-    return {name for (name,) in found}
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return {name for (name,) in rows}
 
 
 @contextmanager
 def server_without_tls() -> Iterator[str]:
-    """Where a server listens that refuses TLS and would take anything else for a start in the clear; its URL."""
+    """The URL of a server that refuses TLS, and takes any other data for the start of an unencrypted connection."""
     with socket.create_server(("127.0.0.2", 0)) as listening:
 
         def answer() -> None:
@@ -294,11 +294,11 @@ def server_without_tls() -> Iterator[str]:
         yield f"postgresql://user:hunter2@127.0.0.2:{listening.getsockname()[1]}/ledger"
 
 
-def test_a_ledger_over_a_network_demands_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_over_a_network_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGSSLMODE", raising=False)
     with server_without_tls() as url:
         with pytest.raises(LedgerUnavailable, match="sslmode=disable"):
             read(url)
         with pytest.raises(LedgerUnavailable) as refused:
             read(f"{url}?sslmode=prefer&connect_timeout=3")
-        assert "does not support SSL" not in str(refused.value), "told otherwise, the client goes on without"
+        assert "does not support SSL" not in str(refused.value), "with sslmode=disable the client connects without TLS"

@@ -1,10 +1,7 @@
-"""The same promises with real processes: killed, replaced, starved of disk, and read from meanwhile."""
+"""Claim: a ledger keeps every grant when processes are killed, fenced, out of disk space, or read concurrently."""
 
 import random
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,26 +15,28 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE
+from tests.services.budget.grant_log import GrantLog
 from tests.services.budget.processes import answer, spawn
-from tests.services.budget.sayings import Sayings
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_keeps_what_it_said(place: str, roomy: PrivacyBudget, kills: int) -> None:
-    said = Sayings()
+def test_a_process_killed_at_any_moment_keeps_every_reported_grant(
+    place: str, roomy: PrivacyBudget, kills: int
+) -> None:
+    log = GrantLog()
     for seed in range(kills):
-        process, connection = spawn(writers.scribble, place, roomy, seed)
-        said.hear(connection.recv())
+        process, connection = spawn(writers.lease_forever, place, roomy, seed)
+        log.record(connection.recv())
         time.sleep(random.Random(seed).uniform(0.0, 0.08))
         process.kill()
         process.join()
-        said.hear_all(connection)
-        said.check(read(place))
-    assert said.epoch == kills
-    assert said.settled, "the processes lived long enough to do something"
+        log.record_all(connection)
+        log.check(read(place))
+    assert log.epoch == kills
+    assert log.settled, "the processes lived long enough to settle a lease"
 
 
-def test_two_processes_never_both_write(place: str, terms: PrivacyBudget) -> None:
+def test_two_processes_cannot_both_write(place: str, terms: PrivacyBudget) -> None:
     first, to_first = spawn(writers.lease_on_demand, place, terms)
     assert to_first.recv() == "open"
     assert ask(to_first, 5) == 5
@@ -55,7 +54,7 @@ def ask(connection: Connection, wanted: int) -> Any:
     return connection.recv()
 
 
-def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms: PrivacyBudget) -> None:
+def test_processes_that_open_concurrently_have_different_epochs(place: str, terms: PrivacyBudget) -> None:
     started = [spawn(writers.open_once, place, terms) for _ in range(4)]
     assert sorted(connection.recv() for _, connection in started) == [1, 2, 3, 4]
     for process, _ in started:
@@ -63,23 +62,23 @@ def test_processes_that_open_at_once_have_epochs_of_their_own(place: str, terms:
     assert read(place).epoch == 4
 
 
-def test_a_commit_that_was_not_confirmed_stays_charged(path: Path, terms: PrivacyBudget) -> None:
+def test_an_unconfirmed_commit_stays_charged(path: Path, terms: PrivacyBudget) -> None:
     unaware, again, granted, balance = answer(writers.lose_a_confirmation, path, terms)
     assert (unaware, again, granted) == (0, 5, 7)
     assert balance == read(path)
     assert balance.charged == {COARSE: 12}
 
 
-def test_a_reader_sees_a_whole_ledger_while_it_is_written(place: str, roomy: PrivacyBudget) -> None:
-    process, connection = spawn(writers.scribble, place, roomy, 0)
+def test_a_reader_sees_a_consistent_ledger_during_writes(place: str, roomy: PrivacyBudget) -> None:
+    process, connection = spawn(writers.lease_forever, place, roomy, 0)
     connection.recv()
-    seen = [read(place) for _ in range(50)]
+    balances = [read(place) for _ in range(50)]
     process.kill()
     process.join()
-    lengths = [balance.rows for balance in seen]
+    lengths = [balance.rows for balance in balances]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
-    assert {balance.epoch for balance in seen} == {1}
+    assert {balance.epoch for balance in balances} == {1}
 
 
 def test_a_full_disk_grants_nothing(path: Path, terms: PrivacyBudget) -> None:
@@ -88,16 +87,6 @@ def test_a_full_disk_grants_nothing(path: Path, terms: PrivacyBudget) -> None:
     assert str(path) in str(refused)
     assert granted_later == 7
     assert read(path).charged in ({COARSE: 7}, {COARSE: 12})
-
-
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """A directory that another user can reach, which pytest's own are not."""
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o755)
-    yield directory
-    directory.chmod(0o755)
-    shutil.rmtree(directory)
 
 
 def test_a_read_only_place_grants_nothing_and_can_be_read(public_directory: Path, terms: PrivacyBudget) -> None:

@@ -1,9 +1,6 @@
-"""A ledger is begun once, on purpose, and no other one is ever served in its place."""
+"""Claim: an ensemble's ledger is created once, explicitly, and the service accepts no other in its place."""
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,7 @@ def ensemble(tmp_path: Path) -> Path:
     return directory
 
 
-def test_it_is_begun_once_and_known_ever_after(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+def test_a_ledger_is_begun_once_and_then_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     assert is_fresh(place, ensemble)
     begun = begin(place, terms, ensemble)
     assert begun.new
@@ -40,19 +37,21 @@ def test_it_is_begun_once_and_known_ever_after(place: str, terms: PrivacyBudget,
     assert [file.name for file in ensemble.iterdir()] == [FILE]
 
 
-def test_without_a_receipt_nothing_is_known(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+def test_without_a_receipt_no_ledger_is_recognized(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
         known(place, terms, ensemble)
     Ledger(place, terms)
     with pytest.raises(LedgerUnknown, match="privmix ledger init"):
         known(place, terms, ensemble)
-    assert not is_fresh(place, ensemble), "there is a ledger, which somebody must recognise"
+    assert not is_fresh(place, ensemble), "the operator must confirm an existing ledger"
     begun = begin(place, terms, ensemble)
     assert (begun.new, begun.ledger) == (False, read(place).id)
     assert known(place, terms, ensemble) == begun.ledger
 
 
-def test_a_wrong_place_is_refused(place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path) -> None:
+def test_a_place_without_the_ensembles_ledger_is_refused(
+    place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
+) -> None:
     begun = begin(place, terms, ensemble)
     empty, another = str(tmp_path / "empty.db"), str(tmp_path / "another.db")
     Ledger(another, terms)
@@ -78,17 +77,8 @@ def test_an_emptied_database_is_refused(
         with pytest.raises((LedgerMissing, LedgerForeign), match="put it back"):
             refuse(url, terms, ensemble)
     with postgresql.connect(url) as connection:
-        found = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'privmix_ledger'").fetchone()
-    assert found == (0,)
-
-
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """A directory that another user can reach, which pytest's own are not."""
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o777)
-    yield directory
-    shutil.rmtree(directory)
+        count = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename = 'privmix_ledger'").fetchone()
+    assert count == (0,)
 
 
 def test_a_read_only_ensemble_gets_no_ledger(terms: PrivacyBudget, public_directory: Path) -> None:
@@ -101,7 +91,7 @@ def test_a_read_only_ensemble_gets_no_ledger(terms: PrivacyBudget, public_direct
     assert not list(ensemble.iterdir())
 
 
-def test_a_directory_that_nobody_can_write_goes_by_the_configured_id(
+def test_an_unwritable_directory_uses_the_configured_id(
     place: str, terms: PrivacyBudget, ensemble: Path, tmp_path: Path
 ) -> None:
     identity = Ledger(place, terms).balance().id
@@ -114,7 +104,7 @@ def test_a_directory_that_nobody_can_write_goes_by_the_configured_id(
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_an_interrupted_beginning_goes_on(
+def test_an_interrupted_beginning_continues(
     place: str, terms: PrivacyBudget, ensemble: Path, monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
     def die(*arguments: object, **options: object) -> None:
@@ -134,7 +124,7 @@ def test_an_interrupted_beginning_goes_on(
     assert begin(place, terms, ensemble).ledger == promised.ledger == known(place, terms, ensemble)
 
 
-def test_a_receipt_of_an_earlier_version_learns_the_id(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+def test_a_receipt_of_an_earlier_version_gets_the_id(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     (ensemble / FILE).touch()
     with pytest.raises(LedgerMissing, match="put it back"):
         known(place, terms, ensemble)
@@ -143,7 +133,7 @@ def test_a_receipt_of_an_earlier_version_learns_the_id(place: str, terms: Privac
     assert Receipt.load(ensemble) == Receipt(ledger=identity)
 
 
-def test_a_moved_ledger_is_still_the_ensembles(
+def test_a_moved_ledger_still_belongs_to_the_ensemble(
     path: Path, terms: PrivacyBudget, ensemble: Path, postgresql: Server
 ) -> None:
     begun, target = begin(str(path), terms, ensemble), postgresql.database()
@@ -152,7 +142,7 @@ def test_a_moved_ledger_is_still_the_ensembles(
     assert known(target, terms, ensemble) == begun.ledger
 
 
-def test_a_receipt_that_cannot_be_read_is_named(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
+def test_the_error_names_an_unreadable_receipt(place: str, terms: PrivacyBudget, ensemble: Path) -> None:
     (ensemble / FILE).write_text("{")
     with pytest.raises(LedgerForeign, match=FILE):
         begin(place, terms, ensemble)

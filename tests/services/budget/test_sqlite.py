@@ -1,4 +1,4 @@
-"""What is particular to a ledger in a SQLite file."""
+"""Claim: a ledger in a SQLite file waits for the disk, and refuses missing, replaced, damaged and foreign files."""
 
 import sqlite3
 from collections import Counter
@@ -34,14 +34,14 @@ def ledger(path: Path, terms: PrivacyBudget) -> Ledger:
         "INSERT INTO privmix_ledger SELECT 9, epoch, kind, body, at, previous, hash FROM privmix_ledger WHERE seq = 3",
     ],
 )
-def test_the_table_only_grows(ledger: Ledger, path: Path, statement: str) -> None:
+def test_the_table_is_append_only(ledger: Ledger, path: Path, statement: str) -> None:
     ledger.lease(COARSE, 10)
     with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError, match="append-only"):
         connection.execute(statement)
     assert read(path) == ledger.balance()
 
 
-def test_writes_wait_for_the_disk(ledger: Ledger) -> None:
+def test_commits_wait_for_the_disk(ledger: Ledger) -> None:
     with ledger._database.transaction() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("synchronous", "journal_mode")
@@ -49,7 +49,7 @@ def test_writes_wait_for_the_disk(ledger: Ledger) -> None:
     assert pragmas == {"synchronous": 2, "journal_mode": "wal"}
 
 
-def test_a_missing_directory_or_file_is_named(tmp_path: Path, terms: PrivacyBudget) -> None:
+def test_the_error_names_a_missing_directory_or_file(tmp_path: Path, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMissing, match=f"there is no directory {tmp_path / 'none'}"):
         Ledger(tmp_path / "none" / "ledger.db", terms)
     with pytest.raises(LedgerMissing, match="put it back"):
@@ -59,7 +59,7 @@ def test_a_missing_directory_or_file_is_named(tmp_path: Path, terms: PrivacyBudg
     assert not list(tmp_path.iterdir())
 
 
-def test_a_ledger_that_vanishes_under_its_writer_is_not_made_anew(ledger: Ledger, path: Path) -> None:
+def test_a_ledger_deleted_during_use_is_not_recreated(ledger: Ledger, path: Path) -> None:
     ledger.lease(COARSE, 10)
     path.unlink()
     with pytest.raises(LedgerMissing, match="put it back"):
@@ -67,7 +67,7 @@ def test_a_ledger_that_vanishes_under_its_writer_is_not_made_anew(ledger: Ledger
     assert not path.exists()
 
 
-def test_a_ledger_that_was_rolled_back_under_its_writer_is_noticed(ledger: Ledger, path: Path) -> None:
+def test_a_ledger_rolled_back_during_use_is_detected(ledger: Ledger, path: Path) -> None:
     backup = path.read_bytes()
     ledger.lease(COARSE, 10)
     path.write_bytes(backup)
@@ -75,7 +75,7 @@ def test_a_ledger_that_was_rolled_back_under_its_writer_is_noticed(ledger: Ledge
         ledger.lease(COARSE, 10)
 
 
-def test_other_files_are_refused_and_left_alone(path: Path, terms: PrivacyBudget) -> None:
+def test_other_files_are_refused_and_not_changed(path: Path, terms: PrivacyBudget) -> None:
     path.write_bytes(b"a letter, and not a database " * 100)
     with pytest.raises(LedgerForeign, match="not a SQLite file"):
         Ledger(path, terms)
@@ -83,7 +83,7 @@ def test_other_files_are_refused_and_left_alone(path: Path, terms: PrivacyBudget
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")
     kept = path.read_bytes()
-    with pytest.raises(LedgerForeign, match="something else; it has a table 'recipes'"):
+    with pytest.raises(LedgerForeign, match="another application; it has a table 'recipes'"):
         Ledger(path, terms)
     with pytest.raises(LedgerForeign, match="no privmix ledger"):
         read(path)
@@ -104,18 +104,20 @@ def test_a_path_and_its_url_are_one_ledger(ledger: Ledger, path: Path) -> None:
     assert read(f"sqlite:///{path}") == read(path) == read(str(path))
 
 
-def test_odd_file_names_are_names(tmp_path: Path, terms: PrivacyBudget) -> None:
+def test_file_names_may_have_special_characters(tmp_path: Path, terms: PrivacyBudget) -> None:
     path = tmp_path / "50% of what? #1 &mode=ro.db"
     Ledger(path, terms).lease(COARSE, 1)
     assert read(path).charged == Counter({COARSE: 1})
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_ledger_held_by_another_is_unavailable(ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_locked_by_another_writer_is_unavailable(
+    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.budget.store.sqlite.BUSY_TIMEOUT", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerUnavailable, match="another process holds it"):
+        with pytest.raises(LedgerUnavailable, match="another process has locked it"):
             ledger.lease(COARSE, 1)
     assert ledger.lease(COARSE, 1).count == 1
     assert read(path).charged == {COARSE: 1}

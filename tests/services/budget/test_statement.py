@@ -1,4 +1,4 @@
-"""What is said about a budget: never less than was spent, and to clients nothing private."""
+"""Claim: a statement never reports less than was spent, and reports nothing private to clients."""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,11 +22,11 @@ def balance(terms: PrivacyBudget) -> Balance:
     return Balance(terms, Counter({COARSE: 100}), Counter({COARSE: 20}), COARSE, epoch=2, rows=9, head="ab" * 32)
 
 
-def test_the_numbers_of_one_event(balance: Balance, terms: PrivacyBudget) -> None:
+def test_a_statement_of_one_event(balance: Balance, terms: PrivacyBudget) -> None:
     stated = statement(balance)
     enforced = Filter(terms).epsilon(balance.charged)
     assert enforced <= known(stated.epsilon_bound) < enforced + 1e-4
-    assert stated.epsilon_spent == stated.epsilon_bound, "what is enforced, and no smaller number beside it"
+    assert stated.epsilon_spent == stated.epsilon_bound, "the statement reports the enforced number, not a smaller one"
     assert stated.epsilon_left == pytest.approx(known(terms.epsilon) - known(stated.epsilon_spent))
     assert (stated.tokens_charged, stated.tokens_held, stated.tokens_left) == (100, 20, 208 - 100)
     assert [(charge.event["radius"], charge.tokens, charge.status) for charge in stated.charges] == [
@@ -35,7 +35,7 @@ def test_the_numbers_of_one_event(balance: Balance, terms: PrivacyBudget) -> Non
     assert (stated.epoch, stated.rows, stated.head) == (2, 9, "ab" * 32)
 
 
-def test_the_promise_is_stated_as_made(balance: Balance, terms: PrivacyBudget) -> None:
+def test_the_statement_repeats_the_promise(balance: Balance, terms: PrivacyBudget) -> None:
     stated = statement(balance)
     assert PrivacyBudget(**{name: getattr(stated, name) for name in PrivacyBudget.model_fields}) == terms
     assert "up to 208 released tokens, (8, 1e-05)-differential privacy" in stated.guarantee
@@ -51,34 +51,34 @@ def test_a_statement_composes_no_loss_distribution(balance: Balance, monkeypatch
     statement(replace(balance, charged=Counter({COARSE: 50, FINE: 50}), latest=FINE), COARSE)
 
 
-def test_what_is_spent_is_called_an_estimate(balance: Balance) -> None:
-    told = statement(balance).client()
-    assert "estimates, and no guarantee at a moment that is chosen after looking at answers" in told.note
-    assert told.epsilon is not None, "the promise is a number pair"
-    assert not told.exhausted
+def test_the_spent_epsilon_of_measured_losses_is_called_an_estimate(balance: Balance) -> None:
+    for_clients = statement(balance).client()
+    assert "estimates, and no guarantee at a moment that is chosen after looking at answers" in for_clients.note
+    assert for_clients.epsilon is not None, "clients see the promised epsilon"
+    assert not for_clients.exhausted
     gone = replace(balance, charged=Counter({COARSE: Filter(balance.terms).affordable({}, COARSE)}))
     assert statement(gone).client().exhausted
 
 
 def test_a_ledger_whose_tokens_cost_more_than_its_budget_is_exhausted(balance: Balance) -> None:
-    """As one of an earlier version, whose events cost a user more than was counted."""
+    """A ledger of an earlier version can exceed its budget, because its events cost a user more than it counted."""
     stated = statement(replace(balance, charged=Counter({COARSE: 10_000})))
     assert (stated.tokens_left, stated.epsilon_left, stated.exhausted) == (0, 0.0, True)
     assert known(stated.epsilon_spent) > known(stated.epsilon)
 
 
-def test_two_events_are_stated_as_they_are_enforced(balance: Balance) -> None:
+def test_the_statement_of_two_events_matches_the_filter(balance: Balance) -> None:
     stated = statement(replace(balance, charged=Counter({COARSE: 50, FINE: 50}), latest=FINE))
     assert stated.epsilon_spent == stated.epsilon_bound
     assert stated.tokens_charged == 100
     assert {charge.event["radius"]: charge.tokens for charge in stated.charges} == {0.4: 50, 0.2: 50}
 
 
-def test_what_is_left_is_counted_in_the_event_asked_for(balance: Balance) -> None:
+def test_the_remaining_tokens_are_of_the_given_event(balance: Balance) -> None:
     assert known(statement(balance, FINE).tokens_left) > 3 * known(statement(balance, COARSE).tokens_left)
 
 
-def test_nothing_spent(balance: Balance, terms: PrivacyBudget) -> None:
+def test_a_statement_before_any_spending(balance: Balance, terms: PrivacyBudget) -> None:
     fresh = replace(balance, charged=Counter(), held=Counter(), latest=None)
     stated = statement(fresh)
     assert (stated.epsilon_spent, stated.epsilon_left) == (0, terms.epsilon)
@@ -86,29 +86,29 @@ def test_nothing_spent(balance: Balance, terms: PrivacyBudget) -> None:
     assert statement(fresh, COARSE).tokens_left == 208
 
 
-def test_clients_see_no_more_than_they_may(balance: Balance) -> None:
-    told = statement(balance).client()
-    assert type(told) is Statement
-    assert set(told.model_dump()) == set(Statement.model_fields)
+def test_clients_see_only_public_fields(balance: Balance) -> None:
+    for_clients = statement(balance).client()
+    assert type(for_clients) is Statement
+    assert set(for_clients.model_dump()) == set(Statement.model_fields)
     assert set(OperatorStatement.model_fields) - set(Statement.model_fields) >= {"ensemble", "tokens_held", "charges"}
 
 
-def test_the_weakest_guarantee_is_the_wholes(balance: Balance) -> None:
+def test_the_weakest_guarantee_decides(balance: Balance) -> None:
     published = PublishedEvent(8, 0.25, order=9, loss=0.01)
     stated = statement(replace(balance, charged=Counter({COARSE: 5, published: 5})))
     assert "as published" in stated.guarantee
     assert "certified" not in stated.guarantee
 
 
-def test_without_a_promise_there_is_nothing_to_keep(balance: Balance, terms: PrivacyBudget) -> None:
+def test_a_budget_without_a_promise_has_no_limit(balance: Balance, terms: PrivacyBudget) -> None:
     unlimited = terms.model_copy(update={"epsilon": None})
     stated = statement(replace(balance, terms=unlimited, charged=Counter({EnsembleEvent(): 5}), latest=EnsembleEvent()))
     assert (stated.epsilon, stated.epsilon_spent, stated.epsilon_left, stated.tokens_left) == (None,) * 4
     assert stated.guarantee.startswith("No privacy guarantee")
 
 
-def test_a_ledger_of_an_earlier_version_is_read_anew(balance: Balance, terms: PrivacyBudget) -> None:
-    """Its events cost more under a user's adjacency; past the budget it is exhausted, and says so."""
+def test_a_ledger_of_an_earlier_version_is_accounted_with_todays_costs(balance: Balance, terms: PrivacyBudget) -> None:
+    """Its events cost more under a user's adjacency, so the statement reports an exhausted budget."""
     earlier = terms.model_copy(update={"adjacency": "part, add or remove"})
     earlier.demand(terms.model_copy(update={"adjacency": "user"}))
     with pytest.raises(LedgerMismatch, match="adjacency"):

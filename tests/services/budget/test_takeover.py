@@ -1,4 +1,4 @@
-"""A new deployment takes the ledger over when it serves; the old one takes it back when the new one is withdrawn."""
+"""Claim: a new deployment takes the ledger over with its first charge; if it ends, the old one takes it back."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,20 +16,18 @@ from tests.services.budget.events import COARSE
 
 @pytest.fixture
 def old(place: str, roomy: PrivacyBudget) -> Ledger:
-    """The ledger of a deployment that serves."""
+    """The ledger of a serving deployment."""
     ledger = Ledger(place, roomy, holder="old")
     ledger.lease(COARSE, 10)
     return ledger
 
 
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no writer had told for long that it lives."""
+    """Makes every heartbeat count as too old."""
     monkeypatch.setattr(module, "PATIENCE_S", -1.0)
 
 
-def test_a_deployment_that_only_starts_leaves_the_ledger_to_the_one_that_serves(
-    old: Ledger, place: str, roomy: PrivacyBudget
-) -> None:
+def test_a_starting_deployment_does_not_take_the_ledger_over(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger(place, roomy, holder="new")
     new.check()
     assert old.lease(COARSE, 10).count == 10
@@ -37,9 +35,7 @@ def test_a_deployment_that_only_starts_leaves_the_ledger_to_the_one_that_serves(
     assert read(place).epoch == 1
 
 
-def test_it_takes_the_ledger_over_with_its_first_charge_and_knows_every_token(
-    old: Ledger, place: str, roomy: PrivacyBudget
-) -> None:
+def test_the_first_charge_takes_the_ledger_over_with_every_token(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger(place, roomy, holder="new")
     kept = old.lease(COARSE, 10).lease
     assert new.lease(COARSE, 5).count == 5
@@ -50,19 +46,21 @@ def test_it_takes_the_ledger_over_with_its_first_charge_and_knows_every_token(
     assert read(place).charged == {COARSE: 10 + 4 + 5} == new.balance().charged
 
 
-def test_the_old_one_takes_it_back_when_the_new_one_has_ended(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
+def test_the_old_deployment_takes_the_ledger_back_after_the_new_one_ends(
+    old: Ledger, place: str, roomy: PrivacyBudget
+) -> None:
     new = Ledger(place, roomy, holder="new")
     new.lease(COARSE, 5)
     new.release()
     old.check()
-    assert read(place).epoch == 2, "a check takes nothing over"
+    assert read(place).epoch == 2, "a check does not take the ledger over"
     assert old.lease(COARSE, 3).count == 3
     with pytest.raises(Fenced):
         new.lease(COARSE, 1)
     assert verify(place).charged == {COARSE: 18}
 
 
-def test_the_old_one_takes_it_back_when_the_new_one_is_silent(
+def test_the_old_deployment_takes_the_ledger_back_from_a_silent_one(
     old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = Ledger(place, roomy, holder="new")
@@ -74,16 +72,16 @@ def test_the_old_one_takes_it_back_when_the_new_one_is_silent(
     assert old.lease(COARSE, 3).count == 3
 
 
-def test_a_beat_of_a_writer_that_was_replaced_says_nothing(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
+def test_a_heartbeat_of_a_replaced_writer_is_ignored(old: Ledger, place: str, roomy: PrivacyBudget) -> None:
     new = Ledger(place, roomy, holder="new")
     new.lease(COARSE, 5)
     new.release()
     old.beat()
     new.beat()
-    assert old.lease(COARSE, 1).count == 1, "the new one has ended, whatever comes from it later"
+    assert old.lease(COARSE, 1).count == 1, "the new deployment has ended, in spite of its late heartbeat"
 
 
-def test_a_restarted_process_goes_on_for_its_deployment_and_its_predecessor_never_again(
+def test_a_restarted_process_replaces_its_predecessor(
     old: Ledger, place: str, roomy: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restarted = Ledger(place, roomy, holder="old")
@@ -95,7 +93,7 @@ def test_a_restarted_process_goes_on_for_its_deployment_and_its_predecessor_neve
         old.lease(COARSE, 1)
 
 
-def test_a_restarted_process_of_a_deployment_that_does_not_serve_yet_takes_nothing(
+def test_a_restarted_process_of_a_starting_deployment_takes_nothing(
     old: Ledger, place: str, roomy: PrivacyBudget
 ) -> None:
     Ledger(place, roomy, holder="new").resume()
@@ -112,7 +110,7 @@ def test_a_restarted_process_of_a_replaced_deployment_waits(old: Ledger, place: 
     assert restarted.lease(COARSE, 1).count == 1
 
 
-def test_deployments_that_write_at_once_do_not_replace_each_other_in_turns(place: str, roomy: PrivacyBudget) -> None:
+def test_concurrent_deployments_do_not_take_turns(place: str, roomy: PrivacyBudget) -> None:
     ledgers = [Ledger(place, roomy, holder=name) for name in "abc"]
 
     def write(ledger: Ledger) -> int:
@@ -130,7 +128,7 @@ def test_deployments_that_write_at_once_do_not_replace_each_other_in_turns(place
     assert read(place).epoch == 3
 
 
-def test_a_take_over_that_was_not_confirmed_is_ones_own(place: str, roomy: PrivacyBudget) -> None:
+def test_an_unconfirmed_takeover_belongs_to_its_writer(place: str, roomy: PrivacyBudget) -> None:
     ledger, database = Ledger(place, roomy, holder="only"), Database.transaction
 
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +136,7 @@ def test_a_take_over_that_was_not_confirmed_is_ones_own(place: str, roomy: Priva
 
         def forgetful(self: Database) -> object:
             commits.append(self)
-            return Lost(database(self))
+            return UnconfirmedTransaction(database(self))
 
         patch.setattr(Database, "transaction", forgetful)
         with pytest.raises(ConnectionError):
@@ -148,8 +146,8 @@ def test_a_take_over_that_was_not_confirmed_is_ones_own(place: str, roomy: Priva
     assert (read(place).charged, read(place).epoch) == ({COARSE: 5}, 1)
 
 
-class Lost:
-    """A transaction that is committed and not confirmed."""
+class UnconfirmedTransaction:
+    """A transaction that commits and then fails."""
 
     def __init__(self, transaction: object) -> None:
         self._transaction = transaction

@@ -1,4 +1,4 @@
-"""What several ensembles promise together to a person who is in all of them."""
+"""Claim: the promises of several ensembles to a person who is in all of them add up."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ def stated(epsilon: float | None, delta: float, **changes: Any) -> Statement:
 
 
 def test_epsilons_and_deltas_add_up_exactly() -> None:
-    found = together({"clinic": stated(0.1, 1e-5), "court": stated(0.2, 1e-6), "school": stated(4.0, 2e-6)})
-    assert (found.epsilon, found.delta) == (4.3, 1.3e-5)
-    assert "clinic, court and school add up: epsilon 4.3 and delta 1.3e-05" in found.guarantee
-    assert "retired" in found.guarantee
+    joint = together({"clinic": stated(0.1, 1e-5), "court": stated(0.2, 1e-6), "school": stated(4.0, 2e-6)})
+    assert (joint.epsilon, joint.delta) == (4.3, 1.3e-5)
+    assert "clinic, court and school add up: epsilon 4.3 and delta 1.3e-05" in joint.guarantee
+    assert "retired" in joint.guarantee
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_epsilons_and_deltas_add_up_exactly() -> None:
         (stated(1.0, 1e-5, adjacency="part, as published"), "different neighbouring corpora"),
     ],
 )
-def test_what_has_no_sum_is_said_so(other: Statement, why: str) -> None:
-    found = together({"clinic": stated(0.1, 1e-5), "court": other})
-    assert (found.epsilon, found.delta) == (None, None)
-    assert why in found.guarantee
-    assert "no promise" in found.guarantee
+def test_promises_without_a_sum_are_reported_as_such(other: Statement, why: str) -> None:
+    joint = together({"clinic": stated(0.1, 1e-5), "court": other})
+    assert (joint.epsilon, joint.delta) == (None, None)
+    assert why in joint.guarantee
+    assert "no promise" in joint.guarantee

@@ -1,4 +1,4 @@
-"""The connection to a PostgreSQL server, which can be lost at a commit."""
+"""A proxy to a PostgreSQL server that can lose a connection at a commit."""
 
 import socket
 import threading
@@ -12,9 +12,9 @@ _COMMIT = b"COMMIT\0"
 
 
 class Wire:
-    """Passes everything on between clients, who name `folder` as the host, and a server.
+    """Forwards data between clients, which use `folder` as the host, and a server.
 
-    With `lose` set, the next commit's request never arrives, or its answer never returns; then it is whole again.
+    With `lose` set, loses the request or the answer of the next commit, and then works normally again.
     """
 
     def __init__(self, folder: Path, server: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of these tests do. Each takes the connection to the test first."""
+"""The functions that test processes run. Their first argument is the connection to the test."""
 
 import os
 import random
@@ -21,27 +21,27 @@ from tests.services.budget.events import COARSE, EVENTS
 NOBODY = 65534
 
 
-def scribble(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
-    """Leases and settles for ever; tells the test what it was told, as soon as it was told."""
+def lease_forever(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
+    """Leases and settles in a loop, and reports every grant to the test at once."""
     ledger, choice = Ledger(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
     while True:
-        _scribble_once(connection, ledger, choice)
+        _lease_once(connection, ledger, choice)
 
 
-def scribble_on(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
-    """The same, and where the ledger cannot be had it says so and tries again."""
+def lease_with_retries(connection: Connection, place: str | Path, terms: PrivacyBudget, seed: int) -> None:
+    """Does the same, and reports an unavailable ledger and tries again."""
     ledger, choice = Ledger(place, terms), random.Random(seed)
     connection.send(("open", ledger.balance().epoch))
     while True:
         try:
-            _scribble_once(connection, ledger, choice)
+            _lease_once(connection, ledger, choice)
         except LedgerUnavailable:
             connection.send(("interrupted",))
             time.sleep(0.05)
 
 
-def _scribble_once(connection: Connection, ledger: Ledger, choice: random.Random) -> None:
+def _lease_once(connection: Connection, ledger: Ledger, choice: random.Random) -> None:
     charged = choice.choice(EVENTS)
     grant = ledger.lease(charged, choice.randint(1, 3))
     connection.send(("lease", grant.lease, charged, grant.count))
@@ -53,7 +53,7 @@ def _scribble_once(connection: Connection, ledger: Ledger, choice: random.Random
 
 
 def lease_on_demand(connection: Connection, place: str | Path, terms: PrivacyBudget) -> None:
-    """Opens the ledger, then answers every number with the tokens granted or the name of the error."""
+    """Opens the ledger, then answers every requested count with the granted count or the name of the error."""
     ledger = Ledger(place, terms)
     connection.send("open")
     while wanted := connection.recv():
@@ -68,19 +68,19 @@ def open_once(connection: Connection, place: str | Path, terms: PrivacyBudget) -
 
 
 def lose_a_confirmation(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
-    """A commit that reaches the disk while its writer does not learn of it; then the writer goes on."""
+    """Commits a lease that the writer gets no confirmation of, and then continues as the writer."""
     ledger = Ledger(path, terms)
     if (child := os.fork()) == 0:
         ledger.lease(COARSE, 5, "unconfirmed")
         os._exit(0)
     os.waitpid(child, 0)
     unaware = sum(ledger.balance().charged.values())
-    again = ledger.lease(COARSE, 5, "unconfirmed").count
-    connection.send((unaware, again, ledger.lease(COARSE, 7).count, ledger.balance()))
+    repeated = ledger.lease(COARSE, 5, "unconfirmed").count
+    connection.send((unaware, repeated, ledger.lease(COARSE, 7).count, ledger.balance()))
 
 
 def meet_a_full_disk(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
-    """The system refuses every write beyond 1,000 bytes of a file, then lets them pass again."""
+    """Leases while the system refuses writes beyond 1,000 bytes of a file, and again after that."""
     ledger = Ledger(path, terms)
     _, ceiling = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, ceiling))
@@ -93,7 +93,7 @@ def meet_a_full_disk(connection: Connection, path: Path, terms: PrivacyBudget) -
 
 
 def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBudget) -> None:
-    """Directory and file may be read and not written by this process."""
+    """Opens a ledger whose directory and file are read-only for this process."""
     path.chmod(0o444)
     path.parent.chmod(0o555)
     if os.geteuid() == 0:
@@ -106,7 +106,7 @@ def meet_a_read_only_place(connection: Connection, path: Path, terms: PrivacyBud
 
 
 def begin_in_a_read_only_directory(connection: Connection, place: str, terms: PrivacyBudget, ensemble: Path) -> None:
-    """The ensemble's directory may be read and not written by this process."""
+    """Begins a ledger for an ensemble whose directory is read-only for this process."""
     ensemble.chmod(0o555)
     if os.geteuid() == 0:
         os.setuid(NOBODY)
@@ -118,11 +118,11 @@ def begin_in_a_read_only_directory(connection: Connection, place: str, terms: Pr
 
 
 def die_before_commit(connection: Connection, number: int, source: str, target: str) -> None:
-    """Moves a ledger, and ends without a trace where the commit of that number (from 1) would begin."""
-    left = iter(range(number - 1))
+    """Moves a ledger, and exits the process before the commit of this number (counted from 1)."""
+    commits_left = iter(range(number - 1))
 
     def count_down(_: DatabaseConnection) -> None:
-        if next(left, None) is None:
+        if next(commits_left, None) is None:
             os._exit(0)
 
     event.listen(Engine, "commit", count_down)

@@ -1,4 +1,4 @@
-"""The mechanism written out: every subset of the parts, through the code that serves, to exact distributions."""
+"""Computes exact distributions of released tokens: the serving code's release for every subset of the parts."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -18,8 +18,8 @@ def subsets(parts: int) -> list[tuple[int, ...]]:
 
 
 def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tuple[int, ...]]) -> Rows:
-    """Integer weights [len(models), V], as Python integers, released for the same query to each set of models."""
-    rows = [parts[i] for asked in models for i in asked]
+    """Returns the weights that are released for one query and each set of models, Python integers [len(models), V]."""
+    rows = [parts[i] for drawn in models for i in drawn]
     answers = shape(
         torch.tensor(np.broadcast_to(public, (len(models), len(public))), dtype=torch.float32),
         torch.tensor(np.array(rows).reshape(len(rows), len(public)), dtype=torch.float32),
@@ -30,14 +30,14 @@ def released(protocol: Protocol, public: Rows, parts: Rows, models: Sequence[tup
 
 
 def token_distribution(protocol: Protocol, public: Rows, parts: Rows) -> Rows:
-    """The law of one released token [V]: what is released to each draw, weighted by how likely the draw is."""
+    """Returns the distribution of a released token [V]: the mean of the releases over the draws."""
     chances = protocol.draws((1,) * len(parts))
     models = [tuple(index for index, count in enumerate(drawn) if count) for drawn in chances]
     return np.asarray(np.array(list(chances.values())) @ normalised(released(protocol, public, parts, models)))
 
 
 def normalised(weights: Rows) -> Rows:
-    """From integer weights [n, V] to distributions, float64."""
+    """Normalizes integer weights [n, V] to distributions, float64."""
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float64)
 
 
@@ -54,7 +54,7 @@ def hockey_stick(p: Rows, q: Rows, epsilon: float) -> float:
 def climb(
     objective: Callable[[Rows], float], shape: tuple[int, ...], rounds: int, rng: np.random.Generator
 ) -> tuple[float, Rows]:
-    """The largest objective that random steps of many sizes find, from a random start."""
+    """Returns the largest objective that random steps of many sizes reach from a random start."""
     best_at = rng.normal(scale=3, size=shape)
     best = objective(best_at)
     for _ in range(rounds):
@@ -66,6 +66,6 @@ def climb(
 
 
 def log_softmax(logits: Rows) -> Rows:
-    """Rows of log-probabilities; logits are bounded so that every token keeps above the support floor."""
+    """Returns rows of log-probabilities. Bounds the logits, so that every token stays above the support floor."""
     bounded = np.clip(logits, -11, 11)
     return np.asarray(bounded - np.log(np.exp(bounded).sum(axis=-1, keepdims=True)))

@@ -1,4 +1,4 @@
-"""Claim: an event is plain data that survives storage, and from which its cost can be computed again."""
+"""Claim: an event is plain data that survives storage, and its cost can be computed from the stored form."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def test_events_survive_storage(event: Event) -> None:
 
 
 def test_the_stored_form_is_stable() -> None:
-    """Ledgers keep this text for ever."""
+    """Ledgers contain this text permanently."""
     assert EVENTS[0].to_json() == '{"kind":"pmixed-ratio","parts":80,"q":0.03,"radius":1.6}'
     assert EVENTS[2].to_json() == '{"kind":"pmixed-renyi","loss":0.0031,"order":3,"parts":8,"q":0.25}'
 
@@ -35,7 +35,7 @@ def test_events_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", '{"parts": 3}', '{"kind": "magic"}', '{"kind": ["a"]}'])
-def test_what_is_no_event_is_refused(text: str) -> None:
+def test_text_that_is_not_an_event_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="event"):
         from_json(text)
 
@@ -54,7 +54,7 @@ def test_a_kind_belongs_to_one_class() -> None:
         type("Impostor", (RatioEvent,), {"kind": "pmixed-ratio"})
 
 
-def test_guarantees_say_how_far_they_reach() -> None:
+def test_guarantees_state_their_scope() -> None:
     certified, published = EVENTS[0].guarantee, EVENTS[2].guarantee
     assert certified.status == "certified"
     assert published.status == "as published"

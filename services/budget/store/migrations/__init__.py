@@ -1,5 +1,5 @@
-"""Alembic's revisions of a ledger's layout. They travel with the package; `services.budget.store.schema` applies them.
+"""Alembic revisions of a ledger's schema. The package contains them; `services.budget.store.schema` applies them.
 
-A new one is a file in `versions` that names the one before as its `down_revision`. Revisions are never edited once
-released, and none has a way down: rows are never given up.
+A new revision is a file in `versions` that names its predecessor as its `down_revision`. A released revision is never
+edited. There are no downgrades, because rows are never deleted.
 """

@@ -1,4 +1,4 @@
-"""What Alembic runs around the revisions."""
+"""Alembic's environment script, which runs the revisions."""
 
 from services.migrations import run
 

@@ -1,4 +1,4 @@
-"""Claim (README, Theorem 1): no replacement of a part costs a token of PMixED more than its pair, and some cost it."""
+"""Claim (README, Theorem 1): the pair bounds the cost of every replacement of a part of PMixed, and is attained."""
 
 from itertools import product
 
@@ -27,7 +27,7 @@ SETTINGS = [(1, 0.4, 1.0), (2, 1.0, 0.5), (2, 0.3, 2.0), (3, 0.5, 0.4), (4, 1.0,
 
 
 def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
-    """Each divergence between the token's laws before and after the last part is replaced, over what is allowed."""
+    """Returns each divergence of the token under replacement of the last part, as a share of its bound."""
     public, *parts, other = log_softmax(logits)
     before = token_distribution(protocol, public, np.array(parts))
     after = token_distribution(protocol, public, np.array([*parts[:-1], other]))
@@ -35,7 +35,7 @@ def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
     limits = Corners.of(event.parts, event.q, event.radius).hockey_stick(EPSILONS)
     return [
         *(renyi_divergence(before, after, a) / rdp for a, rdp in zip(ORDERS, allowed, strict=True)),
-        *(hockey_stick(before, after, each) / limit for each, limit in zip(EPSILONS, limits, strict=True) if limit),
+        *(hockey_stick(before, after, eps) / limit for eps, limit in zip(EPSILONS, limits, strict=True) if limit),
     ]
 
 
@@ -45,7 +45,7 @@ def search(protocol: PMixed, event: RatioEvent, rounds: int, seed: int) -> float
 
 
 def corner_logits(event: RatioEvent) -> Rows:
-    """The worst case written out: the part says the first token before and the second after, the others the rest."""
+    """Returns the worst case: the part predicts the first token before and the second after, the others the rest."""
     mass = Corners.of(event.parts, event.q, event.radius).mass
     shared = max(0.0, 3 * mass - 1)
     masses = np.array([mass, mass - shared, shared or 1 - 3 * mass, mass - shared])
@@ -53,8 +53,8 @@ def corner_logits(event: RatioEvent) -> Rows:
     after = np.array([0, 1, shared > 0, 0], dtype=bool)
     before = np.array([1, 0, 0, 0], dtype=bool)
     public = np.log(masses)
-    said = [np.where(row, public + 10, -11.0) for row in (*[others] * (event.parts - 1), before, after)]
-    return np.array([public, *said])
+    rows = [np.where(row, public + 10, -11.0) for row in (*[others] * (event.parts - 1), before, after)]
+    return np.array([public, *rows])
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
@@ -67,7 +67,9 @@ def test_no_replacement_loses_more_than_the_channel(
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
-def test_the_corners_lose_as_much_as_the_channel(parts: int, q: float, radius: float, projection: Projection) -> None:
+def test_the_corners_attain_the_cost_of_the_channel(
+    parts: int, q: float, radius: float, projection: Projection
+) -> None:
     event = RatioEvent(parts, q, radius)
     shares = losses(PMixed(parts, q, radius, projection=projection), event, corner_logits(event))
     assert min(shares) >= 0.999, shares
@@ -89,7 +91,7 @@ def test_the_channel_is_a_pair_of_distributions() -> None:
 
 @pytest.mark.parametrize(("parts", "q", "radius"), [*SETTINGS, (20, 0.1, 2.5), (2, 1.0, 5.0), (80, 0.03, 1.6)])
 def test_no_distribution_over_the_corners_has_a_larger_divergence(parts: int, q: float, radius: float) -> None:
-    """A linear program over all eight corners of (others, before, after), for each order and each hockey-stick."""
+    """Solves a linear program over all eight corners of (others, before, after), for each order and hockey-stick."""
     public = (1 - q) ** parts
     corners = np.array(list(product((np.exp(-radius), np.exp(radius)), repeat=3)))
     others, before, after = corners.T

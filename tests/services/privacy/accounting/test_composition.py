@@ -1,4 +1,4 @@
-"""Claim (privacy.md sections 4 and 9.3): costs are those of an independent implementation; they compose and convert."""
+"""Claim (privacy.md 4, 9.3): costs, their composition and conversion agree with an independent implementation."""
 
 import json
 import math
@@ -50,8 +50,7 @@ def test_divergences(setting: tuple[int, float, float], values: list[float]) -> 
 
 @pytest.mark.parametrize(("setting", "values"), PART_RDP)
 def test_part_level_divergences_of_earlier_versions(setting: tuple[int, float, float], values: list[float]) -> None:
-    found = RatioEvent(*setting).part_level_rdp(RDP_ORDERS[: len(values)])
-    assert found == pytest.approx(values, rel=1e-9)
+    assert RatioEvent(*setting).part_level_rdp(RDP_ORDERS[: len(values)]) == pytest.approx(values, rel=1e-9)
 
 
 def test_every_number_of_the_oracles() -> None:
@@ -74,7 +73,7 @@ def test_different_events_compose_by_adding() -> None:
     mixed = accounting.pld_epsilon(spent, 1e-5)
     assert alike is not None and mixed is not None
     assert mixed == pytest.approx(alike, rel=0.05)
-    assert mixed < alike, "with more parts each adds less"
+    assert mixed < alike, "an event with more parts costs less"
 
 
 def test_the_privacy_loss_distribution_is_tighter_than_renyi_divergences() -> None:
@@ -86,7 +85,7 @@ def test_the_privacy_loss_distribution_is_tighter_than_renyi_divergences() -> No
 
 
 def test_pure_differential_privacy_is_recovered() -> None:
-    """One part, always asked: a token's loss is at most twice the radius, and that is all there is at a tiny delta."""
+    """With one part and q = 1, a token's loss is at most twice the radius, the epsilon at a tiny delta."""
     event = RatioEvent(1, 1.0, 0.3)
     assert accounting.pld_epsilon({event: 1}, 1e-12) == pytest.approx(0.6, abs=1e-3)
     assert event.rdp([1e4])[0] == pytest.approx(0.6, abs=1e-3)
@@ -97,22 +96,22 @@ def test_epsilon_is_the_best_over_the_orders() -> None:
     event = RatioEvent(8, 0.25, 0.4)
     divergences = accounting.rdp({event: 100})
     best = accounting.epsilon(divergences, 1e-5)
-    each = [compute_epsilon([a], [d], 1e-5)[0] for a, d in zip(accounting.ORDERS, divergences, strict=True)]
-    assert best.epsilon == min(each)
-    assert best.order == accounting.ORDERS[int(np.argmin(each))]
+    epsilons = [compute_epsilon([a], [d], 1e-5)[0] for a, d in zip(accounting.ORDERS, divergences, strict=True)]
+    assert best.epsilon == min(epsilons)
+    assert best.order == accounting.ORDERS[int(np.argmin(epsilons))]
     only = accounting.epsilon(accounting.rdp({event: 100}, [4.0]), 1e-5, [4.0])
     assert only.order == 4.0
     assert only.epsilon > best.epsilon
 
 
-def test_nothing_spent_costs_nothing() -> None:
+def test_an_empty_ledger_costs_nothing() -> None:
     event = RatioEvent(8, 0.25, 0.4)
     for spent in ({}, {event: 0}):
         assert accounting.epsilon(accounting.rdp(spent), 1e-5).epsilon == 0
         assert accounting.pld_epsilon(spent, 1e-5) == 0
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_costs_are_not_estimated() -> None:
     published = PublishedEvent(8, 0.25, 3, 0.01)
     spent: dict[Event, int] = {published: 5, RatioEvent(8, 0.25, 0.4): 5}
     assert accounting.pld_epsilon(spent, 1e-5) is None

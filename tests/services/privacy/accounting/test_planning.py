@@ -1,4 +1,4 @@
-"""Claim: a planned radius spends its budget and no more; a cost is what the accounting says."""
+"""Claim: a planned radius spends the whole budget and no more, and a planned cost equals the accounting's."""
 
 import pytest
 
@@ -23,16 +23,16 @@ def test_the_radius_of_the_published_defaults() -> None:
     assert radius == pytest.approx(1.4295, abs=1e-4)
 
 
-def test_a_generous_budget_is_bounded_by_what_can_be_kept_to() -> None:
+def test_a_large_budget_is_bounded_by_the_largest_radius() -> None:
     assert planning.largest(lambda c: RatioEvent(8, 0.25, c), 1, 1e6, 1e-5, radii(1)) == radii(1)[1]
 
 
-def test_a_budget_that_nothing_meets_is_refused() -> None:
+def test_a_budget_too_small_for_any_radius_is_refused() -> None:
     with pytest.raises(ValueError, match="does not last for 1000000 tokens"):
         planning.largest(lambda c: RatioEvent(8, 1.0, c), 10**6, 1e-4, 1e-12, radii(1))
 
 
-def test_a_cost_is_that_of_the_accounting() -> None:
+def test_a_planned_cost_equals_the_accountings() -> None:
     event = RatioEvent(8, 0.25, 0.4)
     cost = planning.cost(event, 100, 1e-5)
     best = accounting.epsilon(accounting.rdp({event: 100}), 1e-5)
@@ -42,6 +42,6 @@ def test_a_cost_is_that_of_the_accounting() -> None:
     assert cost.epsilon_pld < cost.epsilon_rdp
 
 
-def test_a_published_cost_has_no_more_than_was_published() -> None:
+def test_a_published_cost_has_no_privacy_loss_distribution() -> None:
     cost = planning.cost(PublishedEvent(8, 0.25, 3, 0.003), 100, 1e-5)
     assert cost.epsilon_pld is None

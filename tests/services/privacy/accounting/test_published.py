@@ -1,4 +1,4 @@
-"""Claim: the published accounting is reproduced. Expected values from an independent implementation of the theorems."""
+"""Claim: the published accounting agrees with an independent implementation of the theorems."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_the_total_loss_converts_back_to_the_budget(order: int) -> None:
     assert compute_epsilon([order], [total_loss(order, 8.0, 1e-5)], 1e-5)[0] == pytest.approx(8.0)
 
 
-def test_what_cannot_be_met_is_refused() -> None:
+def test_an_impossible_budget_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves nothing to spend at order 3"):
         total_loss(3, 1.0, 1e-5)
     with pytest.raises(ValueError, match="integer"):

@@ -1,6 +1,6 @@
-"""Claim (privacy.md sections 3 and 9.4): what is sampled never leaves the ball, in the arithmetic the service runs in.
+"""Claim (privacy.md 3, 9.4): released distributions lie in the ball, in the arithmetic that the service uses.
 
-Weights are compared as integers of any size: the only rounding in these tests is that of e^c to a double.
+The tests compare weights as integers of any size; only e^c is rounded, to a double.
 """
 
 import math
@@ -58,13 +58,13 @@ def part_logits(kind: str, public: Tensor, generator: torch.Generator) -> Tensor
 
 
 def released(protocol: PMixed | AdaPMixed, public: Tensor, parts: Tensor, models: list[tuple[int, ...]]) -> Integers:
-    rows = parts[[i for asked in models for i in asked]].log_softmax(dim=1)
+    rows = parts[[i for drawn in models for i in drawn]].log_softmax(dim=1)
     answers = shape(public.log_softmax(dim=0).expand(len(models), -1), rows, models, SamplingOptions())
     return protocol.release(answers).weights.numpy().astype(object)
 
 
 def outside(numerators: Integers, denominator: int, public: Integers, radius: float) -> int:
-    """How many tokens of numerators / denominator lie outside the ball around the distribution public / its sum."""
+    """Counts the tokens of numerators / denominator outside the ball around the distribution public / sum(public)."""
     low, high = Fraction(exp(-radius)), Fraction(exp(radius))
     of_public, total = public * denominator, public.sum()
     below = numerators * total * low.denominator < of_public * low.numerator
@@ -94,8 +94,8 @@ def test_every_released_token_keeps_to_the_ball(kind: str, radius: float, projec
 
 @pytest.mark.parametrize("projection", ["clip", "mix"])
 @pytest.mark.parametrize("radius", [0.01, 1.6, 4.0])
-def test_what_a_part_adds_to_a_mean_keeps_to_the_ball(radius: float, projection: Projection) -> None:
-    """The analysis holds part i to have contributed (m+1) P(S'+i) - m P(S'): rounding of the mean counts m times."""
+def test_the_contribution_of_a_part_to_a_mean_keeps_to_the_ball(radius: float, projection: Projection) -> None:
+    """The analysis attributes (m+1) P(S'+i) - m P(S') to part i, so rounding of the mean counts m times."""
     generator = torch.Generator().manual_seed(0)
     public = public_logits("at the floor", generator)
     parts = torch.stack([part_logits(PARTS[i % len(PARTS)], public, generator) for i in range(60)])
@@ -109,7 +109,7 @@ def test_what_a_part_adds_to_a_mean_keeps_to_the_ball(radius: float, projection:
 
 @pytest.mark.parametrize("kind", PUBLIC)
 def test_without_slack_rounding_leaves_the_ball(kind: str) -> None:
-    """What the tests above can see: the same code, projecting to the radius itself."""
+    """Shows the power of the tests above: the same code with a projection to the radius itself fails them."""
     generator = torch.Generator().manual_seed(PUBLIC.index(kind))
     public = public_logits(kind, generator)
     parts = torch.stack([part_logits(part, public, generator) for part in PARTS])
@@ -119,7 +119,7 @@ def test_without_slack_rounding_leaves_the_ball(kind: str) -> None:
     assert sum(outside(weights, weights.sum(), nothing_drawn, 1.6) for weights in drawn) > 0
 
 
-def test_a_row_that_is_no_distribution_is_answered_by_the_public_model() -> None:
+def test_the_public_model_replaces_a_row_that_is_not_a_distribution() -> None:
     public = torch.tensor([0.5, 0.25, 0.25])
     answers = shape(public.log()[None], public.log().expand(2, 3), [(0, 1)], SamplingOptions())
     good, bad = torch.tensor([0.25, 0.25, 0.5]), torch.tensor([0.25, 0.25, 0.6])

@@ -1,4 +1,4 @@
-"""Claim (privacy.md section 9.5): clip reaches the member of the ball closest in KL; mix keeps all that fits."""
+"""Claim (privacy.md 9.5): clip returns the KL-closest member of the ball; mix keeps the largest share that fits."""
 
 import numpy as np
 import pytest
@@ -77,14 +77,14 @@ def test_mix_keeps_the_largest_share_that_fits(data: st.DataObject, tokens: int,
     np.testing.assert_allclose(projected(p, p0, radius, mix), (1 + share * (u - 1)) * p0, rtol=1e-4, atol=1e-9)
 
 
-def test_a_part_inside_the_ball_is_left_as_it_is() -> None:
+def test_a_part_inside_the_ball_does_not_change() -> None:
     p0, p = np.array([0.2, 0.3, 0.5]), np.array([0.25, 0.35, 0.4])
     for project in (clip, mix):
         np.testing.assert_allclose(projected(p, p0, 0.3, project), p, rtol=1e-6)
 
 
 def test_a_part_without_mass_where_the_public_model_has_nearly_all() -> None:
-    """No scale brings the sum to 1: the limit of a vanishing p_i is the answer, and still the closest member."""
+    """No scale brings the sum to 1. The result is the limit of a vanishing p_i, and still the closest member."""
     p0, p = np.array([0.9, 0.05, 0.05]), np.array([0.0, 1.0, 0.0])
     r = projected(p, p0, 1.0)
     low, high = np.exp(-1.0) * p0, np.exp(1.0) * p0
@@ -93,8 +93,8 @@ def test_a_part_without_mass_where_the_public_model_has_nearly_all() -> None:
     assert np.all((r >= low * (1 - 1e-6)) & (r <= high * (1 + 1e-6)))
 
 
-def test_such_a_part_changes_no_other() -> None:
-    """One that is solved at a scale so large that a floor under its own ratios would show."""
+def test_a_part_without_mass_does_not_change_other_parts() -> None:
+    """Uses a part whose scale is so large that a floor under its own ratios would be visible."""
     p0 = torch.tensor([0.9, 0.06, 0.04])
     easy = torch.tensor([2.0**-62, 2.0**-66, 25.0])
     hopeless = torch.tensor([0.0, 1 / 0.06, 0.0])
@@ -104,7 +104,7 @@ def test_such_a_part_changes_no_other() -> None:
 
 @pytest.mark.parametrize("project", [clip, mix])
 def test_a_row_does_not_depend_on_its_neighbours(project) -> None:  # type: ignore[no-untyped-def]
-    """Parts must not see each other; a public row of one's own is as good as a shared one."""
+    """Rows are independent, and a public row per part gives the same result as a shared one."""
     generator = torch.Generator().manual_seed(0)
     p0 = torch.randn(500, generator=generator).mul(3).softmax(0)
     u = torch.randn(7, 500, generator=generator).mul(2).softmax(1) / p0

@@ -1,4 +1,4 @@
-"""Claim: the published mollifier is Algorithm 1; and (privacy.md section 9.2) its published bound does not hold."""
+"""Claim (privacy.md 9.2): the published mollifier follows Algorithm 1, and its published bound does not hold."""
 
 import math
 
@@ -65,9 +65,9 @@ def test_a_bound_that_float32_cannot_resolve_is_refused() -> None:
 
 
 def test_the_published_bound_is_broken_by_two_parts_inside_their_balls() -> None:
-    """Each part is within 0.310 of the public model at order 3, so that any radius from there on leaves it as it is.
+    """Each part is within 0.310 of the public model at order 3, so a larger radius does not change it.
 
-    Dropping one of the two costs more than six times what Theorem 5.1 states for a radius of 0.5.
+    The removal of one of the two costs more than six times the bound of Theorem 5.1 for a radius of 0.5.
     """
     order, tiny, radius = 3, 1e-10, 0.5
     p0 = np.array([tiny, 1 - tiny])

@@ -1,4 +1,4 @@
-"""Claim: options act on every distribution alike, by a choice from p0 alone, and no part can make anything fail."""
+"""Claim: options apply to all distributions alike and depend on p0 alone, and no part can cause a failure."""
 
 import math
 
@@ -29,7 +29,7 @@ def logits(rows: int, seed: int) -> Tensor:
 
 
 def literally(log_p: Tensor, options: SamplingOptions, kept: NDArray[np.bool_] | None = None) -> Row:
-    """One row, shaped as the definitions read, in double precision."""
+    """Shapes one row by the literal definitions, in double precision."""
     p = np.exp(log_p.double().numpy() / options.temperature)
     p /= p.sum()
     if kept is not None:
@@ -75,12 +75,12 @@ def test_tokens_that_tie_with_the_last_one_kept_stay() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0])
-def test_a_part_that_says_nothing_usable_counts_as_the_public_model(temperature: float) -> None:
+def test_an_unusable_part_counts_as_the_public_model(temperature: float) -> None:
     public = torch.tensor([0.5, 0.3, 0.2 - 1e-12, 1e-12]).log()
     outside = torch.tensor([-math.inf, -math.inf, -math.inf, 0.0])
     parts = torch.stack([public, public, public, public, outside])
     parts[0, 1], parts[1, 2], parts[2] = math.nan, math.inf, -math.inf
-    parts[3, 3] = math.nan  # not on a kept token, and an error all the same
+    parts[3, 3] = math.nan  # an error although the token is not kept
     answers = shape(public[None], parts, [tuple(range(5))], SamplingOptions(temperature=temperature, top_k=3))
     assert answers.ratios.tolist() == [[1.0, 1.0, 1.0, 0.0]] * 5
 

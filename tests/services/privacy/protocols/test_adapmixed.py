@@ -1,4 +1,4 @@
-"""Claim: AdaPMixED is its Algorithm 1, loses no more than its bound, and charges what its own transcription charges."""
+"""Claim: AdaPMixED follows its Algorithm 1, charges what a transcription charges, and its losses keep to the bound."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ NEVER, ALWAYS = 1e9, 0.0  # thresholds
 
 
 def answers(public: Rows, parts: Rows, sequences: int = 1) -> Answers:
-    """The same query, to all of the parts, so many times."""
+    """Returns the answers of all parts to ``sequences`` copies of one query."""
     return shape(
         torch.tensor(np.tile(public, (sequences, 1))).float(),
         torch.tensor(np.tile(parts, (sequences, 1))).float(),
@@ -55,7 +55,7 @@ def screening_cost(protocol: AdaPMixed) -> float:
 
 
 def literal_loss(members: Sequence[Rows], p0: Rows, order: float) -> float:
-    """Algorithm 1's loss of an answered query, part by part and token by token."""
+    """Computes Algorithm 1's loss of an answered query, part by part and token by token."""
     worst = 0.0
     for left_out in range(len(members)):
         others = [member for i, member in enumerate(members) if i != left_out]
@@ -72,7 +72,7 @@ def literal_loss(members: Sequence[Rows], p0: Rows, order: float) -> float:
 
 @pytest.mark.parametrize("projection", ["clip", "mix"])
 @pytest.mark.parametrize(("parts", "radius", "order"), [(1, 0.8, 18.0), (2, 2.0, 3.0), (7, 0.5, 18.0), (40, 1.0, 2.5)])
-def test_the_ratio_mollifier_costs_what_the_algorithm_says(
+def test_the_ratio_mollifier_has_the_cost_of_the_algorithm(
     parts: int, radius: float, order: float, projection: Projection
 ) -> None:
     protocol = AdaPMixed(parts, projection=projection, radius=radius, order=order, threshold=NEVER)
@@ -90,7 +90,7 @@ def test_the_ratio_mollifier_costs_what_the_algorithm_says(
 
 
 @pytest.mark.parametrize(("parts", "order", "beta"), [(1, 3.0, 0.1), (5, 18.0, 0.2), (12, 2.0, 0.01)])
-def test_the_renyi_mollifier_costs_what_the_algorithm_says(parts: int, order: float, beta: float) -> None:
+def test_the_renyi_mollifier_has_the_cost_of_the_algorithm(parts: int, order: float, beta: float) -> None:
     protocol = AdaPMixed(parts, "renyi", beta=beta, order=order, threshold=NEVER, enforce="measured")
     for seed in range(3):
         query = answers(*rows(parts, 80, seed))
@@ -112,7 +112,7 @@ def test_a_screened_query_is_answered_by_the_public_model_and_costs_the_screenin
     np.testing.assert_allclose(release.losses, screening_cost(protocol), rtol=1e-12)
 
 
-def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol = AdaPMixed(4, radius=0.7, threshold=NEVER)
     queries = [answers(*rows(4, 500, seed)) for seed in range(5)]
     together = protocol.release(
@@ -130,8 +130,8 @@ def test_many_sequences_in_one_call_are_each_as_alone() -> None:
         np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
 
 
-def seen(public: Rows, parts: Rows, protocol: AdaPMixed) -> tuple[Rows, Rows]:
-    """p0 and the noiseless mean that the screening looks at [k], likeliest tokens of p0 first."""
+def screened_distributions(public: Rows, parts: Rows, protocol: AdaPMixed) -> tuple[Rows, Rows]:
+    """Returns p0 and the noiseless mean of the screening, each [k], most likely tokens of p0 first."""
     top = np.argsort(-public, kind="stable")[: protocol.top_k]
     p0 = np.exp(public)
     mean = np.exp(parts).mean(axis=0) if len(parts) else p0
@@ -139,11 +139,12 @@ def seen(public: Rows, parts: Rows, protocol: AdaPMixed) -> tuple[Rows, Rows]:
 
 
 def screening_law(public: Rows, parts: Rows, protocol: AdaPMixed, bins: int = 61) -> Rows:
-    """The chances of an answer by the parts and by p0, noise binned: each bin decided as its middle is.
+    """Returns the probabilities of an answer by the parts and by p0, with binned noise.
 
-    For the same query with and without a part the bins are the same, so that binning is post-processing.
+    A bin's decision is the decision at its center. The bins are the same with and without a part, so binning is
+    post-processing.
     """
-    p0, mean = seen(public, parts, protocol)
+    p0, mean = screened_distributions(public, parts, protocol)
     edges = np.linspace(-6, 6, bins + 1) * protocol.sigma
     masses = [np.diff(norm.cdf(np.r_[-np.inf, edges[1:-1], np.inf], loc=m, scale=protocol.sigma)) for m in mean]
     middles = (edges[1:] + edges[:-1]) / 2
@@ -157,7 +158,7 @@ def screening_law(public: Rows, parts: Rows, protocol: AdaPMixed, bins: int = 61
 
 
 def law(public: Rows, parts: Rows, protocol: AdaPMixed) -> Rows:
-    """Of (decision, token)."""
+    """Returns the joint distribution of (decision, token)."""
     chances = screening_law(public, parts, protocol)
     forced = AdaPMixed(protocol.parts, projection=protocol.projection, radius=protocol.radius, threshold=NEVER)
     mean = distribution(forced.release(answers(public, parts)))
@@ -183,20 +184,20 @@ def test_no_input_loses_more_than_the_bound(
     protocol = AdaPMixed(parts, radius=radius, screening_order=2.0, sigma=sigma, mix=mix, threshold=threshold, top_k=2)
     assert isinstance(protocol.event, ScreenedRatioEvent)
     event, rng = protocol.event, np.random.default_rng(parts)
-    found, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (parts + 1, 3), 80, rng)
-    assert 0.2 < found <= 1
+    largest, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (parts + 1, 3), 80, rng)
+    assert 0.2 < largest <= 1
 
 
 def test_the_screening_without_its_cost_is_caught() -> None:
-    """What the search can see: with most of the loss in the screening, the bound of the answer alone is broken."""
+    """Shows the search's power: with most of the loss in the screening, it exceeds the bound of the answer alone."""
     protocol = AdaPMixed(2, radius=0.01, screening_order=2.0, sigma=0.3, mix=1.0, threshold=0.15, top_k=2)
     event = ScreenedRatioEvent(2, 0.01, 1.0, 1e-9)
     rng = np.random.default_rng(0)
-    found, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (3, 3), 60, rng)
-    assert found > 2
+    largest, _ = climb(lambda x: max(shares_of_the_bound(protocol, event, x)), (3, 3), 60, rng)
+    assert largest > 2
 
 
-def test_queries_are_screened_as_often_as_their_law_says() -> None:
+def test_queries_are_screened_with_the_exact_probability() -> None:
     public, parts = rows(2, 3, seed=5)
     protocol = AdaPMixed(2, radius=1.0, screening_order=2.0, sigma=0.3, mix=1.0, threshold=0.2, top_k=2)
     chance, _ = screening_law(public, parts, protocol, bins=401)
@@ -208,7 +209,7 @@ def test_queries_are_screened_as_often_as_their_law_says() -> None:
     assert abs(answered - trials * chance) <= 5 * math.sqrt(trials * chance * (1 - chance)) + trials * 2e-3
 
 
-def test_what_a_token_costs() -> None:
+def test_the_cost_of_a_token() -> None:
     ratio = AdaPMixed(8, radius=0.4)
     assert ratio.event == ScreenedRatioEvent(8, 0.4, 1e-2, 1e-4)
     alone, screening = RatioEvent(8, 1.0, 0.4), np.array(ORDERS) * (1e-4 / (8 * 1e-2)) ** 2
@@ -227,7 +228,7 @@ def test_what_a_token_costs() -> None:
         assert protocol.draw() == tuple(range(8))
 
 
-def test_the_plan_keeps_the_budget() -> None:
+def test_the_plan_keeps_to_the_budget() -> None:
     settings = AdaPMixedSettings(tokens=300, epsilon=4.0)
     protocol = settings.plan(20)
     spent = accounting.epsilon(accounting.rdp({protocol.event: 300}), settings.delta).epsilon

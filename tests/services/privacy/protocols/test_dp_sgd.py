@@ -1,4 +1,4 @@
-"""Claim: DP-SGD's training costs what dp-accounting says, and is paid for once, whatever number of tokens is drawn."""
+"""Claim: DP-SGD's training has the cost that dp-accounting computes, charged once for any number of tokens."""
 
 import math
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ DELTA = 1e-5
 EVENT = DpSgdEvent("user", 1.1, 0.05, 100, "first")
 
 
-def test_opacus_finds_the_noise_that_dp_accounting_finds() -> None:
+def test_opacus_and_dp_accounting_find_the_same_noise() -> None:
     epsilon, rate, steps = 4.0, 0.05, 100
-    found = noise_multiplier(epsilon, DELTA, rate, steps)
+    multiplier = noise_multiplier(epsilon, DELTA, rate, steps)
     calibrated = calibrate_dp_mechanism(
         lambda: PLDAccountant(value_discretization_interval=1e-3),
         lambda noise: SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps),
@@ -29,11 +29,11 @@ def test_opacus_finds_the_noise_that_dp_accounting_finds() -> None:
         bracket_interval=ExplicitBracketInterval(0.3, 30.0),
         tol=1e-4,
     )
-    assert found == pytest.approx(calibrated, rel=0.01)
-    assert epsilon - 0.05 < DpSgdEvent("record", found, rate, steps).epsilon(DELTA) <= epsilon
+    assert multiplier == pytest.approx(calibrated, rel=0.01)
+    assert epsilon - 0.05 < DpSgdEvent("record", multiplier, rate, steps).epsilon(DELTA) <= epsilon
 
 
-def test_no_noise_is_enough_for_an_epsilon_of_nothing() -> None:
+def test_no_noise_suffices_for_a_tiny_epsilon() -> None:
     with pytest.raises(ValueError, match="is too small for 1000000000 steps"):
         noise_multiplier(1e-9, 1e-30, 1.0, 10**9)
 
@@ -51,7 +51,7 @@ def test_the_divergence_is_exact_at_whole_orders_and_a_bound_between_them() -> N
     assert (bound <= EVENT.rdp(np.ceil(between))).all()
 
 
-def test_any_number_of_tokens_costs_what_the_training_did() -> None:
+def test_any_number_of_tokens_has_the_cost_of_the_training() -> None:
     once, often = (planning.cost(EVENT, tokens, DELTA) for tokens in (1, 10**9))
     assert (once.epsilon_rdp, once.epsilon_pld) == (often.epsilon_rdp, often.epsilon_pld)
     assert often.epsilon_pld == pytest.approx(EVENT.epsilon(DELTA), abs=1e-9)
@@ -59,11 +59,11 @@ def test_any_number_of_tokens_costs_what_the_training_did() -> None:
 
 
 def test_two_trainings_add_up() -> None:
-    again = DpSgdEvent("user", 1.1, 0.05, 100, "second")
-    np.testing.assert_allclose(accounting.rdp({EVENT: 7, again: 3}), 2 * accounting.rdp({EVENT: 1}))
-    both, one = accounting.pld_epsilon({EVENT: 7, again: 3}, DELTA), EVENT.epsilon(DELTA)
+    second = DpSgdEvent("user", 1.1, 0.05, 100, "second")
+    np.testing.assert_allclose(accounting.rdp({EVENT: 7, second: 3}), 2 * accounting.rdp({EVENT: 1}))
+    both, single = accounting.pld_epsilon({EVENT: 7, second: 3}, DELTA), EVENT.epsilon(DELTA)
     assert both is not None
-    assert 1.3 * one < both < 2 * one
+    assert 1.3 * single < both < 2 * single
 
 
 def test_the_sentence_promises_any_number_of_tokens() -> None:
@@ -108,7 +108,7 @@ class Trained:
 TRAINING = Trained(EVENT, 5.0, DELTA)
 
 
-def test_what_is_served_is_what_was_trained() -> None:
+def test_serving_checks_the_training() -> None:
     served = DpSgdSettings().for_training(TRAINING)
     assert served.plan(1).event == EVENT
     assert (served.epsilon, served.delta) == (5.0, DELTA)

@@ -1,4 +1,4 @@
-"""Claim (privacy.md sections 7 and 9.1): no input costs the exponential mechanism more than its event says."""
+"""Claim (privacy.md 7, 9.1): the event of the exponential mechanism bounds the cost of every input."""
 
 from fractions import Fraction
 from itertools import combinations, permutations, product
@@ -43,7 +43,7 @@ CASES = [(1, 1, 1.0), (2, 2, 0.6), (2, 1, 0.6), (3, 2, 0.4), (4, 1, 1.5), (4, 2,
 
 
 def losses(protocol: Exponential, event: FixedSizeExponentialEvent, logits: Rows) -> list[float]:
-    """Each divergence between the token's laws before and after the last part is replaced, over what is allowed."""
+    """Returns each divergence of the token under replacement of the last part, as a share of its bound."""
     public, *rows = log_softmax(logits)
     *others, before, after = rows
     pair = [token_distribution(protocol, public, np.array([*others, own])) for own in (before, after)]
@@ -67,27 +67,27 @@ def test_no_input_loses_more_than_the_event(parts: int, sample: int, radius: flo
 
 @pytest.mark.parametrize(("parts", "radius"), [(3, 0.3), (5, 0.6), (5, 1.0)])
 def test_with_every_part_drawn_some_input_loses_as_much(parts: int, radius: float) -> None:
-    """Two tokens; the part says one before and the other after. For larger radii the cost is an upper bound."""
+    """The part predicts one of two tokens before, the other after. For larger radii the cost is an upper bound."""
     protocol, event = Exponential(parts, parts, radius), FixedSizeExponentialEvent(parts, parts, radius)
     assert event.adjacency == "user"
     best = [0.0] * len(MODERATE)
     for log_odds in np.linspace(-2 * radius - 3, 2 * radius + 3, 121):
         public = -np.logaddexp(0, [-log_odds, log_odds])
-        said = [np.array([0.0, -40.0]), np.array([-40.0, 0.0])]
+        predictions = [np.array([0.0, -40.0]), np.array([-40.0, 0.0])]
         for lifted in (0, parts // 2, parts - 1):
-            others = [said[0]] * lifted + [said[1]] * (parts - 1 - lifted)
-            pair = [token_distribution(protocol, public, np.array([*others, own])) for own in said]
+            others = [predictions[0]] * lifted + [predictions[1]] * (parts - 1 - lifted)
+            pair = [token_distribution(protocol, public, np.array([*others, own])) for own in predictions]
             both = [(pair[0], pair[1], a) for a in MODERATE]
-            best = [max(old, renyi_divergence(*each)) for old, each in zip(best, both, strict=True)]
-    for found, allowed in zip(best, event.rdp(MODERATE), strict=True):
-        assert 0.999 * allowed <= found <= allowed
+            best = [max(old, renyi_divergence(*arguments)) for old, arguments in zip(best, both, strict=True)]
+    for largest, bound in zip(best, event.rdp(MODERATE), strict=True):
+        assert 0.999 * bound <= largest <= bound
 
 
 def test_a_clip_at_twice_the_radius_is_caught() -> None:
     assert search(Exponential(2, 2, 1.0), FixedSizeExponentialEvent(2, 2, 0.5), 100, 0) > 1.5
 
 
-def test_no_input_passes_the_privacy_loss_distribution() -> None:
+def test_no_input_exceeds_the_privacy_loss_distribution() -> None:
     event = FixedSizeExponentialEvent(3, 2, 0.7)
     composed = event.pld()
     bounds = hockey_stick_bound(EPSILONS, event.range, event.drawn)
@@ -100,7 +100,7 @@ GRID = [0.01, 0.5, 3.0, 12.0]
 
 @pytest.mark.parametrize("eta", GRID)
 def test_the_cost_of_bounded_range_is_the_largest_moment(eta: float) -> None:
-    """Against a plain search over s, which can only understate: never below, and hardly above."""
+    """Compares with a plain search over s, which can only underestimate: the bound is never below, and close."""
     s = np.linspace(1e-9, eta * (1 - 1e-9), 20_001)
     low, high = np.exp(-s), np.exp(eta - s)
     mass = (1 - low) / (high - low)
@@ -116,7 +116,7 @@ SAMPLED = [0.05, 0.5, 0.95]
 
 
 def two_valued(eta: float, drawn: float, order: float) -> float:
-    """The divergence where the draws without the part say what the part says after (A = B'), at its largest."""
+    """Returns the largest divergence if draws without the part have the distribution of the part after (A = B')."""
     s = np.linspace(0, eta, 4001)[1:-1]
     low, high = np.expm1(-s), np.expm1(eta - s)
     mass = low / (low - high)
@@ -127,7 +127,7 @@ def two_valued(eta: float, drawn: float, order: float) -> float:
 @pytest.mark.parametrize("drawn", SAMPLED)
 @pytest.mark.parametrize("eta", [0.01, 0.5, 3.0])
 def test_a_sampled_cost_lies_between_an_input_and_the_dominating_pair(eta: float, drawn: float) -> None:
-    """The moments of the pair whose hockey-sticks are the largest of any input, each at its own epsilon."""
+    """The dominating pair has, at each epsilon, the largest hockey-stick divergence of any input."""
     interval = eta / 4000
     pmf = ExponentialEvent(4000, drawn, eta * drawn * 1000).pld(interval)._pmf_remove.to_dense_pmf()
     masses = np.array(pmf._probs)
@@ -135,22 +135,22 @@ def test_a_sampled_cost_lies_between_an_input_and_the_dominating_pair(eta: float
     orders = (1.1, 1.5, 4.0, 30.0)
     for order, bound in zip(orders, sampled_rdp(orders, eta, drawn), strict=True):
         moment = np.log(np.sum(masses * np.exp((order - 1) * pair_losses))) / (order - 1)
-        found = two_valued(eta, drawn, order)
-        assert found <= bound <= 1.01 * moment
+        attained = two_valued(eta, drawn, order)
+        assert attained <= bound <= 1.01 * moment
         if eta == 0.01:
-            assert bound <= 1.02 * found, "what is left of the gap is of the order of eta"
+            assert bound <= 1.02 * attained, "the gap is of the order of eta"
 
 
 @pytest.mark.parametrize("drawn", SAMPLED)
 @pytest.mark.parametrize("half_range", [0.05, 0.5, 2.0])
-def test_no_three_laws_of_bounded_range_cost_more(half_range: float, drawn: float) -> None:
-    """A, B and B' proportional to a measure times e^0 or e^(eta/2): by convexity the worst case is one of these."""
+def test_no_three_distributions_of_bounded_range_cost_more(half_range: float, drawn: float) -> None:
+    """By convexity, in the worst case A, B and B' are proportional to a measure times e^0 or e^(eta/2)."""
     corners = np.exp(half_range * np.array([*product((0, 1), repeat=3)]))  # [8, 3]
     rng = np.random.default_rng(0)
     bounds = sampled_rdp(SEARCHED, 2 * half_range, drawn)
 
     def shares(measures: Rows) -> Rows:
-        """[n, orders] of measures [n, 8]."""
+        """Returns shares of the bound [n, orders] for measures [n, 8]."""
         laws = corners / (measures @ corners)[:, None]
         before, after = ((1 - drawn) * laws[:, :, 0] + drawn * laws[:, :, own] for own in (1, 2))
         moments = [np.log(np.sum(measures * after * (before / after) ** a, axis=1)) / (a - 1) for a in SEARCHED]
@@ -161,22 +161,24 @@ def test_no_three_laws_of_bounded_range_cost_more(half_range: float, drawn: floa
     for step in np.geomspace(1, 0.01, 12):
         tried = kept * np.exp(step * rng.normal(size=kept.shape)) + 1e-300
         tried /= tried.sum(axis=1, keepdims=True)
-        found = shares(tried)
-        assert found.max() <= 1
-        better = found.max(axis=1) > best.max(axis=1)
-        kept[better], best[better] = tried[better], found[better]
-    assert best.max() > (0.9 if half_range < 0.5 else 0.7), "the search is no weaker than the bound"
+        reached = shares(tried)
+        assert reached.max() <= 1
+        better = reached.max(axis=1) > best.max(axis=1)
+        kept[better], best[better] = tried[better], reached[better]
+    assert best.max() > (0.9 if half_range < 0.5 else 0.7), "the search comes close to the bound"
 
 
 def test_the_dominating_pair_is_attained_at_every_epsilon() -> None:
-    """Two of four parts, the others alike: no smaller pair dominates, so no better privacy loss distribution exists."""
+    """With two of four equal parts drawn, no smaller pair dominates, so no better privacy loss distribution exists."""
     radius = 0.3
     protocol, event = Exponential(4, 2, radius), FixedSizeExponentialEvent(4, 2, radius)
-    said = [np.array([0.0, -20.0]), np.array([-20.0, 0.0])]
+    predictions = [np.array([0.0, -20.0]), np.array([-20.0, 0.0])]
     pairs = []
     for first in np.linspace(1 - np.exp(-radius), np.exp(-radius), 81):
         public = np.log([first, 1 - first])
-        pairs.append([token_distribution(protocol, public, np.array([said[1]] * 3 + [own])) for own in said])
+        pairs.append(
+            [token_distribution(protocol, public, np.array([predictions[1]] * 3 + [own])) for own in predictions]
+        )
     for epsilon in (0.01, 0.05, 0.15):
         attained = max(hockey_stick(p, q, epsilon) for p, q in pairs)
         allowed = hockey_stick_bound(np.array([epsilon]), event.range, event.drawn)[0]
@@ -184,7 +186,7 @@ def test_the_dominating_pair_is_attained_at_every_epsilon() -> None:
 
 
 def test_an_old_event_bounds_the_poisson_draw_that_it_charged() -> None:
-    """Every subset of three parts, by the formula of earlier versions, under replacement of the last part."""
+    """Enumerates the subsets of three parts, with the formula of earlier versions, under replacement of a part."""
     parts, q, radius = 3, 0.5, 0.6
     event = ExponentialEvent(parts, q, radius)
     allowed = event.rdp(SEARCHED)
@@ -209,14 +211,14 @@ def test_the_token_is_drawn_from_the_formula() -> None:
     public, *rows = log_softmax(np.random.default_rng(0).normal(scale=2, size=(4, 50)))
     protocol = Exponential(3, 2, 1.2)
     models = [(0, 1), (0, 2), (1, 2)]
-    for asked, weights in zip(models, released(protocol, public, np.array(rows), models), strict=True):
-        expected = protocol.formula(np.exp(public), np.exp(np.array(rows)[list(asked)]))
+    for drawn, weights in zip(models, released(protocol, public, np.array(rows), models), strict=True):
+        expected = protocol.formula(np.exp(public), np.exp(np.array(rows)[list(drawn)]))
         np.testing.assert_allclose((weights / weights.sum()).astype(float), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.5, 1.5])
 def test_one_part_is_projected_to_a_bounded_range(radius: float) -> None:
-    """Nearly the member of { p0 r : max r <= e^2c min r } that is closest in KL, which a search over t finds."""
+    """The result is close to the KL-closest member of { p0 r : max r <= e^2c min r }, found by a search over t."""
     rng = np.random.default_rng(3)
     for spread in (0.2, 1.0, 3.0):
         public = log_softmax(rng.normal(scale=2, size=60))
@@ -234,24 +236,24 @@ def test_one_part_is_projected_to_a_bounded_range(radius: float) -> None:
         assert p @ (row - np.log(weights)) <= least + 0.35 * (plain - least) + 1e-4
 
 
-def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     public, *rows = log_softmax(np.random.default_rng(1).normal(scale=2, size=(6, 300)))
     protocol = Exponential(5, 3, 0.7)
     models = [*combinations(range(5), 3)] * 2
     together = released(protocol, public, np.array(rows), models)
-    for asked, weights in zip(models, together, strict=True):
-        (alone,) = released(protocol, public, np.array(rows), [asked])
+    for drawn, weights in zip(models, together, strict=True):
+        (alone,) = released(protocol, public, np.array(rows), [drawn])
         np.testing.assert_allclose((weights / alone - 1).astype(float), 0, atol=1e-5)
 
 
 def spread(present: Any, absent: Any, kept: Any) -> Fraction:
-    """The largest quotient of integer weights over the smallest, exactly."""
+    """Returns the largest ratio of integer weights divided by the smallest, exactly."""
     quotients = [Fraction(a, b) for a, b in zip(present[kept], absent[kept], strict=True)]
     return max(quotients) / min(quotients)
 
 
 def answered(public: torch.Tensor, rows: torch.Tensor, models: list[tuple[int, ...]]) -> Any:
-    together = rows[[i for asked in models for i in asked]].log_softmax(dim=1)
+    together = rows[[i for drawn in models for i in drawn]].log_softmax(dim=1)
     return shape(public.log_softmax(dim=0).expand(len(models), -1), together, models)
 
 
@@ -274,7 +276,7 @@ def test_integer_weights_keep_to_the_range(kind: str, share: float, sample: int)
 
 
 def test_without_slack_rounding_leaves_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above can see: the same code, clipping at the radius itself."""
+    """Shows the power of the test above: the same code with a clip at the radius itself fails it."""
     public = public_logits("at the floor", torch.Generator().manual_seed(3))
     rows = torch.where(torch.arange(len(public)) == torch.arange(5, 15)[:, None], 0.0, -60.0)
     protocol = Exponential(10, 1, 6.0)
@@ -325,7 +327,7 @@ def test_another_number_of_rows_is_refused() -> None:
 
 
 def test_the_stored_form_is_stable() -> None:
-    """Ledgers keep this text for ever."""
+    """Ledgers contain this text permanently."""
     event = FixedSizeExponentialEvent(80, 4, 1.6)
     assert event.to_json() == '{"kind":"exponential-fixed-size","parts":80,"radius":1.6,"sample":4}'
     assert event.guarantee.status == "certified"

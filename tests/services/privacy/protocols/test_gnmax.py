@@ -1,4 +1,4 @@
-"""Claim (privacy.md sections 7 and 9.1): no votes cost GNMax more than its event says, or more than their own loss."""
+"""Claim (privacy.md 7, 9.1): for all votes, the cost of GNMax is at most its event's cost and the votes' own loss."""
 
 import math
 from collections import Counter
@@ -30,7 +30,7 @@ ORDERS = (1.5, 3.0, 18.0)
 
 
 def law(counts: Integers, sigma: float) -> Rows:
-    """The exact law of the noisy plurality, the first of those that tie: sums over the discrete Gaussian."""
+    """Returns the exact distribution of the noisy plurality (ties: the first), by sums over the discrete Gaussian."""
     reach = math.ceil(14 * sigma) + int(counts.max()) + 1
     z = np.arange(-reach, 2 * reach + 1)
     masses = np.exp(-((z - np.asarray(counts)[:, None]) ** 2) / (2 * sigma**2))
@@ -44,9 +44,9 @@ def law(counts: Integers, sigma: float) -> Rows:
 
 
 def neighbours(counts: Integers) -> list[Integers]:
-    """The votes where one part votes for another token."""
-    one = np.eye(len(counts), dtype=np.int64)
-    steps = [one[i] - one[j] for i, j in permutations(range(len(counts)), 2)]
+    """Returns the votes after one part votes for another token."""
+    unit = np.eye(len(counts), dtype=np.int64)
+    steps = [unit[i] - unit[j] for i, j in permutations(range(len(counts)), 2)]
     return [counts + step for step in steps if (counts + step).min() >= 0]
 
 
@@ -68,7 +68,7 @@ def test_no_votes_lose_more_than_the_event_or_their_own_loss(sigma: float) -> No
                     lost = renyi_divergence(*pair, order)
                     assert lost <= allowed[order]
                     assert lost <= own[order] + 1e-12
-    assert below > len(ALL_VOTES) / 10, "some votes agree so much that the theorem says more than the event"
+    assert below > len(ALL_VOTES) / 10, "for clear majorities, the theorem gives a smaller loss than the event"
 
 
 def test_half_the_noise_is_caught() -> None:
@@ -77,8 +77,8 @@ def test_half_the_noise_is_caught() -> None:
     assert max(lost) > 1.5 * allowed
 
 
-def test_some_votes_cost_nearly_what_the_event_says() -> None:
-    """Two tokens far ahead of the others: their difference is all that shows, half of what the counts would tell."""
+def test_some_votes_cost_nearly_as_much_as_the_event() -> None:
+    """If two tokens lead by far, only their difference matters, which reveals half as much as the counts."""
     allowed = dict(zip(ORDERS, GNMaxEvent(3, 1.0).rdp(ORDERS), strict=True))
     shares = [
         renyi_divergence(law(c, 1.0), law(n, 1.0), a) / allowed[a]
@@ -89,7 +89,7 @@ def test_some_votes_cost_nearly_what_the_event_says() -> None:
     assert 0.5 < max(shares) <= 1
 
 
-def test_no_votes_pass_the_privacy_loss_distribution() -> None:
+def test_no_votes_exceed_the_privacy_loss_distribution() -> None:
     composed = GNMaxEvent(3, 1.0).pld()
     for epsilon in (0.0, 0.3, 1.0):
         allowed = composed.get_delta_for_epsilon(epsilon)
@@ -99,7 +99,7 @@ def test_no_votes_pass_the_privacy_loss_distribution() -> None:
 
 @pytest.mark.parametrize("sigma", [3.0, 20.0])
 def test_the_loss_agrees_with_the_theorem_as_published(sigma: float) -> None:
-    """Theorem 6 transcribed, at the same mu1 and mu2, for margins less by 2."""
+    """Compares with a transcription of Theorem 6 at the same mu1 and mu2, for margins smaller by 2."""
     order, count = 4.0, 100
     z = np.arange(-250, 251)
     noise = np.exp(-(z**2) / (2 * sigma**2))
@@ -116,12 +116,12 @@ def test_the_loss_agrees_with_the_theorem_as_published(sigma: float) -> None:
             b = math.exp(eps1) / q ** (1 / (mu1 - 1))
             dependent = math.log((1 - q) * a ** (order - 1) + q * b ** (order - 1)) / (order - 1)
             expected = min(expected, dependent)
-        found = loss(np.array([[first, count - first, 0]]), sigma, order)[0]
-        assert found == pytest.approx(expected, rel=1e-6, abs=1e-14)
+        computed = loss(np.array([[first, count - first, 0]]), sigma, order)[0]
+        assert computed == pytest.approx(expected, rel=1e-6, abs=1e-14)
 
 
 def answers_of(counts: Integers, copies: int = 1) -> Answers:
-    """The parts' answers in which each token of a small vocabulary is so many parts' most likely one."""
+    """Returns answers in which token i is the most likely one of ``counts[i]`` parts."""
     vocabulary = len(counts)
     rows = torch.full((int(counts.sum()), vocabulary), -5.0)
     rows[torch.arange(len(rows)), torch.repeat_interleave(torch.arange(vocabulary), torch.tensor(counts))] = 5.0
@@ -142,7 +142,7 @@ def test_the_released_token_follows_the_exact_law() -> None:
     assert (release.losses == loss(counts[None], 1.5, 4.0)).all()
 
 
-def test_votes_of_many_sequences_are_each_as_alone() -> None:
+def test_votes_of_sequences_do_not_affect_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
     public = torch.randn(5, 200, generator=generator).mul(3).log_softmax(1)
     rows = torch.randn(5 * 7, 200, generator=generator).mul(3).log_softmax(1)
@@ -158,7 +158,7 @@ def test_votes_of_many_sequences_are_each_as_alone() -> None:
 
 
 def test_only_kept_tokens_are_released() -> None:
-    """Noise that drowns the votes, on fewer kept tokens than candidates."""
+    """Uses noise much larger than the votes, and fewer kept tokens than candidates."""
     public = torch.randn(400, 50, generator=torch.Generator().manual_seed(1)).log_softmax(1)
     rows = torch.randn(400, 50).log_softmax(1)
     answers = shape(public, rows, [(0,)] * 400, SamplingOptions(top_k=3))
@@ -167,7 +167,7 @@ def test_only_kept_tokens_are_released() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.7, 2.5])
-def test_chances_to_win_are_bounded(sigma: float) -> None:
+def test_probabilities_of_winning_are_bounded(sigma: float) -> None:
     for counts in ALL_VOTES:
         chances, bounds = law(counts, sigma), largest_chances(counts[None], sigma)[0]
         assert (chances <= bounds + 1e-12).all()
@@ -176,7 +176,7 @@ def test_chances_to_win_are_bounded(sigma: float) -> None:
     np.testing.assert_allclose(largest_chances(counts, 10.0)[0], expected, rtol=2e-3)
 
 
-def test_chances_of_tokens_are_bounded_above() -> None:
+def test_probabilities_of_tokens_are_bounded_above() -> None:
     counts = np.array([30, 25, 2])
     answers, protocol = answers_of(counts, 2), GNMax(57, 8.0, 3)
     tokens = torch.tensor([0, 1])

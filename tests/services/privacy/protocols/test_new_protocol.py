@@ -1,4 +1,4 @@
-"""Claim: a protocol is one file and one line: then it is planned, configured, evaluated, audited and served."""
+"""Claim: one file and one line add a protocol that can be planned, configured, evaluated, audited and served."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ LINE = '    "toy": "toy:ToySettings",\n'
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with the toy's file and its line."""
+    """A copy of the project with the toy protocol's file and registration."""
     copy = tmp_path_factory.mktemp("extended")
     for folder in ("cluster", "services", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -28,7 +28,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def passed(copy: Path, markers: str, *suites: str) -> int:
-    """Run the cases of the suites that are the toy's, and count them."""
+    """Runs the toy protocol's cases of the suites and returns their number."""
     command = [sys.executable, "-m", "pytest", "-q", "-k", "toy", "-m", markers, "-p", "no:cacheprovider", *suites]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     result = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
@@ -37,7 +37,7 @@ def passed(copy: Path, markers: str, *suites: str) -> int:
 
 
 @pytest.mark.slow
-def test_it_is_planned_configured_evaluated_and_audited(extended: Path) -> None:
+def test_the_toy_is_planned_configured_evaluated_and_audited(extended: Path) -> None:
     suites = (
         "tests/services/privacy/protocols/test_registry.py",
         "tests/services/evaluation/test_every_protocol.py",
@@ -49,5 +49,5 @@ def test_it_is_planned_configured_evaluated_and_audited(extended: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_served_and_charged(extended: Path) -> None:
+def test_the_toy_is_served_and_charged(extended: Path) -> None:
     assert passed(extended, "not long", "tests/services/coordinator/test_protocols.py") == 1

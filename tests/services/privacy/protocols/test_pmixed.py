@@ -1,4 +1,4 @@
-"""Claim: PMixed draws, mixes and charges as configured, and refuses what it cannot keep."""
+"""Claim: PMixed draws, mixes and charges as configured, and refuses impossible settings."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ def rows(parts: int, vocabulary: int, seed: int = 0) -> tuple[Any, Any]:
     return public, np.array(others)
 
 
-def test_nothing_drawn_is_answered_by_the_public_model() -> None:
+def test_the_public_model_answers_an_empty_draw() -> None:
     public, parts = rows(2, 50)
     (weights,) = released(PMixed(2, 0.5, 0.7), public, parts, [()])
     np.testing.assert_allclose((weights / weights.sum()).astype(float), np.exp(public), rtol=1e-5)
@@ -33,31 +33,31 @@ def test_the_mean_of_the_projected_parts_is_released() -> None:
     np.testing.assert_allclose((both / both.sum()).astype(float), mean, rtol=1e-9)
 
 
-def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     public, parts = rows(5, 300)
     models = [*subsets(5), *subsets(5)]
     together = released(PMixed(5, 0.5, 0.7), public, parts, models)
-    for asked, weights in zip(models, together, strict=True):
-        (alone,) = released(PMixed(5, 0.5, 0.7), public, parts, [asked])
+    for drawn, weights in zip(models, together, strict=True):
+        (alone,) = released(PMixed(5, 0.5, 0.7), public, parts, [drawn])
         np.testing.assert_allclose((weights / alone - 1).astype(float), 0, atol=1e-5)
 
 
-def test_tokens_follow_the_law_that_is_charged() -> None:
-    """Drawn and sampled here token by token, against the mean over all draws."""
+def test_tokens_follow_the_charged_distribution() -> None:
+    """Compares tokens that are drawn and sampled one by one with the mean over all draws."""
     public, parts = rows(3, 4)
     protocol = PMixed(3, 0.6, 1.5)
     draws = [protocol.draw() for _ in range(20_000)]
     assert max(map(len, draws)) == protocol.rows == 1
     weights = dict(zip(((), (0,), (1,), (2,)), released(protocol, public, parts, [(), (0,), (1,), (2,)]), strict=True))
     tokens = Counter[int]()
-    for asked, count in Counter(draws).items():
-        tokens.update(sample(torch.tensor([weights[asked].tolist()] * count)))
+    for drawn, count in Counter(draws).items():
+        tokens.update(sample(torch.tensor([weights[drawn].tolist()] * count)))
     law = token_distribution(protocol, public, parts)
     for token, chance in enumerate(law):
         assert abs(tokens[token] - 20_000 * chance) <= 6 * np.sqrt(20_000 * chance * (1 - chance))
 
 
-def test_one_part_or_none_has_the_law_of_the_mean_over_a_poisson_draw() -> None:
+def test_one_part_or_none_has_the_distribution_of_the_mean_over_a_poisson_draw() -> None:
     public, parts = rows(4, 30)
     protocol, sets = PMixed(4, 0.3, 0.7), subsets(4)
     chances = [0.3 ** len(drawn) * 0.7 ** (4 - len(drawn)) for drawn in sets]
@@ -66,7 +66,7 @@ def test_one_part_or_none_has_the_law_of_the_mean_over_a_poisson_draw() -> None:
 
 
 @pytest.mark.parametrize("q", [0.2, 1.0])
-def test_evaluation_sees_the_same_law(q: float) -> None:
+def test_evaluation_uses_the_same_distribution(q: float) -> None:
     public, parts = rows(4, 30)
     protocol = PMixed(4, q, 0.7)
     answers = shape(torch.tensor(public).float()[None], torch.tensor(parts).float(), [(0, 1, 2, 3)])
@@ -87,7 +87,7 @@ def test_the_renyi_mollifier_uses_the_beta_of_the_number_drawn() -> None:
         assert torch.allclose(weights[row] / 2.0**61, (mean / mean.sum()).float(), rtol=1e-4)
 
 
-def test_what_a_token_costs() -> None:
+def test_the_cost_of_a_token() -> None:
     assert PMixed(8, 0.25, 0.4).event == RatioEvent(8, 0.25, 0.4)
     assert PMixed(8, 0.25, 0.4, projection="mix").event == RatioEvent(8, 0.25, 0.4)
     published = PMixed(8, 0.25, mollifier="renyi", order=3, loss=0.02)
@@ -95,7 +95,7 @@ def test_what_a_token_costs() -> None:
     assert published.guarantee.status == "as published"
 
 
-def test_a_configuration_that_still_says_whom_to_ask_is_refused_with_the_fix() -> None:
+def test_a_configuration_with_the_old_key_asked_is_refused_with_the_fix() -> None:
     with pytest.raises(ValueError, match="asked: remove this key"):
         PMixedSettings.model_validate({"asked": "one"})
 

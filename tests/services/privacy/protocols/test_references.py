@@ -1,4 +1,4 @@
-"""Claim: the references sample what they are named for, and promise no more than that."""
+"""Claim: the reference protocols sample from the distributions in their names, and claim no privacy beyond them."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_the_public_model_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("event", [EnsembleEvent(), FinetunedEvent()])
-def test_the_others_cost_without_limit(event: Event) -> None:
+def test_references_without_privacy_cost_infinitely_much(event: Event) -> None:
     cost = planning.cost(event, 1, 1e-5)
     assert (cost.epsilon_rdp, cost.epsilon_pld) == (math.inf, None)
     assert planning.cost(event, 0, 1e-5).epsilon_rdp == 0
@@ -58,7 +58,7 @@ def test_the_others_cost_without_limit(event: Event) -> None:
 
 
 @pytest.mark.parametrize("settings", [EnsembleSettings, FinetunedSettings])
-def test_they_keep_no_budget(settings: type[EnsembleSettings]) -> None:
+def test_references_have_no_budget(settings: type[EnsembleSettings]) -> None:
     assert settings().epsilon is None
     with pytest.raises(ValidationError, match="epsilon"):
         settings(epsilon=8.0)

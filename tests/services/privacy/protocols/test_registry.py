@@ -1,4 +1,4 @@
-"""Claims that hold for every protocol of the registry, and for each of its variants."""
+"""Claim: every registered protocol and variant follows its description, survives storage and keeps its budget."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def answers(models: tuple[int, ...], sequences: int = 3, vocabulary: int = 2) ->
 
 
 @every
-def test_one_name_stands_everywhere(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+def test_a_protocol_has_the_same_name_everywhere(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     protocol = planned(chosen, parameters)
     assert type(protocol) is chosen.mechanism
     assert chosen.model_fields["protocol"].default == chosen.mechanism.name == name_of(chosen.model_validate({}))
@@ -45,7 +45,7 @@ def test_one_name_stands_everywhere(chosen: type[Settings], parameters: Mapping[
 
 
 @every
-def test_a_draw_is_as_described(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+def test_draws_follow_the_description(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     protocol = planned(chosen, parameters)
     drawn = np.array([len(protocol.draw()) for _ in range(2000)])
     described = protocol.draws((protocol.models,))
@@ -57,7 +57,7 @@ def test_a_draw_is_as_described(chosen: type[Settings], parameters: Mapping[str,
 
 
 @every
-def test_what_is_released_has_its_weights_and_losses(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+def test_a_release_has_weights_and_losses(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
     protocol = planned(chosen, parameters)
     answered = answers(protocol.draw())
     release = protocol.release(answered)
@@ -70,8 +70,8 @@ def test_what_is_released_has_its_weights_and_losses(chosen: type[Settings], par
 
 
 @every
-def test_the_laws_agree(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
-    """The law that an evaluation uses is the mean over draws of the law of a release, which follows the formula."""
+def test_the_distributions_agree(chosen: type[Settings], parameters: Mapping[str, Any]) -> None:
+    """An evaluation's distribution is the mean over draws of a release's distribution, which follows the formula."""
     protocol = planned(chosen, parameters)
     drawn = protocol.draw()
     answered = answers(drawn)
@@ -107,14 +107,14 @@ def test_a_certified_plan_keeps_to_the_budget(chosen: type[Settings], parameters
     protocol = planned(chosen, parameters, tokens=64)
     losses = protocol.event.rdp([1.5, 2.0, 4.0, 16.0])
     assert (losses >= 0).all()
-    assert (losses[1:] >= losses[:-1] - 1e-12).all(), "a divergence does not fall with its order"
+    assert (losses[1:] >= losses[:-1] - 1e-12).all(), "a divergence does not decrease with its order"
     if protocol.guarantee.status == "certified" and chosen.derived is not None:
         cost = planning.cost(protocol.event, 64, 1e-5)
         assert 0.99 * 8 < cost.epsilon_rdp <= 8 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_what_is_wrong_is_refused_by_name(name: str) -> None:
+def test_invalid_settings_are_refused_by_name(name: str) -> None:
     chosen = PROTOCOLS[name]
     with pytest.raises(ValidationError, match="no_such_parameter"):
         chosen.model_validate({"no_such_parameter": 1})
@@ -128,8 +128,8 @@ def test_what_is_wrong_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_labels_tell_the_settings_of_a_table_apart(name: str) -> None:
+def test_labels_distinguish_the_settings_of_a_table(name: str) -> None:
     limits = {"epsilon": 8.0, "delta": 1e-5, "tokens": 100}
     compared = list(PROTOCOLS[name].compared(PARTS, limits))
-    assert len({each.label for each in compared}) == len(compared)
-    assert all((each.epsilon, each.delta, each.tokens) == (8.0, 1e-5, 100) for each in compared)
+    assert len({settings.label for settings in compared}) == len(compared)
+    assert all((settings.epsilon, settings.delta, settings.tokens) == (8.0, 1e-5, 100) for settings in compared)

@@ -1,4 +1,4 @@
-"""Claim: SubMix releases and charges what its algorithm, written out, releases and charges."""
+"""Claim: SubMix releases and charges the same as a literal transcription of its algorithm."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ CASES = [(3, 2.0, 0.01), (5, 4.0, 0.003), (2, 18.0, 0.5), (8, 1.5, 1e-4), (1, 4.
 
 
 def halves(kind: str, public: Rows, rng: np.random.Generator) -> Rows:
-    """Log-probabilities [2, V] of one part's two models."""
+    """Returns log-probabilities of one part's two models [2, V]."""
     first, second = rng.normal(size=(2, len(public)))
     match kind:
         case "near":
@@ -46,7 +46,7 @@ def query(parts: int, vocabulary: int, seed: int, top_k: int | None = None) -> A
 
 
 def literal_share(h: Rows, other: Rows, p0: Rows, order: float, beta: float) -> float:
-    """The largest lambda for which the two mixtures are within beta, by bisection."""
+    """Finds by bisection the largest lambda for which the two mixtures are within beta."""
 
     def excess(share: float) -> float:
         with np.errstate(divide="ignore", over="ignore"):
@@ -57,7 +57,7 @@ def literal_share(h: Rows, other: Rows, p0: Rows, order: float, beta: float) -> 
 
 
 def literally(h: Rows, p0: Rows, shares: Rows, order: float) -> tuple[Rows, list[float]]:
-    """Of the models' answers h [N, 2, V] and every lambda: what is released, and what each part is charged."""
+    """Computes the release and each part's charge from the models' distributions h [N, 2, V] and all lambdas."""
 
     def mixture(parts: list[int]) -> Rows:
         if not parts:
@@ -76,14 +76,14 @@ def literally(h: Rows, p0: Rows, shares: Rows, order: float) -> tuple[Rows, list
 
 
 def distributions(answers: Answers) -> tuple[Rows, Rows]:
-    """The models' answers [N, 2, V] and the public model's [V] that the service works on."""
+    """Returns the distributions that the service computes with: the models' [N, 2, V] and the public model's [V]."""
     p0 = answers.public[0].double().numpy()
     p0 = p0 / p0.sum()
     h = answers.ratios.double().numpy() * p0
     return (h / h.sum(axis=1, keepdims=True)).reshape(-1, 2, len(p0)), p0
 
 
-def found_shares(answers: Answers, order: float, beta: float) -> Rows:
+def served_shares(answers: Answers, order: float, beta: float) -> Rows:
     return largest_shares(answers.ratios.view(-1, 2, answers.ratios.shape[1]), answers.public[0], order, beta)
 
 
@@ -98,38 +98,38 @@ def test_lambda_is_the_largest_within_beta(parts: int, order: float, beta: float
         answers = query(parts, 60, seed)
         h, p0 = distributions(answers)
         expected = [literal_share(pair[0], pair[1], p0, order, beta) for pair in h]
-        np.testing.assert_allclose(found_shares(answers, order, beta), expected, rtol=2e-4)
+        np.testing.assert_allclose(served_shares(answers, order, beta), expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize(("parts", "order", "beta"), CASES)
-def test_every_part_is_charged_what_the_algorithm_says(parts: int, order: float, beta: float) -> None:
+def test_every_part_is_charged_by_the_algorithm(parts: int, order: float, beta: float) -> None:
     protocol = SubMix(parts, order, beta)
     for seed in range(4):
         answers = query(parts, 60, seed, top_k=50)
         h, p0 = distributions(answers)
-        released, charged = literally(h, p0, found_shares(answers, order, beta), order)
+        released, charged = literally(h, p0, served_shares(answers, order, beta), order)
         release = protocol.release(answers)
         np.testing.assert_allclose(law(release), released, rtol=1e-9, atol=1e-18)
         assert release.losses is not None
         np.testing.assert_allclose(release.losses, [charged], rtol=1e-9, atol=1e-13)
 
 
-def test_models_that_agree_are_released_as_they_are() -> None:
+def test_models_that_agree_are_released_unchanged() -> None:
     public = log_softmax(np.random.default_rng(0).normal(size=40))
     part = halves("twins", public, np.random.default_rng(1))
     answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
     np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(part[0]), rtol=1e-5)
 
 
-def test_models_that_disagree_leave_the_public_model() -> None:
+def test_models_that_disagree_release_the_public_model() -> None:
     public = np.log([0.5, 0.5 - 1e-9, 1e-9])
     part = np.log([[1e-12, 1e-12, 1 - 2e-12], [1 - 2e-12, 1e-12, 1e-12]])
     answers = shape(torch.tensor(public[None]).float(), torch.tensor(part).float(), [(0, 1)])
     np.testing.assert_allclose(law(SubMix(1, 4.0, 1e-3).release(answers)), np.exp(public), rtol=1e-2, atol=1e-5)
 
 
-def test_a_token_that_one_part_alone_gives_mass_costs_it_an_infinite_loss() -> None:
-    """At lambda 1, without the part the token is impossible."""
+def test_a_token_possible_only_with_one_part_costs_an_infinite_loss() -> None:
+    """At lambda 1, the token has probability 0 without the part."""
     p0, own, other = [0.4, 0.3, 0.3], [0.5, 0.2, 0.3], [0.6, 0.4, 0.0]
     with np.errstate(divide="ignore"):
         rows = torch.tensor(np.log([own, own, other, other])).float()
@@ -138,24 +138,24 @@ def test_a_token_that_one_part_alone_gives_mass_costs_it_an_infinite_loss() -> N
     assert np.isfinite(release.losses).tolist() == [[False, True]]
 
 
-def test_many_sequences_in_one_call_are_each_as_alone() -> None:
+def test_sequences_in_one_call_do_not_affect_each_other() -> None:
     protocol, queries = SubMix(3, 4.0, 0.01), [query(3, 700, seed) for seed in range(6)]
     together = protocol.release(
         Answers(
-            torch.cat([each.public for each in queries]),
-            torch.cat([each.ratios for each in queries]),
+            torch.cat([answers.public for answers in queries]),
+            torch.cat([answers.ratios for answers in queries]),
             (tuple(range(6)),) * 6,
         )
     )
     assert together.losses is not None
-    for each, weights, losses in zip(queries, together.weights, together.losses, strict=True):
-        alone = protocol.release(each)
+    for answers, weights, losses in zip(queries, together.weights, together.losses, strict=True):
+        alone = protocol.release(answers)
         assert torch.equal(alone.weights[0], weights)
         assert alone.losses is not None
         np.testing.assert_allclose(alone.losses, [losses], rtol=1e-12)
 
 
-def test_what_a_token_costs() -> None:
+def test_the_cost_of_a_token() -> None:
     protocol = SubMix(3, 4.0, 0.01)
     assert protocol.draw() == (0, 1, 2, 3, 4, 5)
     assert protocol.halves
@@ -174,7 +174,7 @@ def test_the_conversions_of_the_appendix() -> None:
         partition_to_user(2.0, 0.3)
 
 
-def test_the_plan_keeps_the_budget() -> None:
+def test_the_plan_keeps_to_the_budget() -> None:
     settings = SubMixSettings(tokens=1000, epsilon=4.0, random_stopping=10.0)
     protocol = settings.plan(20, order=4.0)
     total = 1000 * protocol.beta

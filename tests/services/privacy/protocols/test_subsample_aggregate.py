@@ -1,4 +1,4 @@
-"""Claim (privacy.md sections 7 and 9.1): no sum costs subsample-and-aggregate more than its event, and some cost it."""
+"""Claim (privacy.md 7, 9.1): subsample-and-aggregate's event bounds the cost of all sums, and some sums attain it."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def noise(centre: int, t: float, reach: int) -> Rows:
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A grid coarse enough to write every outcome down."""
+    """A grid coarse enough to enumerate every outcome."""
     monkeypatch.setattr("services.privacy.protocols.subsample_aggregate.UNIT", 8)
     return 8
 
@@ -47,7 +47,7 @@ def test_the_cost_of_two_coordinates_is_exact(scale: float, coarse: int) -> None
 
 @pytest.mark.parametrize("scale", [0.3, 1.0])
 def test_no_replacement_costs_more_than_one_coordinate_up_and_one_down(scale: float, coarse: int) -> None:
-    """A vector's divergence is the sum of its coordinates'; every way to split the increases."""
+    """Checks every split of the increases; a vector's divergence is the sum of its coordinates' divergences."""
     t = scale * coarse
     reach = math.ceil(30 * t) + 2 * coarse
     event = SubsampleAggregateEvent(3, scale)
@@ -62,7 +62,7 @@ def test_no_replacement_costs_more_than_one_coordinate_up_and_one_down(scale: fl
 
 
 def token_law(weights: Rows, t: float) -> Rows:
-    """The exact law of a token from two candidates, the first of which is released where nothing is left."""
+    """Returns the exact distribution of a token from two candidates; the first is the fallback for empty sums."""
     reach = math.ceil(12 * t) + 3 * UNIT_OF_LAW
     values = np.maximum(np.arange(-reach, reach + 1), 0)
     joint = np.outer(*(noise(round(weight), t, reach) for weight in weights))
@@ -92,13 +92,13 @@ def test_no_distributions_cost_more_than_the_event(coarse: int) -> None:
         ]
         return max(shares)
 
-    found, _ = climb(share, (3,), 60, np.random.default_rng(0))
-    assert 0.2 < found <= 1
+    largest, _ = climb(share, (3,), 60, np.random.default_rng(0))
+    assert 0.2 < largest <= 1
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 20.0, 1e3])
 def test_the_cost_on_the_fine_grid(scale: float) -> None:
-    """Next to continuous Laplace noise (Mironov 2017, Proposition 6), and never above pure differential privacy."""
+    """The cost is close to continuous Laplace noise (Mironov 2017, Proposition 6), and below pure DP's."""
     shift = 1 / scale
     rdp = SubsampleAggregateEvent(3, scale).rdp(ORDERS)
     towards = ORDERS / (2 * ORDERS - 1)
@@ -109,7 +109,7 @@ def test_the_cost_on_the_fine_grid(scale: float) -> None:
 
 
 def test_a_tiny_cost_keeps_its_digits() -> None:
-    """With much noise the divergence is a / scale^2, however small."""
+    """With much noise, the divergence is a / scale^2 at any magnitude."""
     np.testing.assert_allclose(SubsampleAggregateEvent(3, 1e6).rdp(ORDERS), ORDERS / 1e12, rtol=3e-6)
 
 
@@ -153,12 +153,12 @@ def test_only_kept_candidates_are_released() -> None:
         assert int(weights.sum(dim=1).max()) < TOTAL
 
 
-def test_where_nothing_is_left_the_public_model_answers() -> None:
+def test_the_public_model_answers_for_an_empty_sum() -> None:
     public = torch.tensor([[0.6, 0.4]]).log().expand(4000, 2)
     answers = shape(public, torch.tensor([[-30.0, 0.0]]).log_softmax(1).expand(4000, 2), [(0,)] * 4000)
     weights = SubsampleAggregate(1, 50.0, candidates=1).release(answers).weights
     empty = weights[:, 1] > 0
-    assert 0.3 < float(empty.float().mean()) < 0.7, "noise alone: half of it is negative"
+    assert 0.3 < float(empty.float().mean()) < 0.7, "half of the noise is negative"
     assert torch.equal(weights[empty].double() / 2.0**61, answers.public[empty].double())
     assert set(sample(weights[empty])) == {0, 1}
 

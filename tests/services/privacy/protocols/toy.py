@@ -1,7 +1,7 @@
-"""A toy protocol, for a test that a protocol is one file: two-sided randomised response over a coin of the vocabulary.
+"""Implements a toy protocol in one file: randomized response over the public model's two most likely tokens.
 
-With probability ``keep`` the token is the one that the single part drawn ranks first among the public model's two
-likeliest; otherwise it is either of the two with equal chance (Warner 1965).
+With probability ``keep`` the token is the one that the drawn part ranks first; otherwise it is either of the two with
+equal probability (Warner 1965).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from services.privacy.worlds import Pair, Reals, one_hot, replaced
 
 @dataclass(frozen=True)
 class ToyEvent(Event):
-    """One token. A part moves a chance by keep / parts, and each is at least (1 - keep) / 2."""
+    """One token. A part changes a probability by keep / parts, and each probability is at least (1 - keep) / 2."""
 
     kind: ClassVar[str] = "toy"
     parts: int
@@ -64,7 +64,7 @@ class ToyEvent(Event):
 
 @dataclass(frozen=True)
 class Toy(Protocol):
-    """Randomised response of one part, drawn uniformly."""
+    """Applies randomized response to the choice of one part, drawn uniformly."""
 
     name: ClassVar[str] = "toy"
     order = None
@@ -102,7 +102,7 @@ class Toy(Protocol):
 
 
 class ToySettings(Settings):
-    """Randomised response among two tokens."""
+    """Settings of randomized response over two tokens."""
 
     mechanism: ClassVar[type[Protocol]] = Toy
     asks: ClassVar[str] = "the whole-part model of one part"

@@ -1,4 +1,4 @@
-"""Claim: a token is drawn with probability weight / total, exactly."""
+"""Claim: sampling draws a token with probability exactly weight / total."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ def test_frequencies_are_those_of_the_weights() -> None:
 
 
 def test_a_weight_of_one_in_a_huge_total_is_counted() -> None:
-    """Floating-point cumulative sums would lose it: the boundary between tokens is exact."""
+    """Floating-point cumulative sums would lose this weight; the boundaries between tokens are exact."""
     weights = torch.tensor([[2**61, 1, 0, 2**61 - 2]])
     assert set(sample(weights.repeat(2000, 1))) <= {0, 1, 3}
     assert sample(torch.tensor([[0, 1, 0]] * 50)) == [1] * 50
@@ -42,7 +42,7 @@ def test_quantised_weights_are_proportional_and_add_without_overflow() -> None:
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [1.0, -1e-9], [1.0, math.nan], [1.0, math.inf]])
-def test_weights_that_are_no_distribution_are_refused(row: list[float]) -> None:
+def test_weights_that_are_not_a_distribution_are_refused(row: list[float]) -> None:
     with pytest.raises(ValueError, match="weights must be finite and non-negative"):
         quantise(torch.tensor([[1.0, 1.0], row]))
 

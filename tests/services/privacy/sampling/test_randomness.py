@@ -1,4 +1,4 @@
-"""Claim: parts are drawn independently with probability q, from the operating system's generator and nothing else."""
+"""Claim: each part is drawn independently with probability q, with the operating system's generator alone."""
 
 import ast
 import math
@@ -29,7 +29,7 @@ PREDICTABLE = {
 
 
 def test_no_seedable_generator_is_used() -> None:
-    node: Any  # what has a name has a line
+    node: Any  # ast.AST has no lineno
     for file in Path(*services.privacy.__path__).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = {
@@ -51,7 +51,7 @@ def test_every_part_is_drawn_with_probability_q(q: float) -> None:
         for part in drawn:
             counts[part] += 1
         pairs += sum(1 for part in drawn if part % 2 == 0 and part + 1 in drawn)
-    # Seven standard deviations: all of these would fail by chance less than once in 10**9 runs.
+    # Seven standard deviations: chance fails any of these less than once in 10**9 runs.
     spread = 7 * math.sqrt(draws * q * (1 - q))
     assert all(abs(count - draws * q) <= spread for count in counts)
     neighbours = draws * parts / 2

@@ -1,4 +1,4 @@
-"""Claim: choosing among public candidates by private losses costs a user epsilon, and at worst all of it."""
+"""Claim: the choice among public candidates by private losses costs a user at most epsilon, and up to epsilon."""
 
 from fractions import Fraction
 from itertools import product
@@ -26,13 +26,13 @@ ORDERS = (1.06, 2.0, 7.5, 40.0)
 
 
 def chances(losses: Any, event: SelectionEvent) -> list[Fraction]:
-    """The law of the choice, exactly."""
+    """Returns the exact distribution of the choice."""
     weights = integer_weights(np.asarray(losses, dtype=np.int64), event)[0].tolist()
     return [Fraction(weight, sum(weights)) for weight in weights]
 
 
 def neighbours(kind: Neighbours, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Total losses of two tables that differ in one user, whose losses are mostly at the ends of [0, 1]."""
+    """Returns total losses of two tables that differ in one user, whose losses are mostly near 0 and 1."""
     candidates = int(rng.integers(2, 6))
     others = rng.integers(0, 50 * LOSS_UNITS, size=candidates) if rng.random() < 0.5 else np.zeros(candidates, int)
     first, second = rng.choice([0, LOSS_UNITS, LOSS_UNITS // 3], size=(2, candidates))
@@ -55,13 +55,13 @@ def test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(epsilon: float, ki
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_some_pair_of_tables_costs_nearly_all_of_it(epsilon: float) -> None:
-    """One of very many candidates gets better by 1 where all others get worse by 1."""
+    """One of very many candidates improves by 1, and all others get worse by 1."""
     event = SelectionEvent(epsilon)
     many = 4096
     first, second = np.full(many, LOSS_UNITS), np.zeros(many, dtype=np.int64)
     first[0], second[0] = 0, LOSS_UNITS
     p, q = (chances(losses, event) for losses in (first, second))
-    # The last candidates keep nearly all mass: their normalisers cancel, and the first one's chance moves by epsilon.
+    # Nearly all mass stays with the others, so the normalizers cancel and log p(first) moves by epsilon.
     assert float(p[0] / q[0]) >= exp(0.97 * epsilon)
 
 
@@ -76,31 +76,31 @@ def test_the_divergence_is_the_largest_over_two_valued_ratios(epsilon: float) ->
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_no_two_valued_ratio_passes_the_privacy_loss_distribution(epsilon: float) -> None:
+def test_no_two_valued_ratio_exceeds_the_privacy_loss_distribution(epsilon: float) -> None:
     event = SelectionEvent(epsilon)
     pld = event.pld()
     for z in (0.0, 0.3 * epsilon, 0.9 * epsilon):
-        found = 0.0
+        largest = 0.0
         for share in np.linspace(0.001, 0.999, 300):
             low, high = exp(-share * epsilon), exp((1 - share) * epsilon)
             mass = (1 - low) / (high - low)
             q = np.array([mass, 1 - mass])
-            found = max(found, hockey_stick(q * [high, low], q, z))
-        assert found <= pld.get_delta_for_epsilon(z) <= found + 2e-4
+            largest = max(largest, hockey_stick(q * [high, low], q, z))
+        assert largest <= pld.get_delta_for_epsilon(z) <= largest + 2e-4
     assert pld.get_epsilon_for_delta(1e-9) <= epsilon + 1e-3
 
 
 def test_rounds_add_up() -> None:
-    four, one = SelectionEvent(2.0, rounds=4), SelectionEvent(0.5)
-    np.testing.assert_allclose(four.rdp(ORDERS), 4 * one.rdp(ORDERS))
-    assert rate(four, 64) == rate(one, 64)
-    composed, each = four.pld(), one.pld().self_compose(4)
-    assert composed.get_delta_for_epsilon(1.0) == pytest.approx(each.get_delta_for_epsilon(1.0))
+    four, single = SelectionEvent(2.0, rounds=4), SelectionEvent(0.5)
+    np.testing.assert_allclose(four.rdp(ORDERS), 4 * single.rdp(ORDERS))
+    assert rate(four, 64) == rate(single, 64)
+    joint, composed = four.pld(), single.pld().self_compose(4)
+    assert joint.get_delta_for_epsilon(1.0) == pytest.approx(composed.get_delta_for_epsilon(1.0))
 
 
 @pytest.mark.parametrize("kind", ["replace", "add-remove"])
 def test_capping_far_candidates_keeps_the_range(kind: Neighbours) -> None:
-    """Losses at and around the cap, where one table caps a candidate and the other does not."""
+    """Uses losses near the cap, where one table caps a candidate and the other does not."""
     event = SelectionEvent(4.0, neighbours=kind)
     at = int(20 / rate(event, 3) * LOSS_UNITS)
     moves = (0, LOSS_UNITS) if kind == "add-remove" else (-LOSS_UNITS, 0, LOSS_UNITS)
@@ -112,19 +112,19 @@ def test_capping_far_candidates_keeps_the_range(kind: Neighbours) -> None:
 
 
 def test_a_rate_twice_as_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the brute force above can see."""
+    """Shows the power of the brute-force search above."""
     monkeypatch.setattr("services.privacy.sampling.selection._WIDTHS", {"replace": 1.0, "add-remove": 0.5})
     with pytest.raises(AssertionError):
         test_no_pair_of_tables_exceeds_epsilon_or_the_divergences(2.0, "replace")
 
 
-def test_losses_are_clipped_and_what_is_no_number_counts_most() -> None:
-    found = loss_units([-1.0, 0.0, 0.25, 1.0, 3.0, np.nan, np.inf, -np.inf])
+def test_losses_are_clipped_and_invalid_losses_count_as_largest() -> None:
+    clipped = loss_units([-1.0, 0.0, 0.25, 1.0, 3.0, np.nan, np.inf, -np.inf])
     units = [0, 0, LOSS_UNITS // 4, LOSS_UNITS, LOSS_UNITS, LOSS_UNITS, LOSS_UNITS, 0]
-    assert found.tolist() == units
+    assert clipped.tolist() == units
 
 
-def test_the_better_candidate_is_chosen_as_often_as_its_weight_says() -> None:
+def test_candidates_are_chosen_in_proportion_to_their_weights() -> None:
     event = SelectionEvent(2.0)
     losses = np.array([0, LOSS_UNITS], dtype=np.int64)
     share = np.mean([select(losses, event) == 0 for _ in range(4000)])

@@ -1,4 +1,4 @@
-"""The ledger's table, and the guards that let it only grow."""
+"""Creates the ledger's table, and triggers that allow only appends."""
 
 import sqlalchemy as sa
 from alembic import op

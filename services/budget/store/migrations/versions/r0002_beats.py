@@ -1,4 +1,4 @@
-"""When the ledger's writer was last known to live: the one table that is overwritten, and holds no budget."""
+"""Creates the table of the writer's heartbeat. It is the only table that is overwritten; it has no budget data."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What processes say that they were granted, held against the ledger."""
+"""Records the grants that processes report, and compares them with the ledger."""
 
 from collections import Counter
 from multiprocessing.connection import Connection
@@ -8,8 +8,8 @@ from services.budget.state import Balance
 from services.privacy.events import Event
 
 
-class Sayings:
-    """What processes told before they, or their database, were killed."""
+class GrantLog:
+    """The messages of processes before they, or their database, were killed."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -18,19 +18,20 @@ class Sayings:
         self.settling: dict[str, int] = {}
         self.settled: dict[str, int] = {}
 
-    def hear_waiting(self, connection: Connection) -> None:
-        """What was told until now."""
+    def record_pending(self, connection: Connection) -> None:
+        """Records the messages that have arrived."""
         while connection.poll():
-            self.hear(connection.recv())
+            self.record(connection.recv())
 
-    def hear_all(self, connection: Connection) -> None:
+    def record_all(self, connection: Connection) -> None:
+        """Records messages until the process closes the connection."""
         try:
             while True:
-                self.hear(connection.recv())
+                self.record(connection.recv())
         except EOFError:
             pass
 
-    def hear(self, message: tuple[Any, ...]) -> None:
+    def record(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("interrupted",):
                 self.interruptions += 1
@@ -46,12 +47,12 @@ class Sayings:
                 self.settled[lease] = used
 
     def check(self, balance: Balance) -> None:
-        """Everything granted is charged, but for what was returned; nothing was returned that was not offered."""
+        """Checks that the ledger charges all granted tokens, except tokens that a settlement returned."""
         at_least, at_most = Counter[Event](), Counter[Event]()
         for lease, (event, count) in self.granted.items():
             at_least[event] += self.settled.get(lease, self.settling.get(lease, count))
             at_most[event] += self.settled.get(lease, count)
         for event in at_most:
-            # One lease of up to 3 tokens may have reached the disk untold in every epoch and at every interruption.
-            untold = 3 * (self.epoch + self.interruptions)
-            assert at_least[event] <= balance.charged[event] <= at_most[event] + untold
+            # In every epoch and at every interruption, one lease of up to 3 tokens may be on disk but not reported.
+            unreported = 3 * (self.epoch + self.interruptions)
+            assert at_least[event] <= balance.charged[event] <= at_most[event] + unreported
