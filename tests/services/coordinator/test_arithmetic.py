@@ -1,4 +1,4 @@
-"""The mathematics of a step is the same over any number of threads, and each sequence keeps its own answer."""
+"""Claim: a step has the same result with any number of threads, and every sequence gets its own answer."""
 
 import asyncio
 from itertools import accumulate
@@ -45,7 +45,9 @@ def test_threads_share_the_sequences(rows: Rows, threads: int) -> None:
         for granted in (0, 3, len(private)):
             tokens = await arithmetic.sample(pending, granted)
             assert len(tokens) == len(DRAWN)
-            assert tokens[0] == int(np.argmax(rows.public[0])), "the first sequence keeps one token, its likeliest"
+            assert tokens[0] == int(np.argmax(rows.public[0])), (
+                "with top_k 1 the first sequence gets its most likely token"
+            )
             for token, row, options in zip(tokens, rows.public, OPTIONS, strict=True):
                 assert token in np.argsort(row)[-(options.top_k or 0) :]
 

@@ -1,4 +1,4 @@
-"""Claim: a model that DP-SGD trained answers any number of tokens, and the ledger holds what its training cost."""
+"""Claim: a model trained with DP-SGD releases any number of tokens, and the ledger charges its training once."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from services.training.corpus import Corpus
 from services.training.dp_sgd import train
 from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions
-from tests.services.coordinator.test_protocols import NAMESPACE, conducting, generate
+from tests.services.coordinator.test_protocols import NAMESPACE, coordinating, generate
 from tests.tiny import write_tiny_model
 
 TOKENS = 5
@@ -28,7 +28,7 @@ TOKENS = 5
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
-    """An ensemble of one with its public model, and a shard that has both."""
+    """An ensemble of one model with its public model, and a shard that serves both."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(
         "".join(json.dumps({"user": f"u{n}", "text": f"The {n} ninth lanterns."}) + "\n" for n in range(9))
@@ -47,13 +47,13 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 async def answer(settings: Settings, ledger: Path, manifest: Manifest, id_: str) -> list[Delta]:
-    async with conducting(settings, ledger, manifest, Path(manifest.base_model)) as (coordinator, _):
+    async with coordinating(settings, ledger, manifest, Path(manifest.base_model)) as (coordinator, _):
         return await generate(coordinator, [id_], TOKENS)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_its_tokens_cost_what_the_training_did_and_nothing_more(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
+def test_the_tokens_cost_only_the_training(trained: tuple[Path, Manifest], tmp_path: Path) -> None:
     folder, manifest = trained
     assert manifest.dp_sgd is not None
     configured = Configuration.of({"ensemble": str(folder), "privacy": {"protocol": "dp-sgd"}}).choose()

@@ -1,24 +1,26 @@
-"""Draws are made ahead, each for one token, and a repeated step uses the draws of the first."""
+"""Claim: draws are made ahead, one per token, and a repeated step uses the draws of the first attempt."""
 
 from services.coordinator.draws import AHEAD, DrawQueue
 from services.privacy.protocols.pmixed import PMixed
 
 
-def test_what_was_coming_is_drawn_in_that_order() -> None:
+def test_upcoming_draws_are_used_in_order() -> None:
     queue = DrawQueue(PMixed(1000, 0.5, 0.4))
     for _ in range(5):
         current, coming = queue.current("a"), queue.coming("a")
         assert len(coming) == AHEAD
-        assert (queue.current("a"), queue.coming("a")) == (current, coming), "until the token is made"
+        assert (queue.current("a"), queue.coming("a")) == (current, coming), (
+            "the draw stays the same until its token is released"
+        )
         queue.advance(["a"])
         assert queue.current("a") == coming[0]
         assert queue.coming("a")[: AHEAD - 1] == coming[1:]
 
 
-def test_sequences_have_draws_of_their_own_and_none_stays_behind() -> None:
+def test_sequences_have_their_own_draws_and_ended_ones_are_removed() -> None:
     queue = DrawQueue(PMixed(1000, 0.5, 0.4))
     first = queue.current("a")
     assert queue.current("b") != first
     queue.forget(["a", "unknown"])
-    queue.advance(["a"])  # it was cancelled while its step went on
+    queue.advance(["a"])  # the sequence was cancelled during its step
     assert queue.current("a") != first

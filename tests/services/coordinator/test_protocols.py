@@ -1,4 +1,4 @@
-"""Every protocol is served by the same coordinator, and each is paid for in full before its tokens leave."""
+"""Claim: the coordinator serves every protocol and charges the full cost of tokens before their release."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -61,7 +61,7 @@ def models_of(manifest: Manifest, settings: Settings) -> dict[int, str]:
 
 
 @asynccontextmanager
-async def conducting(
+async def coordinating(
     settings: Settings, ledger: Path, manifest: Manifest, model: Path
 ) -> AsyncIterator[tuple[Coordinator, ActorHandle]]:
     models = models_of(manifest, settings)
@@ -80,7 +80,7 @@ async def conducting(
 
 
 async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = TOKENS) -> list[Delta]:
-    """All deltas of one generation for each id."""
+    """Returns all deltas of one generation per id."""
     options = SamplingOptions(top_k=200)
     await coordinator.submit("line", [Generation(id_, PROMPT, options, tokens) for id_ in ids])
     deltas: list[Delta] = []
@@ -93,7 +93,7 @@ async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = T
 
 LIMITS = {"epsilon": 8.0, "delta": 1e-5, "tokens": 50}
 SERVED = [name for name, settings in PROTOCOLS.items() if list(settings.compared(PARTS, LIMITS))]
-# A known law, a draw of parts, and losses measured on the private text.
+# A protocol with a closed form, one with a draw of parts, and one with losses measured on the private text.
 DEFAULT_RUN = ("pmixed", "exponential", "adapmixed")
 
 
@@ -104,13 +104,13 @@ DEFAULT_RUN = ("pmixed", "exponential", "adapmixed")
         *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in PROTOCOLS if name not in SERVED),
     ],
 )
-def test_every_protocol_answers_and_is_charged(
+def test_every_protocol_is_served_and_charged(
     name: str, ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
 ) -> None:
     settings = PROTOCOLS[name].model_validate({"protocol": name, "tokens": 50})
 
     async def serve() -> list[Delta]:
-        async with conducting(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
             return await generate(coordinator, [f"{name}-{index}" for index in range(SEQUENCES)])
 
     deltas = asyncio.run(serve())
@@ -129,19 +129,19 @@ def test_every_protocol_answers_and_is_charged(
         assert stated.epsilon_spent <= 8
 
 
-def test_submix_stops_and_the_public_model_answers_for_ever_after(
+def test_the_public_model_answers_after_submix_stops(
     ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
 ) -> None:
-    """A beta far too large for the budget: the parts' budgets hold for the first token, and a few more at most."""
+    """With a beta far too large for the budget, the parts' budgets last for a few tokens."""
     settings = PROTOCOLS["submix"].model_validate({"protocol": "submix", "beta": 20.0, "epsilon": 3.2})
 
     async def serve(id_: str) -> list[Delta]:
-        async with conducting(settings, ledger, manifest[1], public_model) as (coordinator, _):
+        async with coordinating(settings, ledger, manifest[1], public_model) as (coordinator, _):
             return await generate(coordinator, [id_], 24)
 
     deltas = asyncio.run(serve("first"))
     public = [delta.public for delta in deltas if delta.tokens]
-    assert public == sorted(public), "once public, always public"
+    assert public == sorted(public), "after the first public token, all tokens are public"
     assert public[-1]
     stopped = read(ledger)
     assert stopped.stopped

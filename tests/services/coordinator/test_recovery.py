@@ -1,4 +1,4 @@
-"""What was away is waited for; what would fail again is not."""
+"""Claim: the coordinator waits after an error that can pass, and not after one that would repeat."""
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
@@ -28,7 +28,7 @@ def raised_by_an_actor(error: Exception) -> RayTaskError:
     ],
     ids=repr,
 )
-def test_what_is_away_passes(error: Exception) -> None:
+def test_an_error_of_an_absent_actor_passes(error: Exception) -> None:
     assert passes(error)
 
 
@@ -43,5 +43,5 @@ def test_what_is_away_passes(error: Exception) -> None:
     ],
     ids=repr,
 )
-def test_what_would_fail_again_does_not_pass(error: Exception) -> None:
+def test_a_repeatable_error_does_not_pass(error: Exception) -> None:
     assert not passes(error)

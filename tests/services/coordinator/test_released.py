@@ -1,4 +1,4 @@
-"""What would be sampled from real models' rows stays in the ball: checked in exact integers, not in floating point."""
+"""Claim: releases from real models' rows lie in the ball, in exact integer arithmetic."""
 
 from fractions import Fraction
 from math import exp
@@ -24,7 +24,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def rows(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> torch.Tensor:
-    """Log-probabilities [positions, 1 + adapters, V] of real models along real text."""
+    """Returns log-probabilities of real models on real text [positions, 1 + adapters, V]."""
     engine = create(EngineSettings(public_model, "transformers", "bfloat16", 256, adapters=adapters))
     names = (PUBLIC, *adapters)
     return torch.stack([engine.next_token([Request("text", tokens[:n], names)]) for n in range(1, len(tokens), 12)])
@@ -46,10 +46,10 @@ def test_every_token_of_every_release_stays_in_the_ball(
     for ours, theirs in zip(released, public, strict=True):
         kept = theirs > 0
         total = Fraction(int(ours.sum()), int(theirs.sum()))
-        # Exact: the extreme quotients decide, and they are quotients of integers.
+        # Exact, because the extreme ratios are ratios of integers.
         quotients = ours[kept].double() / theirs[kept].double()
         for index in (quotients.argmin(), quotients.argmax()):
             ratio = Fraction(int(ours[kept][index]), int(theirs[kept][index])) / total
             assert low <= ratio <= high
             reached = max(reached, ratio / high, low / ratio)
-    assert reached > Fraction(3, 4) or radius > 1, "the mollifier gives away the room that it was granted"
+    assert reached > Fraction(3, 4) or radius > 1, "the mollifier uses too little of its radius"

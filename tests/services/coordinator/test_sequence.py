@@ -1,4 +1,4 @@
-"""An answer that another coordinator goes on with is the answer that one coordinator would have given."""
+"""Claim: an answer that another coordinator continues equals the answer of a single coordinator."""
 
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
@@ -17,12 +17,12 @@ STOPS = ((), ("nine, and",), ("\U0001f469‍\U0001f467", "closes at five."), ("�
 
 
 def deltas(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> list[Delta]:
-    """What the client is sent for these tokens, until the answer ends."""
+    """Returns the deltas that the client receives for these tokens, until the answer ends."""
     sequence = Sequence("channel", generation, detokenizer)
     return [sequence.accept(token) for token in tokens if sequence.finish_reason is None]
 
 
-def check_every_seam(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> None:
+def check_every_handover(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> None:
     whole = deltas(generation, detokenizer, tokens)
     for seam in range(1, len(whole)):
         released = tuple(token for delta in whole[:seam] for token in delta.token_ids)
@@ -31,22 +31,22 @@ def check_every_seam(generation: Generation, detokenizer: Detokenizer, tokens: T
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_and_end_do_not_depend_on_a_seam(text: str, stop: tuple[str, ...]) -> None:
-    """Characters of several tokens, stop strings and spaces included."""
+def test_text_and_end_do_not_depend_on_a_handover(text: str, stop: tuple[str, ...]) -> None:
+    """The texts include characters of several tokens, stop strings and spaces."""
     tokens = ids(text)
     for length in (len(tokens), len(tokens) - 1):
-        check_every_seam(Generation("g", tuple(ids("Say:")), SamplingOptions(), length, stop), smollm(), tokens)
+        check_every_handover(Generation("g", tuple(ids("Say:")), SamplingOptions(), length, stop), smollm(), tokens)
 
 
 @given(st.text("the clnopsaé東 ", min_size=1, max_size=20), st.sampled_from(((), ("e c",), ("clo", "se"))))
-def test_a_word_start_tokenizer_keeps_its_spaces_at_a_seam(text: str, stop: tuple[str, ...]) -> None:
+def test_a_word_start_tokenizer_keeps_its_spaces_at_a_handover(text: str, stop: tuple[str, ...]) -> None:
     tokenizer = word_start_tokenizer()
     tokens = ids(text, tokenizer)
     prompt = tuple(ids("the clinic", tokenizer))
-    check_every_seam(Generation("g", prompt, SamplingOptions(), len(tokens), stop), word_start(), tokens)
+    check_every_handover(Generation("g", prompt, SamplingOptions(), len(tokens), stop), word_start(), tokens)
 
 
-def test_an_end_token_after_a_seam_ends_the_answer() -> None:
+def test_an_end_token_after_a_handover_ends_the_answer() -> None:
     end = next(iter(smollm().ends))
     generation = Generation("g", (1, 2), SamplingOptions(), 10, released=tuple(ids("at five")))
     (last,) = deltas(generation, smollm(), [end])

@@ -1,4 +1,4 @@
-"""A step has a constant shape, costs nothing when it fails, and ends only the sequences that made it fail."""
+"""Claim: a step has a constant shape, a failed step costs nothing, and it ends only the sequences that caused it."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ Operation = tuple[Any, ...]
 
 
 class RecordingShard(Shard):
-    """Records what its engine is asked for: everything but which parts, and which tokens."""
+    """Records its engine's operations without the names of parts and the tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -48,8 +48,8 @@ class RecordingShard(Shard):
         self, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
     ) -> np.ndarray:
         rows = super().next_token(requests, coming, trace)
-        asked = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
-        self._operations.append((asked, len(coming), rows.shape, str(rows.dtype), rows.nbytes))
+        requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
+        self._operations.append((requested, len(coming), rows.shape, str(rows.dtype), rows.nbytes))
         return rows
 
     def release(self, sequences: Sequence[str]) -> None:
@@ -57,14 +57,14 @@ class RecordingShard(Shard):
         self._operations.append(("release", tuple(sequences)))
 
     def operations(self) -> list[Operation]:
-        """What was recorded since the last call."""
+        """Returns the operations since the last call."""
         recorded, self._operations = self._operations, []
         return recorded
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, ...]:
-    """Two engines that hold two parts each."""
+    """Settings of two engines with two parts each."""
     folder = tmp_path_factory.mktemp("steps")
     model = write_tiny_model(folder / "model")
     names = [f"part-{index:03d}" for index in range(PARTS)]
@@ -116,7 +116,7 @@ async def coordinating(
 async def generate(
     coordinator: Coordinator, prompts: Mapping[str, tuple[int, ...]], tokens: int, cancel: Sequence[str] = ()
 ) -> list[Delta]:
-    """All deltas of one generation for each prompt. Those in `cancel` are cancelled during the second step."""
+    """Returns all deltas of one generation per prompt. Cancels those in `cancel` during the second step."""
     options = SamplingOptions(top_k=200)
     await coordinator.submit("channel", [Generation(id_, prompt, options, tokens) for id_, prompt in prompts.items()])
     return await until_ended(coordinator, len(prompts), cancel)
@@ -137,7 +137,7 @@ def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
     return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
-def test_the_engines_do_the_same_whichever_parts_are_drawn(
+def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocol = PMixed(PARTS, 0.5, 0.4)
@@ -157,9 +157,9 @@ def test_the_engines_do_the_same_whichever_parts_are_drawn(
         for recorded in first:
             steps = [operation for operation in recorded if operation[0] != "release"]
             assert len(steps) == TOKENS, "every shard advances every sequence"
-            for step, (asked, coming, shape, _, _) in enumerate(steps):
+            for step, (requested, coming, shape, _, _) in enumerate(steps):
                 expected = [(name, len(prompt) + step, 1 + 1) for name, prompt in prompts.items()]
-                assert list(asked) == expected, "one public row and one part row for each sequence"
+                assert list(requested) == expected, "one public row and one part row for each sequence"
                 assert (shape[0], coming) == (2 * len(prompts), 2 * len(prompts))
 
     for draw in ((), (0,), (PARTS - 1,)):
@@ -170,7 +170,7 @@ def test_the_engines_do_the_same_whichever_parts_are_drawn(
 def test_a_thousand_requests_to_dead_shards_cost_nothing(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
-    """Nor does the lease keep anything, once the coordinator is idle."""
+    """An idle coordinator returns its lease, too."""
     prompts = {f"request-{number}": PROMPTS[0] for number in range(1000)}
     serving = shard_map(PMixed(PARTS, 0.5, 0.4), ("shard-0", "dead"))
 
@@ -189,7 +189,7 @@ def test_a_thousand_requests_to_dead_shards_cost_nothing(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 0
 
 
-def test_a_context_that_the_engine_refuses_ends_alone(
+def test_a_context_that_the_engine_refuses_ends_only_its_sequence(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
     prompts = {"good": PROMPTS[0], "bad": (10**9,), "another": PROMPTS[1]}
@@ -201,14 +201,14 @@ def test_a_context_that_the_engine_refuses_ends_alone(
 
     deltas = asyncio.run(run())
     assert reasons(deltas) == {"good": "length", "bad": "error", "another": "length"}
-    assert {delta.retry_after for delta in deltas} == {None}, "a repetition does not help"
+    assert {delta.retry_after for delta in deltas} == {None}, "a retry cannot succeed"
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
 
 
-def test_a_step_that_no_wait_mends_ends_alone_what_makes_it_fail(
+def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the mathematics runs out of memory for one sequence, after the shards answered."""
+    """The mathematics runs out of memory for one sequence after the shards have answered."""
     release = Arithmetic.release
 
     async def fails(self: Arithmetic, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> Any:
@@ -234,10 +234,10 @@ def test_a_step_that_no_wait_mends_ends_alone_what_makes_it_fail(
     assert sum(read(tmp_path / "ledger.db").charged.values()) == 2 * TOKENS
 
 
-def test_an_answer_goes_on_with_the_tokens_that_were_released(
+def test_an_answer_continues_after_its_released_tokens(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
-    """As the gateway asks, when the coordinator before was lost: the rest is made, and charged, alone."""
+    """A gateway resubmits a generation of a lost coordinator; only the remaining tokens are generated and charged."""
     released = (260, 253)
 
     async def run() -> list[Delta]:
@@ -251,12 +251,12 @@ def test_an_answer_goes_on_with_the_tokens_that_were_released(
     assert reasons(deltas) == {"g": "length"}
     assert sum(delta.tokens for delta in deltas) == TOKENS - len(released)
     for recorded in ray.get([shard.operations.remote() for shard in shards]):
-        contexts = [asked[0][1] for asked, *_ in recorded if asked != "release"]
+        contexts = [requested[0][1] for requested, *_ in recorded if requested != "release"]
         assert contexts == [len(PROMPTS[0]) + count for count in range(len(released), TOKENS)]
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS - len(released)
 
 
-def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(
+def test_cancelling_a_sequence_during_a_step_ends_only_this_sequence(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
     async def run() -> list[Delta]:
@@ -271,7 +271,7 @@ def test_a_sequence_that_is_cancelled_during_a_step_ends_alone(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_streams_go_on_when_their_shard_is_restarted(
+def test_streams_continue_after_a_restart_of_their_shard(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
 ) -> None:
     tokens = 60
@@ -287,12 +287,12 @@ def test_streams_go_on_when_their_shard_is_restarted(
 
     deltas = asyncio.run(run())
     assert set(reasons(deltas).values()) == {"length"}
-    assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "what failed was not charged"
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == 3 * tokens, "failed steps are not charged"
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_shard_whose_engine_fails_says_so(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
+def test_a_shard_reports_a_failed_engine(engines: tuple[EngineSettings, ...], shards: list[ActorHandle]) -> None:
     broken = ShardActor.options(name="broken", num_cpus=0).remote(engines[0])
     with pytest.raises(ray.exceptions.RayTaskError):
         ray.get(broken.next_token.remote([object()]))

@@ -1,4 +1,4 @@
-"""What a client reads, token by token, is the decoded answer cut at its stop string."""
+"""Claim: the streamed text of a client equals the decoded answer, cut at its stop string."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def smollm_tokenizer() -> Tokenizer:
 
 @cache
 def word_start_tokenizer() -> Tokenizer:
-    """A tokenizer of Llama's kind: a mark for the start of a word, and bytes for what it does not know."""
+    """Returns a tokenizer like Llama's, with a mark for the start of a word and bytes for unknown characters."""
     mark = "▁"
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
@@ -66,12 +66,12 @@ def deltas(
     detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int], stop: Sequence[str] = ()
 ) -> list[str]:
     stream = TextStream(detokenizer, prompt, stop)
-    said = []
+    texts = []
     for token in answer:
-        said.append(stream.push(token))
+        texts.append(stream.push(token))
         if stream.stopped:
-            return said
-    return [*said, stream.finish()]
+            return texts
+    return [*texts, stream.finish()]
 
 
 def streamed(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int], stop: Sequence[str] = ()) -> str:
@@ -79,7 +79,7 @@ def streamed(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[i
 
 
 def decoded(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[int]) -> str:
-    """The answer's part of all tokens decoded at once, up to the first end token."""
+    """Decodes all tokens at once and returns the answer up to the first end token."""
     end = next((place for place, token in enumerate(answer) if token in detokenizer.ends), len(answer))
     before = detokenizer.decode(prompt)
     whole = detokenizer.decode([*prompt, *answer[:end]])
@@ -88,7 +88,7 @@ def decoded(detokenizer: Detokenizer, prompt: Sequence[int], answer: Sequence[in
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Read character by character until a stop string is complete."""
+    """Reads the text character by character until a stop string is complete."""
     for end in range(1, len(text) + 1):
         complete = [len(string) for string in stop if text[:end].endswith(string)]
         if complete:
@@ -119,7 +119,7 @@ def test_a_special_token_between_words_costs_no_space() -> None:
 
 
 def test_characters_arrive_whole() -> None:
-    """No delta holds a piece of a character, though tokens do."""
+    """No delta contains an incomplete character, although tokens do."""
     answer = ids("".join(TEXTS[2:4]))
     assert any("�" in smollm().decode([token]) for token in answer)
     assert not any("�" in delta for delta in deltas(smollm(), ids("x"), answer))
@@ -147,7 +147,7 @@ def test_an_end_token_stops_and_flushes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "said"),
+    ("text", "stop", "expected"),
     [
         ("one two three", (" two",), "one"),
         ("one two three", ("o thr",), "one tw"),
@@ -164,8 +164,8 @@ def test_an_end_token_stops_and_flushes() -> None:
         ("東京は日本の首都です", ("日本",), "東京は"),
     ],
 )
-def test_stop_strings(text: str, stop: tuple[str, ...], said: str) -> None:
-    assert streamed(smollm(), ids("x"), ids(text), stop) == said
+def test_stop_strings(text: str, stop: tuple[str, ...], expected: str) -> None:
+    assert streamed(smollm(), ids("x"), ids(text), stop) == expected
 
 
 def test_nothing_follows_a_stop() -> None:
@@ -196,7 +196,7 @@ def test_every_step_decodes_a_few_tokens_only() -> None:
     assert measured.longest <= 24
 
 
-# Byte tokens make the broken characters that ordinary text never has.
+# Byte tokens create invalid characters, which ordinary text does not contain.
 any_tokens = st.lists(
     st.integers(0, 49_151) | st.integers(17, 300) | st.sampled_from(ids("\U0001f600東é—")), max_size=40
 )

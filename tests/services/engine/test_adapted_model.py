@@ -1,4 +1,4 @@
-"""Claim: whatever is asked together, and for whichever positions, each adapter's rows are those of its kind."""
+"""Claim: rows of readers and plain adapters are correct for any number of positions, side by side in one model."""
 
 from pathlib import Path
 
@@ -48,19 +48,19 @@ def expected(tiny: Path, folder: Path, reader: bool) -> Tensor:
 
 @pytest.mark.parametrize("positions", [1, 5, 12])
 def test_readers_and_plain_adapters_side_by_side(tiny: Path, folders: dict[str, Path], positions: int) -> None:
-    asked = {f"{name} {kind}": AdapterFiles(folders[name], kind) for name in folders for kind in ("public", "own")}
-    model = AdaptedModel(tiny, torch.float32, asked)
+    adapters = {f"{name} {kind}": AdapterFiles(folders[name], kind) for name in folders for kind in ("public", "own")}
+    model = AdaptedModel(tiny, torch.float32, adapters)
     cache = model.record(TOKENS)
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     with torch.inference_mode():
         public = base(input_ids=TOKENS).logits
-    found = model.logits(PUBLIC, TOKENS, positions, cache)
-    torch.testing.assert_close(found, public[:, -positions:], atol=1e-4, rtol=1e-4)
+    computed = model.logits(PUBLIC, TOKENS, positions, cache)
+    torch.testing.assert_close(computed, public[:, -positions:], atol=1e-4, rtol=1e-4)
     rows = {}
-    for name, files in asked.items():
+    for name, files in adapters.items():
         rows[name] = expected(tiny, files.path, files.attention == "public")
-        found = model.logits(name, TOKENS, positions, cache)
-        torch.testing.assert_close(found, rows[name][:, -positions:], atol=1e-4, rtol=1e-4)
+        computed = model.logits(name, TOKENS, positions, cache)
+        torch.testing.assert_close(computed, rows[name][:, -positions:], atol=1e-4, rtol=1e-4)
     for name in folders:
         assert (rows[f"{name} public"] - rows[f"{name} own"]).abs().max() > 0.1
     model.unload()

@@ -1,4 +1,4 @@
-"""An adapter that the engine would run in another way than it was trained is refused, with the fix."""
+"""Claim: the engine refuses, with the fix, an adapter that it would run differently from its training."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_readers_are_read(tmp_path: Path) -> None:
         ({"use_dora": True}, "use_dora"),
     ],
 )
-def test_what_is_no_reader_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_adapter_configs({"a": write(tmp_path / "a", **changed)}, "public")
 

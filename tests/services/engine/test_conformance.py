@@ -1,4 +1,4 @@
-"""One suite for every engine: the same answers on real text, from caches that never leak."""
+"""Claim: every engine gives the same answers on real text, and its caches never mix sequences."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ KINDS = (
     "transformers-float32",
     "vllm-float32",
     "vllm-bfloat16",
-    # Takes minutes where the processor is slow at bfloat16 and has other work besides.
+    # Takes minutes on a busy processor without fast bfloat16.
     pytest.param("transformers-bfloat16", marks=[pytest.mark.slow, pytest.mark.long]),
 )
 
@@ -38,10 +38,12 @@ def engine(request: pytest.FixtureRequest, public_model: Path, adapters: dict[st
 
 @pytest.fixture(scope="module")
 def reference(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Log-probabilities after every position of the text in float32: one pass of the public model over the whole text,
-    and one of each reader over what that pass has left."""
+    """Log-probabilities after every position of the text, float32 [positions, V] per model.
+
+    One pass of the public model over the whole text records its keys and values, which one pass of each reader uses.
+    """
     ids = torch.tensor([tokens])
-    found = {}
+    rows = {}
     for name in EVERY:
         model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
         cache = PublicCache()
@@ -50,15 +52,18 @@ def reference(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, 
             if name != PUBLIC:
                 reader = PeftModel.from_pretrained(model, adapters[name]).eval()
                 logits = reader(ids, past_key_values=cache.reader(len(tokens))).logits
-        found[name] = torch.log_softmax(logits[0].float(), -1)
-    return found | {ZERO: found[PUBLIC]}
+        rows[name] = torch.log_softmax(logits[0].float(), -1)
+    return rows | {ZERO: rows[PUBLIC]}
 
 
 def assert_agree(
     engine: Engine, rows: torch.Tensor, expected: torch.Tensor, few: bool = True, worst: float = 0.1
 ) -> None:
-    """`few` rows in bfloat16 say little of its mean error, and the shortest contexts round worst: float32, where a leak
-    of any kind is a thousand times the tolerance, is the sharp half of such a test."""
+    """Compares rows with expected ones.
+
+    `few` rows in bfloat16 have a large mean error, and the shortest contexts have the worst rounding. The strict check
+    is in float32, where a leak exceeds the tolerance a thousand times.
+    """
     assert rows.dtype == torch.float32
     assert rows.shape == expected.shape
     if engine.dtype == "float32":  # type: ignore[attr-defined]
@@ -71,13 +76,13 @@ def assert_agree(
 
 
 def assert_same(engine: Engine, rows: torch.Tensor, expected: torch.Tensor) -> None:
-    """The same but for rounding: the shape of a batch decides in which order a product adds up."""
+    """Compares rows up to rounding, because the shape of a batch changes the order of summation."""
     variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
     assert variation.max() <= (1e-5 if engine.dtype == "float32" else 0.03)  # type: ignore[attr-defined]
 
 
-def expect(reference: dict[str, torch.Tensor], asked: list[tuple[int, str]]) -> torch.Tensor:
-    return torch.stack([reference[name][length - 1] for length, name in asked])
+def expect(reference: dict[str, torch.Tensor], requested: list[tuple[int, str]]) -> torch.Tensor:
+    return torch.stack([reference[name][length - 1] for length, name in requested])
 
 
 def test_the_adapters_differ_by_far_more_than_the_tolerance(reference: dict[str, torch.Tensor]) -> None:
@@ -99,7 +104,7 @@ def test_agrees_with_a_plain_forward_pass_on_real_text(
         engine.release(request.sequence)
 
 
-def test_mixed_requests_come_back_in_the_order_asked(
+def test_mixed_requests_are_answered_in_order(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
     requests = [
@@ -108,30 +113,30 @@ def test_mixed_requests_come_back_in_the_order_asked(
         Request("mixed-c", tokens[:7], (PUBLIC, "first", "second")),
     ]
     rows = engine.next_token(requests)
-    asked = [(len(request.tokens), name) for request in requests for name in request.adapters]
-    assert_agree(engine, rows, expect(reference, asked))
+    requested = [(len(request.tokens), name) for request in requests for name in request.adapters]
+    assert_agree(engine, rows, expect(reference, requested))
     for request in requests:
         engine.release(request.sequence)
 
 
-def test_readers_asked_now_and_then_answer_like_those_asked_always(
+def test_readers_in_some_steps_answer_like_readers_in_all_steps(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
-    """Each model is asked at its own rhythm; two sequences of the same text advance out of step."""
+    """Each reader computes rows in different steps, and two sequences of the same text advance at different times."""
     rhythm = {PUBLIC: 1, "first": 1, "second": 3, "third": 7}
-    found, asked = [], []
+    rows, requested = [], []
     for step in range(22):
         names = tuple(name for name, every in rhythm.items() if step % every == 0)
         lengths = {"ahead": 30 + step, "behind": 10 + step}
         engine.prepare(names)
-        found.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
-        asked += [(length, name) for length in lengths.values() for name in names]
-    assert_agree(engine, torch.cat(found), expect(reference, asked))
+        rows.append(engine.next_token([Request(name, tokens[:length], names) for name, length in lengths.items()]))
+        requested += [(length, name) for length in lengths.values() for name in names]
+    assert_agree(engine, torch.cat(rows), expect(reference, requested))
     engine.release("ahead")
     engine.release("behind")
 
 
-def test_a_zero_reader_answers_what_the_public_model_answers(engine: Engine, tokens: tuple[int, ...]) -> None:
+def test_a_zero_reader_equals_the_public_model(engine: Engine, tokens: tuple[int, ...]) -> None:
     rows = engine.next_token([Request("zero", tokens[:30], (ZERO, "first", PUBLIC, ZERO, ZERO))])
     for row in (0, 3, 4):
         assert_same(engine, rows[row], rows[2])
@@ -139,8 +144,8 @@ def test_a_zero_reader_answers_what_the_public_model_answers(engine: Engine, tok
     engine.release("zero")
 
 
-def test_the_public_row_does_not_depend_on_whether_readers_are_asked(engine: Engine, tokens: tuple[int, ...]) -> None:
-    """Neither in the step in which they are asked, nor after it: nothing that a reader computes is kept."""
+def test_the_public_row_does_not_depend_on_readers_in_the_request(engine: Engine, tokens: tuple[int, ...]) -> None:
+    """It holds in the readers' step and after it, because the engine keeps nothing that a reader computes."""
     for length in (20, 21, 40):
         alone = engine.next_token([Request("alone", tokens[:length], (PUBLIC,))])
         beside = engine.next_token([Request("beside", tokens[:length], EVERY)])
@@ -163,8 +168,8 @@ def test_a_row_does_not_depend_on_other_sequences_nor_on_other_readers(engine: E
         engine.release(name)
 
 
-def test_a_prefix_that_is_still_cached_changes_no_row(engine: Engine, tokens: tuple[int, ...]) -> None:
-    """The cache may hold the prefix from a sequence with readers, without, of the same salt or of another."""
+def test_a_cached_prefix_changes_no_row(engine: Engine, tokens: tuple[int, ...]) -> None:
+    """The cached prefix may come from a sequence with or without readers, with the same or another salt."""
     context = (tokens * 4)[:200]
     fresh = engine.next_token([Request("fresh", context, EVERY)])
     engine.release("fresh")
@@ -184,7 +189,7 @@ def test_a_sequence_that_forks_does_not_see_its_old_tokens(
     engine.release("fork")
 
 
-def test_the_same_context_may_be_asked_twice(
+def test_the_same_context_may_be_requested_twice(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:
     engine.next_token([Request("again", tokens[:25], EVERY)])
@@ -216,7 +221,7 @@ def test_a_context_at_the_limit_is_answered_and_one_beyond_is_refused(engine: En
 def test_a_single_token_is_a_context(
     engine: Engine, tokens: tuple[int, ...], reference: dict[str, torch.Tensor]
 ) -> None:
-    """In bfloat16 transformers itself is off by 0.15 there."""
+    """In bfloat16, the error of transformers itself is 0.15 here."""
     rows = engine.next_token([Request("one", tokens[:1], EVERY)])
     assert_agree(engine, rows, expect(reference, [(1, name) for name in EVERY]), worst=0.25)
     engine.release("one")

@@ -1,4 +1,4 @@
-"""Readers run on any decoder with q, o and MLP projections, alike in both engines; other models are refused by name."""
+"""Claim: both engines run readers on any decoder with q, o and MLP projections, and refuse other models by name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ TOKENS = tuple(torch.randint(0, 128, (90,), generator=torch.Generator().manual_s
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_engines_answer_alike(family: str, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_answers(family: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     FAMILIES[family]().save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")

@@ -1,6 +1,6 @@
-"""The whole check of a GPU in one command: `pytest -m gpu`. Without one it skips and says so.
+"""Claim: the engines are correct on a GPU: `pytest -m gpu`. Without a GPU, the tests skip with a reason.
 
-The kernels are chosen when vLLM is imported, so the engines run in processes of their own.
+vLLM chooses its kernels when it is imported, so every engine runs in its own process.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An engine that is asked for more than fits answers all the same, and one that cannot go on says so."""
+"""Claim: an engine answers requests beyond its capacity in several rounds, and reports a stall."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,7 +40,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 @pytest.fixture(scope="module")
 def engine(settings: EngineSettings) -> Iterator[VllmEngine]:
-    """vLLM itself has room for 4 sessions, 6 readers and 64 tokens a step, and 8 cache blocks of 128 tokens."""
+    """An engine whose vLLM has 4 sessions, 6 readers, 64 tokens per step, and 8 cache blocks of 128 tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_engine, "MAX_SESSIONS", 4)
         patch.setattr(vllm_engine, "MAX_READERS", 6)
@@ -78,7 +78,7 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
         engine.release(request.sequence)
 
 
-# The first two make engines of their own, and close them: vLLM has one in a process at a time.
+# The first two tests create and close their own engines, because vLLM supports one per process.
 def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
     engine = VllmEngine(settings)
     requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
@@ -91,7 +91,7 @@ def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -
 
 
 def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are right whatever was on the device before, and each row costs one load, in the step or ahead of it."""
+    """Earlier adapters on the device do not affect rows, and each row costs one load, in the step or ahead of it."""
     arguments = vllm_engine._engine_args
     monkeypatch.setattr(vllm_engine, "_engine_args", lambda *given: replace(arguments(*given), max_loras=4))
     loads: list[int] = []
@@ -126,7 +126,7 @@ def test_more_sequences_than_sessions(engine: VllmEngine, expected: Any) -> None
     release(engine, requests)
 
 
-def test_idle_sequences_beyond_the_sessions_give_way(engine: VllmEngine, expected: Any) -> None:
+def test_idle_sequences_give_up_their_sessions(engine: VllmEngine, expected: Any) -> None:
     requests = [Request(f"idle-{seed}", context(10, seed), (PUBLIC,)) for seed in range(9)]
     for request in requests:
         assert_same(engine.next_token([request]), expected([request]))
@@ -136,7 +136,7 @@ def test_idle_sequences_beyond_the_sessions_give_way(engine: VllmEngine, expecte
 
 
 def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> None:
-    """Together, and of one sequence alone."""
+    """The excess readers belong to several sequences together, or to a single one."""
     requests = [
         Request(f"rows-{seed}", context(30, seed), (PUBLIC, *NAMES, *[ZERO] * 9, "part-3")[:-1]) for seed in range(3)
     ]
@@ -145,7 +145,7 @@ def test_more_readers_than_a_step_holds(engine: VllmEngine, expected: Any) -> No
 
 
 def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None:
-    """Four contexts of four blocks each, where eight are: two at a time, each more than one batch long."""
+    """Four contexts need four blocks each, so eight blocks hold two at a time. Each exceeds one batch."""
     requests = [Request(f"full-{seed}", context(CONTEXT - 3, seed), ("part-1", PUBLIC)) for seed in range(4)]
     for more in (0, 1, 2):
         step = [replace(request, tokens=request.tokens + (7,) * more) for request in requests]
@@ -153,10 +153,10 @@ def test_contexts_that_fill_the_cache(engine: VllmEngine, expected: Any) -> None
     release(engine, requests)
 
 
-def test_a_stalled_engine_says_so_and_goes_on_once_it_can(
+def test_a_stalled_engine_reports_it_and_recovers(
     engine: VllmEngine, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM admits 4 sessions, and waits for ever with a fifth while those are parked."""
+    """vLLM admits 4 sessions, and a fifth would wait for ever while those are parked."""
     parked = [Request(f"parked-{seed}", context(10, seed), (PUBLIC,)) for seed in range(4)]
     engine.next_token(parked)
     fifth = Request("fifth", context(10, 9), (PUBLIC, "part-2"))

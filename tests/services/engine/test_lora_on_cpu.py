@@ -1,4 +1,4 @@
-"""The CPU's LoRA products are x + x A^T B^T of each row's own adapter, whatever the batch looks like."""
+"""Claim: the CPU's LoRA operators compute x + x A^T B^T of each row's adapter, with constant operations per batch."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ MERGED = ["layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"]
 
 
 def layer(targets: set[str]) -> Any:
-    """What vLLM's merged qkv layer is to these operators, with random weights in all slots."""
+    """Returns a stand-in for vLLM's merged qkv layer with random weights in all slots."""
     made = SimpleNamespace(
         lora_a_stacked=(torch.zeros(SLOTS, 1, 8, INPUTS),), lora_b_stacked=(), output_slices=WIDTHS, n_slices=3
     )
@@ -65,7 +65,7 @@ def test_each_row_gets_its_own_adapter(slots: list[int], targets: set[str]) -> N
 
 
 class Recorded(TorchDispatchMode):
-    """The operations that run, with the shapes they are given."""
+    """Records the operations that run, with the shapes of their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,19 +76,19 @@ class Recorded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_operations_do_not_depend_on_which_adapters_are_asked() -> None:
-    """Not even where all rows ask one adapter, as those of a shard do of which nothing was drawn."""
-    made, found = layer({"q_proj"}), []
+def test_the_operations_do_not_depend_on_the_requested_adapters() -> None:
+    """This includes a batch whose rows all use one adapter, as on a shard without drawn parts."""
+    made, operations = layer({"q_proj"}), []
     for drawn in ([1] * 40, [1, 2, 3, 2] * 10, [3] * 20 + [1, 2] * 10):
         x, y = torch.randn(47, INPUTS), torch.randn(47, sum(WIDTHS))
         with Recorded() as recorded:
             run(made, [-1] * 7 + drawn, x, y, is_prefill=False)
-        found.append(recorded.operations)
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) > 5
+        operations.append(recorded.operations)
+    assert operations[0] == operations[1] == operations[2]
+    assert len(operations[0]) > 5
 
 
-def test_slices_that_no_adapter_changes_hold_nothing() -> None:
+def test_slices_without_adapters_are_empty() -> None:
     made = layer({"q_proj"})
     assert [weights.numel() for weights in made.lora_a_stacked] == [SLOTS * RANK * INPUTS, 0, 0]
     assert made.lora_a_stacked.shrink.numel() == SLOTS * RANK * INPUTS

@@ -1,4 +1,4 @@
-"""Readers in transformers: the public model's keys and values, and everything else the adapter's own."""
+"""Claim: a reader in transformers uses the public model's keys and values, and its adapter for everything else."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,9 +79,9 @@ def read(model: Any, tokens: Tensor, cache: PublicCache, positions: int) -> Tens
 
 @pytest.fixture
 def by_projections() -> Iterator[Callable[[Any, Tensor], Tensor]]:
-    """The same by other means: in every layer, what k_proj and v_proj give is replaced by what the public model's did.
+    """A reference implementation: hooks replace the outputs of k_proj and v_proj in every layer by the public model's.
 
-    No cache is involved, so that masks and positions are those of a plain forward pass.
+    It uses no cache, so masks and positions are those of a plain forward pass.
     """
     handles: list[Any] = []
 
@@ -90,10 +90,10 @@ def by_projections() -> Iterator[Callable[[Any, Tensor], Tensor]]:
         replacing = False
 
         def hook(name: str) -> Callable[[Any, Any, Tensor], Tensor]:
-            def seen(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            def observe(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
                 return kept[name] if replacing else kept.setdefault(name, output)
 
-            return seen
+            return observe
 
         for name, module in model.named_modules():
             if name.endswith(("k_proj", "v_proj")):
@@ -113,11 +113,11 @@ def by_projections() -> Iterator[Callable[[Any, Tensor], Tensor]]:
 @torch.inference_mode()
 def test_reader_attends_to_public_keys_and_values(model: Any, by_projections: Any) -> None:
     tokens = sequences(model)
-    found = read(model, tokens, record(model, tokens), tokens.shape[1])
+    rows = read(model, tokens, record(model, tokens), tokens.shape[1])
     with using(model, "part"):
         own = model(input_ids=tokens, use_cache=False).logits
-    assert (found - own).abs().max() > 0.1
-    torch.testing.assert_close(found, by_projections(model, tokens), atol=1e-3, rtol=1e-3)
+    assert (rows - own).abs().max() > 0.1
+    torch.testing.assert_close(rows, by_projections(model, tokens), atol=1e-3, rtol=1e-3)
 
 
 @torch.inference_mode()
@@ -127,7 +127,7 @@ def test_one_position_against_a_cache_that_grows(model: Any) -> None:
     cache = PublicCache()
     for length in (9, 12, 13, 20):
         record(model, tokens[:, cache.get_seq_length() : length], cache)
-        for positions in (1, 3, 1):  # asking leaves the cache as it was
+        for positions in (1, 3, 1):  # a read does not change the cache
             some = read(model, tokens[:, :length], cache, positions)
             torch.testing.assert_close(some, everywhere[:, length - positions : length], atol=1e-3, rtol=1e-3)
         assert cache.get_seq_length() == length
@@ -156,7 +156,7 @@ def test_gradients_flow_through_the_reader_alone(smollm: Any) -> None:
 
 
 @torch.inference_mode()
-def test_caches_of_single_sequences_make_one_of_several(smollm: Any) -> None:
+def test_caches_of_single_sequences_can_be_batched(smollm: Any) -> None:
     tokens = sequences(smollm)
     cache = record(smollm, tokens)
     first, second = cache.split()
@@ -176,7 +176,7 @@ def test_two_models_do_not_share_anything(smollm: Any) -> None:
         assert torch.equal(read(smollm, ours, cache, 20), alone)
 
 
-def test_a_view_is_for_the_positions_it_was_made_for(smollm: Any) -> None:
+def test_a_cache_view_refuses_other_positions(smollm: Any) -> None:
     tokens = sequences(smollm)
     cache = record(smollm, tokens)
     with pytest.raises(ReaderError, match="got 21, but the public model has read 20"):
@@ -185,14 +185,14 @@ def test_a_view_is_for_the_positions_it_was_made_for(smollm: Any) -> None:
         smollm(input_ids=tokens[:, -2:], past_key_values=cache.reader(3))
 
 
-def test_models_that_cannot_have_readers_say_why(smollm: Any) -> None:
+def test_models_without_readers_are_refused_with_the_reason(smollm: Any) -> None:
     check_reader(smollm, TARGETS)
     with pytest.raises(ReaderError, match=r"keys and values of its own: leave out k_proj, v_proj$"):
         check_reader(smollm, ("q_proj", "v_proj", "k_proj"))
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(ReaderError, match=r"no modules named down_proj, gate_proj, o_proj, q_proj, up_proj$"):
         check_reader(gpt2, TARGETS)
-    check_reader(gpt2, ("c_proj", "c_fc"))  # it can, with targets of its own
+    check_reader(gpt2, ("c_proj", "c_fc"))  # GPT-2 can have readers with its own target modules
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4))
     with pytest.raises(ReaderError, match="mamba puts none into transformers' cache in all layers"):
         check_reader(mamba, ("in_proj",))

@@ -1,4 +1,4 @@
-"""An engine is one class and one line of `ENGINES`: configuration accepts its name and `create` makes it."""
+"""Claim: a new engine needs one class and one line in `ENGINES`; then configuration and `create` accept its name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ class Uniform(Engine):
         return torch.zeros(sum(len(request.adapters) for request in requests), self.vocabulary).log_softmax(-1)
 
 
-def test_a_new_engine_is_configured_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_engine_is_configured_and_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
     monkeypatch.setattr("services.engine.engine.ENGINES", {**ENGINES, "uniform": f"{__name__}:Uniform"})
     kind = EngineSection(kind="uniform").kind
@@ -34,6 +34,6 @@ def test_a_new_engine_is_configured_and_made(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.next_token([Request("a", (1, 2), (PUBLIC,))]).exp().tolist() == [[0.25] * 4]
 
 
-def test_an_unknown_engine_is_refused_with_the_names_of_those_there_are() -> None:
+def test_an_unknown_engine_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValidationError, match="must be one of vllm, transformers, not 'tgi'"):
         EngineSection(kind="tgi")

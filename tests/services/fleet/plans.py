@@ -1,4 +1,4 @@
-"""Fleets to test with: a shard for each part, each on the CPU with one thread."""
+"""Plans of test fleets: one shard per part, on the CPU with one thread."""
 
 from pathlib import Path
 

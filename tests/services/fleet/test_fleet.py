@@ -1,4 +1,4 @@
-"""The ensemble grows and shrinks while it answers: from one token to the next, and never a part twice."""
+"""Claim: the ensemble grows and shrinks between tokens while it answers, and no part counts twice."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ PROMPT = (504, 253, 260)
 
 @dataclass(frozen=True)
 class Running:
-    """A fleet and a ledger, each under its name in a namespace of their own."""
+    """A fleet and a ledger in a Ray namespace of their own."""
 
     namespace: str
     fleet: ActorHandle
@@ -43,8 +43,8 @@ class Running:
     coordinator: CoordinatorSettings
 
     def living(self) -> set[str]:
-        found = ray.util.list_named_actors(all_namespaces=True)
-        named = {actor["name"] for actor in found if actor["namespace"] == self.namespace}
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        named = {actor["name"] for actor in actors if actor["namespace"] == self.namespace}
         return {name for name in named if name.startswith("shard")}
 
     def charged(self) -> Counter[Any]:
@@ -127,13 +127,13 @@ def test_parts_join_and_leave_under_running_streams(running: Running) -> None:
     assert {delta.finish_reason for delta in deltas} <= {None, "length", "stop"}
     charged = running.charged()
     assert charged.total() == sum(delta.tokens for delta in deltas)
-    assert {event.parts for event in charged} == {2, 3, 1}, "events carry the N of their tokens"
-    assert len({event.radius for event in charged}) == 3, "and the radius that the budget buys with so many"
+    assert {event.parts for event in charged} == {2, 3, 1}, "each event has the number of parts of its tokens"
+    assert len({event.radius for event in charged}) == 3, "each number of parts has its own radius"
     assert running.living() == {"shard-000"}
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
+def test_an_impossible_size_changes_nothing(running: Running) -> None:
     before, living = ray.get(running.fleet.shard_map.remote()), running.living()
     for shards in (0, PARTS + 1):
         with pytest.raises(FleetError, match="1 to 3"):
@@ -148,25 +148,27 @@ def test_what_cannot_be_served_changes_nothing(running: Running) -> None:
 
 
 @pytest.mark.slow
-def test_a_fleet_that_is_replaced_finds_its_shards_again(running: Running) -> None:
+def test_a_restarted_fleet_recovers_its_shards(running: Running) -> None:
     ray.get(running.fleet.replicas.remote(1))
     grown = ray.get(running.fleet.scale.remote(2))
     assert running.size.read() == 2, "for the next deployment"
     ray.kill(running.fleet, no_restart=False)
-    while (found := ray.get(running.fleet.shard_map.remote())).version == grown.version:
-        time.sleep(0.1)  # the old one is still answering
-    assert (found.protocol, found.groups) == (grown.protocol, grown.groups)
-    assert found.version > grown.version
+    while (restored := ray.get(running.fleet.shard_map.remote())).version == grown.version:
+        time.sleep(0.1)  # the old actor still answers
+    assert (restored.protocol, restored.groups) == (grown.protocol, grown.groups)
+    assert restored.version > grown.version
     assert all(shard["answers"] for shard in ray.get(running.fleet.status.remote())["shards"])
     for replicas, shards in ((1, 2), (2, 2), (1, 1)):
         ray.get(running.fleet.replicas.remote(replicas))
         shard_map = ray.get(running.fleet.shard_map.remote())
-        assert len(shard_map.groups) == shards, "what Serve says again is nothing new, to the next actor either"
+        assert len(shard_map.groups) == shards, (
+            "a repeated replica count from Serve changes nothing, even after a restart"
+        )
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_copy_helps_when_the_other_hangs_and_no_part_counts_twice(copied: Running) -> None:
+def test_a_copy_replaces_a_hung_copy_and_no_part_counts_twice(copied: Running) -> None:
     shard_map = ray.get(copied.fleet.shard_map.remote())
     assert (shard_map.shards, shard_map.protocol.parts) == (("shard-000", "shard-000-copy-1"), 1)
     hanging = ray.get(ray.get_actor("shard-000-copy-1", copied.namespace).status.remote()).process

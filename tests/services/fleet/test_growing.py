@@ -1,4 +1,4 @@
-"""Shards join as nodes do: where a cluster has grown, and where Ray adds a node because a shard waits."""
+"""Claim: the fleet starts waiting shards when nodes join, and a waiting shard makes Ray's autoscaler add a node."""
 
 import json
 import os
@@ -22,14 +22,14 @@ from tests.services.fleet.plans import SETTINGS, plans
 PATIENCE_S = 180.0
 
 PORT = 6379
-"""The one at which Ray's own provider of such nodes looks for the head."""
+"""The port at which Ray's provider of local nodes expects the head."""
 COMMANDS = (
     "cluster_synced_files",
     "initialization_commands",
     *(f"{who}setup_commands" for who in ("", "head_", "worker_")),
     *(f"{who}_start_ray_commands" for who in ("head", "worker")),
 )
-"""What a cluster of real machines would say of them."""
+"""The commands that a configuration of a cluster of real machines contains."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -41,31 +41,31 @@ def disconnected() -> Iterator[None]:
 
 
 def fleet(public_model: Path, adapters: dict[str, Path], *, grow: bool) -> ActorHandle:
-    """One that serves the first of its blocks; each reserves a CPU."""
+    """Starts a fleet that serves the first of its part groups; each reserves one CPU."""
     settings = FleetSettings("growing", plans(public_model, adapters, num_cpus=1.0), SETTINGS, None, (), grow=grow)
     started = FleetActor.options(name="fleet", namespace="growing").remote(settings, 1)
     ray.get(started.start.remote())
     return started
 
 
-def blocks_served(fleet: ActorHandle) -> int:
+def groups_served(fleet: ActorHandle) -> int:
     shard_map: ShardMap = ray.get(fleet.shard_map.remote())
     return len(shard_map.groups)
 
 
 @pytest.mark.usefixtures("disconnected")
-def test_a_block_joins_when_a_node_does(public_model: Path, adapters: dict[str, Path]) -> None:
+def test_a_part_group_joins_when_a_node_joins(public_model: Path, adapters: dict[str, Path]) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         ray.init(cluster.address, log_to_driver=False)
         served = fleet(public_model, adapters, grow=True)
-        assert blocks_served(served) == 1
+        assert groups_served(served) == 1
         cluster.add_node(num_cpus=1)
         deadline = time.monotonic() + PATIENCE_S
-        while blocks_served(served) == 1:
+        while groups_served(served) == 1:
             assert time.monotonic() < deadline, "no block joined"
             time.sleep(0.5)
-        assert blocks_served(served) == 2, "there is room for no third"
+        assert groups_served(served) == 2, "there is no room for a third"
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -73,7 +73,7 @@ def test_a_block_joins_when_a_node_does(public_model: Path, adapters: dict[str, 
 
 @pytest.fixture
 def autoscaled(tmp_path: Path) -> Iterator[str]:
-    """The address of a Ray cluster whose autoscaler makes nodes of one CPU, each a raylet on this machine."""
+    """The address of a Ray cluster whose autoscaler adds nodes of one CPU, each a raylet on this machine."""
     node = {"resources": {"CPU": 1}, "node_config": {}}
     config = {
         "cluster_name": "autoscaled",
@@ -100,7 +100,7 @@ def autoscaled(tmp_path: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [*command, f"--autoscaling-config={file}"],
         env={
-            "RAY_AUTH_MODE": "disabled",  # unless this process has made Ray ask for tokens before
+            "RAY_AUTH_MODE": "disabled",  # an earlier start in this process may have turned authentication on
             **os.environ,
             "RAY_FAKE_CLUSTER": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -113,7 +113,7 @@ def autoscaled(tmp_path: Path) -> Iterator[str]:
     finally:
         ray.shutdown()
         for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+            with suppress(psutil.NoSuchProcess):  # the process ended with its parent
                 child.kill()
         process.kill()
         process.wait()

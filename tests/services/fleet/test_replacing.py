@@ -1,4 +1,4 @@
-"""A shard that hangs is seen, killed and started again, and the streams that waited for it go on."""
+"""Claim: the fleet detects, kills and restarts a shard that hangs, and its waiting streams continue."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("lost", ["hangs", "hangs while the fleet restarts", "is killed for good"])
-def test_streams_go_on_with_the_shard_that_the_fleet_starts_instead(tmp_path: Path, lost: str) -> None:
+def test_streams_continue_with_the_shard_that_the_fleet_restarts(tmp_path: Path, lost: str) -> None:
     model = write_tiny_model(tmp_path / "model")
     adapters = write_adapters(tmp_path / "parts", ["part-000"], model)
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
@@ -47,7 +47,7 @@ def test_streams_go_on_with_the_shard_that_the_fleet_starts_instead(tmp_path: Pa
 
 
 async def _interrupted(settings: CoordinatorSettings, lost: str) -> list[Delta]:
-    """All deltas of one stream, whose shard is lost after the first ones."""
+    """Returns all deltas of a stream whose shard is lost after the first deltas."""
     coordinator = Coordinator(settings)
     await coordinator.health()
     generation = Generation("stream", (504, 253, 260), SamplingOptions(top_k=100), TOKENS)
@@ -60,7 +60,7 @@ async def _interrupted(settings: CoordinatorSettings, lost: str) -> list[Delta]:
         deltas += batch
         if deltas[-1].finish_reason is not None:
             break
-    assert await watching, "health says so while the shard is away"
+    assert await watching, "the health check fails while the shard is lost"
     await coordinator.health()
     await coordinator.close()
     return deltas
@@ -77,7 +77,7 @@ async def _lose(lost: str) -> None:
 
 
 async def _sick(coordinator: Coordinator) -> bool:
-    """Whether the coordinator's health fails before the stream goes on."""
+    """Waits for the coordinator's health check to fail; tells whether it did before the stream continued."""
     for _ in range(100):
         try:
             await asyncio.wait_for(coordinator.health(), 2.0)
