@@ -33,7 +33,7 @@ def test_a_data_set_with_its_card_from_labels(tmp_path: Path) -> None:
         assert service.charged == 25
     lines = [json.loads(line) for line in (tmp_path / "job/synthetic.jsonl").read_text().splitlines()]
     assert sorted(line["label"] for line in lines) == ["routine"] * 2 + ["urgent"] * 3
-    assert {asked["prompt"] for asked in service.asked} == {"Label: urgent\nText:", "Label: routine\nText:"}
+    assert {asked["prompt"] for asked in service.requests} == {"Label: urgent\nText:", "Label: routine\nText:"}
 
 
 def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) 
     with serving(SmallService()) as service:
         done = runner.invoke(app, ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked])
         assert done.exit_code == 0, done.output
-    assert sorted(one["prompt"] for one in service.asked) == ["On Friday\n", "On Monday\n", "On Monday\n"]
-    assert (service.asked[0]["temperature"], service.asked[0]["stop"]) == (0.7, ["\n\n"])
+    assert sorted(one["prompt"] for one in service.requests) == ["On Friday\n", "On Monday\n", "On Monday\n"]
+    assert (service.requests[0]["temperature"], service.requests[0]["stop"]) == (0.7, ["\n\n"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Claims: every protocol is evaluated and has its rows in a table."""
+"""Claim: every protocol can be evaluated and has its rows in a table."""
 
 import math
 from pathlib import Path
@@ -11,14 +11,14 @@ from services.evaluation.methods import Budget, private
 from services.evaluation.rows import Reader
 from services.evaluation.trial import run_trials
 from services.privacy.protocols import PROTOCOLS
-from tests.services.evaluation.written import write_rows
+from tests.services.evaluation.hidden_states import write_rows
 
 PARTS, POSITIONS = 4, 24
 BUDGET = Budget(epsilon=8, delta=1e-5, tokens=POSITIONS)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_it_answers_every_position_of_a_run(name: str, tmp_path: Path) -> None:
+def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -> None:
     chosen = PROTOCOLS[name]
     protocol = chosen.model_validate({"tokens": POSITIONS}).plan(1 if chosen.one_model else PARTS)
     written = write_rows(tmp_path, POSITIONS, protocol.models)
@@ -32,7 +32,7 @@ def test_it_answers_every_position_of_a_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_it_has_its_rows_in_a_table_and_a_line_of_its_own(name: str) -> None:
-    rows = [each for each in private(BUDGET, PARTS, halves=True) if each.protocol == name]
+def test_a_protocol_has_rows_in_a_table_and_a_line_style(name: str) -> None:
+    rows = [settings for settings in private(BUDGET, PARTS, halves=True) if settings.protocol == name]
     assert rows == list(PROTOCOLS[name].compared(PARTS, BUDGET.limits()))
-    assert len({style(PALETTES["light"], each.label) for each in rows}) == len(rows)
+    assert len({style(PALETTES["light"], settings.label) for settings in rows}) == len(rows)

@@ -1,4 +1,4 @@
-"""Claim: what `privmix plan --users` expects is looked up in measurements; the number of parts follows from them."""
+"""Claim: `privmix plan --users` looks its expectation up in measurements, and derives the number of parts."""
 
 import json
 
@@ -13,7 +13,7 @@ from services.privacy.accounting import planning
 BUDGET = Budget(epsilon=8.0, delta=1e-5, tokens=100_000)
 
 
-def test_the_measured_table_holds_shares_that_grow_with_the_radius() -> None:
+def test_the_measured_shares_grow_with_the_radius() -> None:
     table = json.loads(expectation.TABLE.read_bytes())
     assert len(table["corpora"]) >= 2
     for corpus in table["corpora"].values():
@@ -22,12 +22,15 @@ def test_the_measured_table_holds_shares_that_grow_with_the_radius() -> None:
             assert means == sorted(means)
             assert means[0] < 0.5
             assert min(list(curve.values())[-1]) > 0.8
-            for radius, runs in curve.items():  # a clip to +-radius moves a log-probability by no more than twice that
+            for (
+                radius,
+                runs,
+            ) in curve.items():  # a clip to +-radius changes a log-probability by at most twice the radius
                 gains = [share * gain for share, gain in zip(runs, corpus["ensemble_gain"], strict=True)]
                 assert max(gains) <= 2 * float(radius)
 
 
-def test_curves_are_straight_between_measurements_and_flat_after_them() -> None:
+def test_curves_are_linear_between_measurements_and_constant_beyond() -> None:
     curves = {"a": {"kept": {"pmixed": {"1.0": [0.2, 0.4], "2.0": [0.6, 0.6]}}}}
     measured = Measured({"corpora": curves})
     assert measured.kept("pmixed", 0.5) == pytest.approx([0.1, 0.2])
@@ -72,7 +75,7 @@ def test_numbers_of_parts_are_coarse_and_leave_every_part_its_users() -> None:
         (Population(2), "pmixed", 2, "tokens"),
     ],
 )
-def test_what_cannot_be_proposed_names_the_field(
+def test_an_impossible_proposal_names_the_field(
     population: Population, protocol: str | None, parts: int | None, field: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{field}:"):

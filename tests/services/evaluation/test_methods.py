@@ -1,4 +1,4 @@
-"""Claims: what is compared keeps to one budget, and what cannot is said to."""
+"""Claim: all compared methods keep to one budget, and the table marks a method that cannot."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.training.manifest import Manifest, PrivateTraining
-from tests.services.evaluation.written import write_rows
+from tests.services.evaluation.hidden_states import write_rows
 
 PARTS = 16
 
@@ -26,15 +26,15 @@ def budget(epsilon: float) -> Budget:
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])
 def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
     methods = list(private(budget(epsilon), PARTS, halves=True))
-    assert len({each.label for each in methods}) == len(methods) == 9
-    for each in methods:
-        protocol = each.plan(PARTS)
-        assert each.epsilon == epsilon
+    assert len({settings.label for settings in methods}) == len(methods) == 9
+    for settings in methods:
+        protocol = settings.plan(PARTS)
+        assert settings.epsilon == epsilon
         if protocol.guarantee.status in ("certified", "as published"):
             orders = [protocol.order] if protocol.order else None
             cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
             assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
-    assert "SubMix" not in [each.label for each in private(budget(epsilon), PARTS, halves=False)]
+    assert "SubMix" not in [settings.label for settings in private(budget(epsilon), PARTS, halves=False)]
 
 
 def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
@@ -49,9 +49,9 @@ def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
 def test_an_order_is_the_papers_where_the_budget_allows_it(
     epsilon: float, published: int | None, halves: float | None
 ) -> None:
-    by_label = {each.label: each for each in private(budget(epsilon), PARTS, halves=True)}
+    by_label = {settings.label: settings for settings in private(budget(epsilon), PARTS, halves=True)}
     pmixed, submix = by_label["PMixed, as published"], by_label["SubMix"]
-    orders = [each.plan(PARTS).order or 0.0 for each in (pmixed, submix)]
+    orders = [settings.plan(PARTS).order or 0.0 for settings in (pmixed, submix)]
     if published is None:
         # At the papers' orders an epsilon of 2 leaves nothing to spend.
         assert orders[0] > 3
@@ -61,24 +61,24 @@ def test_an_order_is_the_papers_where_the_budget_allows_it(
 
 
 def test_a_sweep_varies_one_quantity() -> None:
-    found = {each.quantity: each for each in sweeps(budget(8), PARTS, halves=True)}
-    assert set(found) == {"epsilon", "tokens", "q", "order", "radius"}
+    by_quantity = {sweep.quantity: sweep for sweep in sweeps(budget(8), PARTS, halves=True)}
+    assert set(by_quantity) == {"epsilon", "tokens", "q", "order", "radius"}
 
     lasting: tuple[Quantity, ...] = ("epsilon", "tokens")
     for quantity in lasting:
-        assert all(getattr(point.settings, quantity) == point.value for point in found[quantity].points)
+        assert all(getattr(point.settings, quantity) == point.value for point in by_quantity[quantity].points)
     varied: tuple[Quantity, ...] = ("q", "order", "radius")
     for quantity in varied:
-        points = found[quantity].points
+        points = by_quantity[quantity].points
         assert all(point.settings == point.settings.varied(quantity, point.value, PARTS) for point in points)
-    for point in found["q"].points:
-        asked = point.settings.plan(PARTS).draws((PARTS,))
-        assert 0 < sum(count * chance for (count,), chance in asked.items()) <= point.value * PARTS * (1 + 1e-9)
-    assert {point.settings.epsilon for point in found["tokens"].points} == {8.0}
-    assert {point.settings.epsilon for point in found["radius"].points} == {None}
+    for point in by_quantity["q"].points:
+        draws = point.settings.plan(PARTS).draws((PARTS,))
+        assert 0 < sum(count * chance for (count,), chance in draws.items()) <= point.value * PARTS * (1 + 1e-9)
+    assert {point.settings.epsilon for point in by_quantity["tokens"].points} == {8.0}
+    assert {point.settings.epsilon for point in by_quantity["radius"].points} == {None}
 
 
-def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
+def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(ensemble)
     with pytest.raises(InputError, match="was not trained by DP-SGD"):
         dp_sgd(budget(8), manifest)
@@ -89,7 +89,7 @@ def test_dp_sgd_brings_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None
     assert protocol.event == event
     assert (protocol.guarantee.status, protocol.guarantee.adjacency) == ("certified", "user")
     assert settings.delta == 1e-6
-    # However small the table's budget: its tokens cost nothing.
+    # It fits any budget of the table, because its tokens cost nothing.
     written = write_rows(tmp_path, positions=40, models=1)
     planned = [(settings, protocol)]
     (outcome,) = run_trials(planned, Reader(written.files), np.arange(40), written.tokens)

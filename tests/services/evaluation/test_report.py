@@ -1,4 +1,4 @@
-"""Claims: a report is whole, needs nothing else, and says of every number what it is."""
+"""Claim: a report is complete and self-contained, and explains every number."""
 
 import csv
 import io
@@ -25,12 +25,12 @@ LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
 
 
 def outcomes(settings: Settings) -> list[Outcome]:
-    """Two runs; those that choose among candidates cannot say a tenth of the tokens."""
+    """Returns two runs; a protocol that chooses among candidates cannot release a tenth of the tokens."""
     loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
     return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
 
 
-def test_a_token_that_no_protocol_can_release_is_left_out_and_a_further_one_is_infinite() -> None:
+def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinite() -> None:
     def of(possible: int) -> list[Outcome]:
         return [Outcome(100, 100, 100, possible, 3.9, 0.25, 16.0, 1.5) for _ in range(2)]
 
@@ -45,7 +45,7 @@ def test_a_token_that_no_protocol_can_release_is_left_out_and_a_further_one_is_i
     assert fewer.change is None
 
 
-def found(settings: Settings) -> Result:
+def result_of(settings: Settings) -> Result:
     try:
         protocol = settings.plan(PARTS)
     except ValueError as error:
@@ -56,18 +56,18 @@ def found(settings: Settings) -> Result:
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
     budget = Budget(epsilon=4, delta=1e-5, tokens=100)
-    references = tuple(found(each) for each in (PublicSettings(), EnsembleSettings()))
+    references = tuple(result_of(settings) for settings in (PublicSettings(), EnsembleSettings()))
     methods = private(budget, PARTS, halves=True)
-    table = Table(budget, (*references, *(found(each) for each in methods)))
-    chosen = [each for each in sweeps(budget, PARTS, halves=False) if each.quantity in ("radius", "order")]
+    table = Table(budget, (*references, *(result_of(settings) for settings in methods)))
+    chosen = [sweep for sweep in sweeps(budget, PARTS, halves=False) if sweep.quantity in ("radius", "order")]
     swept = tuple(
         SweepResult(
-            each.quantity,
+            sweep.quantity,
             budget,
-            tuple(SweepPoint(at.value, found(at.settings)) for at in each.points),
+            tuple(SweepPoint(point.value, result_of(point.settings)) for point in sweep.points),
             references,
         )
-        for each in chosen
+        for sweep in chosen
     )
     return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, "smollm2-135m", (table,), 2, swept)
 
@@ -80,7 +80,7 @@ def report(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Loaded(HTMLParser):
-    """What a browser would fetch, and the tags that are open at the end."""
+    """Collects the addresses that a browser would fetch, and the tags that are not closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -102,17 +102,17 @@ def test_the_page_loads_nothing(report: Path) -> None:
     page = (report / HTML_FILE).read_text()
     loaded = Loaded(page)
     assert not loaded.open
-    assert len(loaded.addresses) == 2 * 3, "each figure for a light and for a dark screen"
+    assert len(loaded.addresses) == 2 * 3, "each figure in a light and a dark version"
     assert all(address.startswith("data:image/png;base64,") for address in loaded.addresses)
     without_pictures = re.sub(r'"data:[^"]*"', "", page)
     assert not re.search(r"https?:|url\(|@import|\bimport\b", without_pictures)
 
 
-def test_the_page_says_what_is_promised(report: Path, evaluation: Evaluation) -> None:
+def test_the_page_states_the_guarantees(report: Path, evaluation: Evaluation) -> None:
     page = (report / HTML_FILE).read_text()
-    for each in evaluation.tables[0].results:
-        assert each.label in page
-        assert each.status in page
+    for compared in evaluation.tables[0].results:
+        assert compared.label in page
+        assert compared.status in page
     assert "best method certified for users is Exponential mechanism" in page
     assert "∞" in page
     assert "for the operator" in page
@@ -120,7 +120,7 @@ def test_the_page_says_what_is_promised(report: Path, evaluation: Evaluation) ->
 
 def test_numbers_are_the_same_in_every_file(report: Path) -> None:
     content = json.loads((report / JSON_FILE).read_text())
-    by_label = {each["label"]: each for each in content["tables"][0]["results"]}
+    by_label = {compared["label"]: compared for compared in content["tables"][0]["results"]}
     clip = by_label["PMixed, clip"]
     assert clip["perplexity"]["mean"] == pytest.approx(math.exp(3.95))
     assert clip["change"]["mean"] == pytest.approx(math.exp(-0.1))
@@ -130,25 +130,25 @@ def test_numbers_are_the_same_in_every_file(report: Path) -> None:
     assert by_label["SubMix"]["reached"] == {"rdp": None, "pld": None, "measured": 1.5}
     assert by_label["PMixed, as published"]["status"] == "as published"
     lines = list(csv.DictReader(io.StringIO((report / CSV_FILE).read_text())))
-    assert len(lines) == len(by_label) + sum(len(each["points"]) for each in content["sweeps"])
-    line = next(each for each in lines if each["method"] == "PMixed, clip" and each["figure"] == "table")
+    assert len(lines) == len(by_label) + sum(len(sweep["points"]) for sweep in content["sweeps"])
+    line = next(row for row in lines if row["method"] == "PMixed, clip" and row["figure"] == "table")
     assert float(line["perplexity"]) == clip["perplexity"]["mean"]
     assert json.loads(line["parameters"]) == clip["parameters"]
 
 
-def test_settings_that_cannot_be_had_say_why(evaluation: Evaluation, report: Path) -> None:
-    order = next(each for each in evaluation.sweeps if each.quantity == "order")
-    missing = [each.result for each in order.points if each.result.problem]
+def test_impossible_settings_have_a_reason(evaluation: Evaluation, report: Path) -> None:
+    order = next(sweep for sweep in evaluation.sweeps if sweep.quantity == "order")
+    missing = [point.result for point in order.points if point.result.problem]
     assert missing
-    assert all("leaves nothing to spend" in str(each.problem) for each in missing)
-    assert all(each.perplexity is None for each in missing)
+    assert all("leaves nothing to spend" in str(failed.problem) for failed in missing)
+    assert all(failed.perplexity is None for failed in missing)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_two_lines_look_alike(theme: Theme) -> None:
+def test_line_styles_are_distinct(theme: Theme) -> None:
     budget = Budget(epsilon=4, delta=1e-5, tokens=100)
-    swept = (point.settings for each in sweeps(budget, PARTS, halves=True) for point in each.points)
-    labels = {each.label for each in (*swept, *of_size(budget, PARTS))}
+    swept = (point.settings for sweep in sweeps(budget, PARTS, halves=True) for point in sweep.points)
+    labels = {settings.label for settings in (*swept, *of_size(budget, PARTS))}
     assert len({style(PALETTES[theme], label) for label in labels}) == len(labels) >= 10
 
 
@@ -156,4 +156,4 @@ def test_figures_are_drawn(report: Path) -> None:
     for name in ("overview", "radius", "order"):
         pixels = imread(report / f"perplexity-{name}.png")
         assert pixels.shape[1] == 1140
-        assert pixels.std() > 0.05, "something is drawn"
+        assert pixels.std() > 0.05, "the figure is not empty"

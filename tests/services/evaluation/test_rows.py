@@ -1,4 +1,4 @@
-"""Rows are the models' own, are found again, and are never taken for another model's."""
+"""Claim: stored rows equal the models' own, can be loaded again, and are never confused with another model's."""
 
 import math
 from dataclasses import replace
@@ -18,20 +18,20 @@ from services.evaluation.rows import EnsembleRows, Origin, Reader, is_whole, rea
 from services.evaluation.scoring import Scorer
 from services.evaluation.tasks import score, score_public
 from services.evaluation.text import Block, Text
-from tests.services.evaluation.written import write_rows
+from tests.services.evaluation.hidden_states import write_rows
 
 ORIGIN = Origin(base="b" * 64, adapter="a" * 64, attention="public", text="t" * 64, precision="float32")
 
 
 @pytest.fixture(scope="module")
 def blocks(tokens: tuple[int, ...]) -> list[Block]:
-    """Of three lengths, so that all but the longest are filled up."""
+    """Blocks of three lengths, so that all except the longest are padded."""
     return [Block(part, tuple(range(1, len(part)))) for part in (tokens[:40], tokens[40:52], tokens[52:75])]
 
 
 def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list[dict[int, torch.Tensor]]:
-    """Float32 [targets, V] of each adapter (or the base model) and block, put together from the pieces."""
-    found = [
+    """Joins the pieces of each adapter (or the base model) and block to float32 [targets, V]."""
+    rows_of = [
         {
             index: torch.full((len(block.targets), scorer.head.vocabulary), torch.nan)
             for index, block in enumerate(blocks)
@@ -39,12 +39,12 @@ def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list
         for _ in adapters or [None]
     ]
     for which, index, first, rows in scorer.log_probabilities(blocks, adapters):
-        found[which][index][first : first + len(rows)] = rows
-    return found
+        rows_of[which][index][first : first + len(rows)] = rows
+    return rows_of
 
 
 @torch.inference_mode()
-def test_all_positions_at_once_are_each_models_own(
+def test_rows_of_all_positions_equal_each_models_own(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
     scorer = Scorer(public_model, "float32")
@@ -54,20 +54,20 @@ def test_all_positions_at_once_are_each_models_own(
         model = PeftModel.from_pretrained(base, adapters[name])
         direct[name] = [model(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
         base = model.unload()
-    # Several at once, one after them, and none at last: nothing is left of the ones before.
+    # Several adapters at once, then one, then none: each result is independent of the earlier ones.
     plain = {name: AdapterFiles(adapters[name], "own") for name in ("first", "second")}
-    found = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
-    for name, rows in (*found.items(), ("second", scored(scorer, blocks, plain["second"])[0])):
+    rows_of = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
+    for name, rows in (*rows_of.items(), ("second", scored(scorer, blocks, plain["second"])[0])):
         assert_same(rows, direct[name], blocks)
     assert_same(scored(scorer, blocks)[0], direct["base"], blocks)
 
 
-def assert_same(found: dict[int, torch.Tensor], direct: list[torch.Tensor], blocks: list[Block]) -> None:
+def assert_same(rows_of: dict[int, torch.Tensor], direct: list[torch.Tensor], blocks: list[Block]) -> None:
     for index, block in enumerate(blocks):
         expected = direct[index].log_softmax(-1)
-        assert torch.allclose(found[index], expected, atol=1e-4)
+        assert torch.allclose(rows_of[index], expected, atol=1e-4)
         truth = torch.tensor(block.tokens[1:])[:, None]
-        own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (found[index], expected))
+        own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (rows_of[index], expected))
         assert own == pytest.approx(theirs, rel=1e-5)
 
 
@@ -76,8 +76,8 @@ def test_readers_are_scored_on_the_public_cache_of_each_block(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
     first, second = adapters["first"], adapters["second"]
-    asked = AdapterFiles(first, "public"), AdapterFiles(second, "own"), AdapterFiles(second, "public")
-    found = scored(Scorer(public_model, "float32"), blocks, *asked)
+    files = AdapterFiles(first, "public"), AdapterFiles(second, "own"), AdapterFiles(second, "public")
+    rows_of = scored(Scorer(public_model, "float32"), blocks, *files)
     base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
     model = PeftModel.from_pretrained(base, first, "first")
     model.load_adapter(second, "second")
@@ -87,24 +87,24 @@ def test_readers_are_scored_on_the_public_cache_of_each_block(
             cache = record(model, tokens)
             with using(model, name):
                 logits = model(input_ids=tokens, past_key_values=cache.reader(len(block.tokens))).logits[0, :-1]
-            assert torch.allclose(found[which][index], logits.log_softmax(-1), atol=1e-4)
-    assert (found[1][0] - found[2][0]).abs().max() > 0.1
+            assert torch.allclose(rows_of[which][index], logits.log_softmax(-1), atol=1e-4)
+    assert (rows_of[1][0] - rows_of[2][0]).abs().max() > 0.1
 
 
 def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: list[Block]) -> None:
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16).eval()
-    found = scored(Scorer(public_model, "bfloat16"), blocks[:1])[0][0]
+    rows_of = scored(Scorer(public_model, "bfloat16"), blocks[:1])[0][0]
     with torch.inference_mode():
         inputs = torch.tensor([blocks[0].tokens])
         hidden = model.model(inputs).last_hidden_state[0, :-1].float()
         whole_logits = (hidden @ model.get_output_embeddings().weight.float().T).log_softmax(-1)
         rounded = model(inputs).logits[0, :-1].float().log_softmax(-1)
-    assert float((found - whole_logits).abs().max()) < 1e-3
-    assert float((rounded - whole_logits).abs().max()) > 1e-2, "what is rounded differs by more than this test allows"
-    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "other products stay as precise as they were"  # type: ignore[attr-defined]
+    assert float((rows_of - whole_logits).abs().max()) < 1e-3
+    assert float((rounded - whole_logits).abs().max()) > 1e-2, "rounded logits would fail this test"
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "the precision of other products does not change"  # type: ignore[attr-defined]
 
 
-def test_distributions_are_made_of_hidden_states(tmp_path: Path) -> None:
+def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=3)
     positions = np.array([7, 3, 49])
     public, parts = Reader(written.files)(positions)
@@ -122,10 +122,10 @@ def test_stored_hidden_states_give_the_scorers_distributions(
     score(public_model, [(reader, files.models[0])], text, "auto")
     public, first = Reader(files)(text.runs[0])
     scorer = Scorer(public_model)
-    for rows, found in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
-        assert torch.equal(rows, torch.cat([found[index] for index in range(len(blocks))]))
+    for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
+        assert torch.equal(rows, torch.cat([rows_of[index] for index in range(len(blocks))]))
     size = files.models[0].stat().st_size
-    assert size < 4 * text.positions * scorer.head.size + 200, "no more is kept than the hidden states"
+    assert size < 4 * text.positions * scorer.head.size + 200, "the files contain only the hidden states"
 
 
 def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("field", ["base", "adapter", "attention", "text", "precision"])
-def test_rows_of_something_else_have_another_name(field: str) -> None:
+def test_rows_of_another_origin_have_another_file_name(field: str) -> None:
     other = {"precision": "bfloat16", "attention": "own"}.get(field, "0" * 64)
     assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]
     assert replace(ORIGIN, adapter=None).file != ORIGIN.file
 
 
-def test_what_is_left_of_a_file_does_not_count(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_ignored(tmp_path: Path) -> None:
     path = write_rows(tmp_path, positions=20, models=1).files.models[0]
     assert is_whole(path, 20)
     assert not is_whole(path, 21)

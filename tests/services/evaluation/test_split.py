@@ -1,4 +1,4 @@
-"""Claim: a split is of users, by their ids alone."""
+"""Claim: a split assigns users, and depends on their ids alone."""
 
 import json
 from pathlib import Path
@@ -24,10 +24,10 @@ def cut(folder: Path, corpus: Corpus, **options: object) -> Split:
     return split(corpus, folder / "train.jsonl", folder / "heldout.jsonl", **given)  # type: ignore[arg-type]
 
 
-def test_users_stand_on_one_side_with_all_their_documents(tmp_path: Path) -> None:
+def test_all_documents_of_a_user_are_on_one_side(tmp_path: Path) -> None:
     made = cut(tmp_path, corpus(tmp_path / "corpus.jsonl"))
     train, apart = ([*Corpus(tmp_path / name)] for name in ("train.jsonl", "heldout.jsonl"))
-    assert not {one.user for one in train} & {one.user for one in apart}
+    assert not {document.user for document in train} & {document.user for document in apart}
     assert sorted(map(repr, [*train, *apart])) == sorted(map(repr, Corpus(tmp_path / "corpus.jsonl")))
     assert (made.train_documents, made.held_out_documents) == (len(train), len(apart))
     assert made.train_users + made.held_out_users == 200
@@ -45,7 +45,7 @@ def test_the_same_salt_makes_the_same_split(tmp_path: Path) -> None:
     assert (tmp_path / "heldout.jsonl").read_bytes() != before
 
 
-def test_a_split_tells_nothing_about_parts() -> None:
+def test_a_split_is_independent_of_parts() -> None:
     users = [f"user-{number}" for number in range(20_000)]
     apart = [user for user in users if held_out(user, SALT, 0.1)]
     assert 1700 < len(apart) < 2300
@@ -55,10 +55,10 @@ def test_a_split_tells_nothing_about_parts() -> None:
 def test_a_users_text_is_limited_by_that_user_alone(tmp_path: Path) -> None:
     cut(tmp_path, corpus(tmp_path / "corpus.jsonl"), user_limit=70)
     characters: dict[str, int] = {}
-    for one in Corpus(tmp_path / "train.jsonl"):
-        characters[one.user] = characters.get(one.user, 0) + len(one.text)
+    for document in Corpus(tmp_path / "train.jsonl"):
+        characters[document.user] = characters.get(document.user, 0) + len(document.text)
     assert set(characters.values()) == {70}
-    assert all(len(one.text) > 50 for one in Corpus(tmp_path / "heldout.jsonl"))
+    assert all(len(document.text) > 50 for document in Corpus(tmp_path / "heldout.jsonl"))
 
 
 @pytest.mark.parametrize(

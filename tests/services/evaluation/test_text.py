@@ -1,4 +1,4 @@
-"""Claims: blocks are of one user each, and runs read what they say they read."""
+"""Claim: each block has the text of one user, and runs read their stated positions."""
 
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ def test_blocks_hold_one_users_documents_in_their_order(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1, context=1000)
     decoded = sorted(tokenizer.decode(block.tokens) for block in everything.blocks)
     assert decoded == [
-        "".join(one.text + tokenizer.eos_token for one in DOCUMENTS if one.user == user)
+        "".join(document.text + tokenizer.eos_token for document in DOCUMENTS if document.user == user)
         for user in ("ann", "bob", "cat")
     ]
 
 
-def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(tokenizer: Any) -> None:
+def test_every_token_except_the_first_of_a_block_is_evaluated_once(tokenizer: Any) -> None:
     everything = text(tokenizer, 10_000, 1)
-    of_text = sum(len(tokenizer(one.text)["input_ids"]) for one in DOCUMENTS)
+    of_text = sum(len(tokenizer(document.text)["input_ids"]) for document in DOCUMENTS)
     first = sum(block.tokens[0] != tokenizer.eos_token_id for block in everything.blocks)
     assert everything.positions == of_text - first
     assert tokenizer.eos_token_id not in everything.true_tokens
@@ -46,7 +46,7 @@ def test_every_token_of_a_document_is_evaluated_once_but_the_first_of_a_block(to
     assert sorted(everything.runs[0].tolist()) == list(range(everything.positions))
 
 
-def test_runs_share_no_position_while_the_text_suffices(tokenizer: Any) -> None:
+def test_runs_share_no_position_if_the_text_suffices(tokenizer: Any) -> None:
     apart = text(tokenizer, 50, 3)
     assert apart.apart
     assert [len(run) for run in apart.runs] == [50, 50, 50]
@@ -56,13 +56,13 @@ def test_runs_share_no_position_while_the_text_suffices(tokenizer: Any) -> None:
     assert all(len(np.unique(run)) == len(run) for run in together.runs)
 
 
-def test_no_more_is_read_than_the_runs_need(tokenizer: Any) -> None:
+def test_only_the_needed_text_is_read(tokenizer: Any) -> None:
     few, all_ = text(tokenizer, 20, 2), text(tokenizer, 10_000, 1)
     assert 40 <= few.positions < 40 + 32
     assert few.digest != all_.digest
     assert few.digest == text(tokenizer, 20, 2).digest != text(tokenizer, 20, 2, seed=1).digest
 
 
-def test_text_of_nothing(tokenizer: Any) -> None:
+def test_an_empty_text_is_refused(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="no document of at least two tokens"):
         held_out_text([Document("ann", "I")], tokenizer, context=8, tokens=4, runs=1)

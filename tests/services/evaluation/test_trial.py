@@ -1,4 +1,4 @@
-"""Claims: a trial's perplexity is that of what a service would release, and it ends where its budget ends."""
+"""Claim: a trial measures the perplexity of a service's releases, and ends at the end of its budget."""
 
 import numpy as np
 import pytest
@@ -14,23 +14,23 @@ from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
 from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
-from tests.services.evaluation.written import Written, write_rows
+from tests.services.evaluation.hidden_states import StoredRows, write_rows
 
 PARTS, POSITIONS = 4, 80
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
     return write_rows(tmp_path_factory.mktemp("rows"), POSITIONS, PARTS)
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def halves(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
     return write_rows(tmp_path_factory.mktemp("halves"), POSITIONS, 2 * PARTS)
 
 
-def outcomes(written: Written, *settings: Settings) -> list[Outcome]:
-    planned = [(each, each.plan(PARTS)) for each in settings]
+def outcomes(written: StoredRows, *settings: Settings) -> list[Outcome]:
+    planned = [(setting, setting.plan(PARTS)) for setting in settings]
     return run_trials(planned, Reader(written.files), np.arange(POSITIONS), written.tokens)
 
 
@@ -38,11 +38,11 @@ def mean_loss(log_probabilities: np.ndarray, tokens: np.ndarray) -> float:
     return float(-log_probabilities[np.arange(len(tokens)), tokens].mean())
 
 
-def test_references_are_the_distributions_themselves(written: Written) -> None:
+def test_references_are_the_distributions_themselves(written: StoredRows) -> None:
     public, ensemble = outcomes(written, PublicSettings(), EnsembleSettings())
     assert public.loss == pytest.approx(mean_loss(written.public.numpy(), written.tokens), rel=1e-5)
     mean = written.models.double().exp().mean(dim=1).log().numpy()
-    # Parts are kept as float16 differences: what is lost of them averages out.
+    # Parts are stored as float16 differences, whose rounding errors average out.
     assert ensemble.loss == pytest.approx(mean_loss(mean, written.tokens), rel=1e-3)
     assert ensemble.loss < public.loss - 0.1
     assert (public.asked, ensemble.asked) == (0, PARTS)
@@ -50,7 +50,7 @@ def test_references_are_the_distributions_themselves(written: Written) -> None:
 
 
 @pytest.mark.parametrize("projection", ["clip", "mix"])
-def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: Written, projection: str) -> None:
+def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: StoredRows, projection: str) -> None:
     def settings(**radius: float) -> PMixedSettings:
         return PMixedSettings.model_validate({"projection": projection, "tokens": POSITIONS, **radius})
 
@@ -68,22 +68,22 @@ def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: Written,
     assert (some.answered, some.possible) == (POSITIONS, POSITIONS)
 
 
-def test_a_budget_for_fewer_tokens_ends_after_these(written: Written) -> None:
+def test_a_budget_for_fewer_tokens_ends_after_them(written: StoredRows) -> None:
     public, half = outcomes(written, PublicSettings(), PMixedSettings(epsilon=8, tokens=POSITIONS // 2))
     assert half.answered == POSITIONS // 2
     assert half.loss < public.loss
 
 
-def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: Written) -> None:
+def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: StoredRows) -> None:
     once, often = outcomes(
         written, PMixedSettings(epsilon=8, tokens=POSITIONS), PMixedSettings(epsilon=8, tokens=16 * POSITIONS)
     )
     assert (once.answered, once.charged) == (POSITIONS, POSITIONS)
     assert (often.answered, often.charged) == (POSITIONS, 16 * POSITIONS)
-    assert once.loss < often.loss, "the radius is smaller where the budget lasts longer"
+    assert once.loss < often.loss, "a budget for more tokens allows a smaller radius"
 
 
-def test_measured_losses_are_paid_several_times_too(written: Written) -> None:
+def test_measured_losses_are_paid_several_times_too(written: StoredRows) -> None:
     def settings(tokens: int) -> AdaPMixedSettings:
         return AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=tokens)
 
@@ -91,8 +91,8 @@ def test_measured_losses_are_paid_several_times_too(written: Written) -> None:
     assert twice.answered == pytest.approx(once.answered / 2, abs=2)
 
 
-def test_submix_stops_when_its_budget_is_gone(halves: Written) -> None:
-    # At order 4 and this delta an epsilon of 3.4 leaves a loss of 0.3 to every part.
+def test_submix_stops_at_the_end_of_its_budget(halves: StoredRows) -> None:
+    # At order 4 and this delta, an epsilon of 3.4 leaves a loss of 0.3 to every part.
     public, short, long = outcomes(
         halves,
         PublicSettings(),
@@ -103,16 +103,16 @@ def test_submix_stops_when_its_budget_is_gone(halves: Written) -> None:
     assert short.epsilon is not None
     assert short.epsilon <= 3.4
     assert long.loss < short.loss < public.loss
-    # The public model answers all that follows, and nobody is asked any more.
+    # The public model answers all later positions without the parts.
     assert short.asked == pytest.approx(2 * PARTS * _asked(short.answered) / POSITIONS)
 
 
 def _asked(answered: int) -> int:
-    """Whole batches are asked; the rest of the last is thrown away."""
+    """Rounds up to whole batches; the rest of the last batch is discarded."""
     return min(POSITIONS, -(-(answered + 1) // 32) * 32)
 
 
-def test_measured_losses_end_adapmixed(written: Written) -> None:
+def test_measured_losses_end_adapmixed(written: StoredRows) -> None:
     settings = AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=POSITIONS)
     outcome = outcomes(written, settings)[0]
     assert 0 < outcome.answered < POSITIONS
@@ -120,8 +120,8 @@ def test_measured_losses_end_adapmixed(written: Written) -> None:
     assert outcome.epsilon <= 10.5
 
 
-def test_a_plurality_of_candidates_cannot_say_every_token(written: Written) -> None:
-    """Of ten candidates of a vocabulary of 96, some true tokens are none."""
+def test_a_plurality_of_candidates_cannot_release_every_token(written: StoredRows) -> None:
+    """Some true tokens are not among the ten candidates from a vocabulary of 96."""
     gnmax, aggregate = outcomes(
         written,
         GNMaxSettings(candidates=10, epsilon=1e3, tokens=POSITIONS),
@@ -132,14 +132,15 @@ def test_a_plurality_of_candidates_cannot_say_every_token(written: Written) -> N
         assert 0 < outcome.hits < 1
 
 
-def test_what_is_drawn_is_random_and_what_is_not_is_the_same(written: Written) -> None:
+def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> None:
     drawn = ExponentialSettings(sample=PARTS // 2, epsilon=20, tokens=POSITIONS)
     first, second = (outcomes(written, drawn, PMixedSettings(epsilon=20, tokens=POSITIONS)) for _ in range(2))
     assert first[0].loss != second[0].loss
-    assert first[1] == second[1], "the law over the draws is known"
+    assert first[1] == second[1], "the distribution over the draws is exact"
     assert first[0].asked == PARTS // 2
 
 
-def test_exponential_gains_with_epsilon(written: Written) -> None:
-    losses = [each.loss for each in outcomes(written, *(ExponentialSettings(epsilon=e, tokens=80) for e in (1, 8, 64)))]
+def test_exponential_gains_with_epsilon(written: StoredRows) -> None:
+    settings = (ExponentialSettings(epsilon=epsilon, tokens=80) for epsilon in (1, 8, 64))
+    losses = [outcome.loss for outcome in outcomes(written, *settings)]
     assert losses == sorted(losses, reverse=True)

@@ -1,4 +1,4 @@
-"""Claims: the front and the recommendation follow from what was measured, and rows are what a service would ask."""
+"""Claim: the front and the recommendation follow from measurements, and rows are those that a service would compute."""
 
 import math
 
@@ -38,15 +38,17 @@ PUBLIC = choice(1, 50, protocol="public")
 FOUND = [PUBLIC, choice(2, 40), choice(2.5, 41), choice(5, 36), choice(5, 30, "as published"), choice(9, 36.1)]
 
 
-def test_the_front_has_what_nothing_of_the_same_guarantee_beats() -> None:
+def test_the_front_has_the_choices_that_no_other_of_the_same_guarantee_beats() -> None:
     assert [FOUND[index] for index in sorted(front(FOUND))] == [FOUND[index] for index in (0, 1, 3, 4)]
     assert front([choice(2, 40), choice(2, 40)]) == {0, 1}
-    assert front([choice(2, 40), choice(2, 41, "as published")]) == {0}, "certified beats what promises less"
+    assert front([choice(2, 40), choice(2, 41, "as published")]) == {0}, (
+        "a certified choice does not beat a weaker guarantee"
+    )
     assert front([choice(2, 41), choice(2, 40, "as published")]) == {0, 1}
 
 
 def test_the_cheapest_certified_choice_near_the_best_is_recommended() -> None:
-    assert recommend(FOUND) == FOUND[3], "what is better promises less"
+    assert recommend(FOUND) == FOUND[3], "better choices have weaker guarantees"
     near = choice(2, 36 * (1 + 0.9 * TOLERANCE))
     assert recommend([*FOUND, near]) == near
     assert recommend([PUBLIC, choice(2, 49.9)]) == PUBLIC
@@ -63,32 +65,32 @@ def test_the_cheapest_certified_choice_near_the_best_is_recommended() -> None:
         ExponentialSettings(sample=2, radius=0.1).plan(8),
     ],
 )
-def test_rows_are_the_models_that_a_service_asks(protocol: Protocol) -> None:
-    """A token always takes as many as are fixed; where the number is drawn, the mean is within 6 standard errors."""
-    asked = np.array([1 + len(protocol.draw()) for _ in range(4000)])
+def test_rows_equal_those_of_a_service(protocol: Protocol) -> None:
+    """The number of rows is fixed, or its mean is within 6 standard errors of the expected number."""
+    rows = np.array([1 + len(protocol.draw()) for _ in range(4000)])
     if protocol.rows is not None:
-        assert asked.max() <= 1 + protocol.expected_rows == 1 + protocol.rows
+        assert rows.max() <= 1 + protocol.expected_rows == 1 + protocol.rows
     else:
-        assert abs(asked.mean() - 1 - protocol.expected_rows) <= 6 * asked.std() / math.sqrt(len(asked))
+        assert abs(rows.mean() - 1 - protocol.expected_rows) <= 6 * rows.std() / math.sqrt(len(rows))
     assert PublicSettings().plan(8).expected_rows == 0
 
 
-def test_all_that_is_searched_is_certified() -> None:
+def test_the_default_search_is_certified() -> None:
     measured = [settings.plan(2) for settings in candidates(BUDGET, 2, any_guarantee=False)]
-    assert {each.guarantee.status for each in measured} == {"certified"}
-    assert {each.guarantee.adjacency for each in measured} == {"user"}
-    names = {each.name for each in measured}
+    assert {protocol.guarantee.status for protocol in measured} == {"certified"}
+    assert {protocol.guarantee.adjacency for protocol in measured} == {"user"}
+    names = {protocol.name for protocol in measured}
     assert names == {"public", "pmixed", "exponential", "adapmixed", "subsample-aggregate"}
 
 
-def test_other_guarantees_are_looked_at_when_asked_for() -> None:
+def test_other_guarantees_are_searched_on_request() -> None:
     everything = set(candidates(BUDGET, 4, any_guarantee=True))
     certified = set(candidates(BUDGET, 4, any_guarantee=False))
     assert certified < everything
     assert {settings.mollifier for settings in everything - certified} == {"renyi"}  # type: ignore[attr-defined]
 
 
-def test_text_that_is_to_be_protected_is_refused_in_numbers_alone() -> None:
+def test_protected_text_is_refused_with_numbers_alone() -> None:
     marks = Marks(bytes(32))
     list(marks.of([Document("ada", "heliotrope")]))
     refuse_private([Document("bob", "something else")], marks, "private.jsonl")

@@ -1,4 +1,4 @@
-"""A small HTTP service that speaks the routes a job asks, counts every token that it releases, and takes its time."""
+"""A small, slow HTTP service with the routes that a job uses. It counts every released token."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ CONTEXT = 1000
 
 @dataclass
 class SmallService:
-    """Continues a prompt with the words w1, w2, ..., one token each, counted from the words that are there."""
+    """Continues a prompt with the words w1, w2, ..., one token each, after the last such word of the prompt."""
 
     budget: int = 10_000
     pause_s: float = 0.0
@@ -28,7 +28,7 @@ class SmallService:
     refuse: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     url: str = ""
     charged: int = 0
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -58,7 +58,7 @@ class SmallService:
         return {"count": len((await request.json())["prompt"].split())}
 
     async def completions(self, request: Request) -> StreamingResponse | JSONResponse:
-        asked = await request.json()
+        body = await request.json()
         if self.refuse:
             status, headers = self.refuse.pop(0)
             error = {"message": "not now", "type": "rate_limit_error", "code": "overloaded"}
@@ -66,12 +66,12 @@ class SmallService:
         if self.charged >= self.budget:
             error = {"message": "used up", "type": "insufficient_quota", "code": "privacy_budget_exhausted"}
             return JSONResponse({"error": error}, 429, {"x-should-retry": "false"})
-        self.asked.append(asked)
-        return StreamingResponse(self._stream(asked), media_type="text/event-stream")
+        self.requests.append(body)
+        return StreamingResponse(self._stream(body), media_type="text/event-stream")
 
-    async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
-        first = asked["prompt"].count(" w") + 1
-        for number in range(asked["max_tokens"]):
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        first = body["prompt"].count(" w") + 1
+        for number in range(body["max_tokens"]):
             await asyncio.sleep(self.pause_s)
             if self.break_after is not None and number == self.break_after:
                 self.break_after = None
@@ -86,7 +86,7 @@ class SmallService:
             self.charged += 1
             chunk["usage"]["completion_tokens"] = number + 1
             choice["text"] = f" w{first + number}"
-            choice["finish_reason"] = "length" if number + 1 == asked["max_tokens"] else None
+            choice["finish_reason"] = "length" if number + 1 == body["max_tokens"] else None
             yield "data: " + json.dumps(chunk) + "\n\n"
         yield "data: [DONE]\n\n"
 

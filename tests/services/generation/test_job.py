@@ -1,4 +1,4 @@
-"""Claim: a job asks for every text once, keeps what was delivered, and asks after a kill for the rest alone."""
+"""Claim: a job requests every text once and keeps delivered tokens; after a kill, it requests only the rest."""
 
 import asyncio
 import json
@@ -26,12 +26,12 @@ def request(count: int = 6, tokens: int = TOKENS) -> Request:
     return Request(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
 
 
-def run(directory: Path, url: str, asked: Request, partial: bool = False) -> list[Progress]:
+def run(directory: Path, url: str, wanted: Request, partial: bool = False) -> list[Progress]:
     shown: list[Progress] = []
 
     async def go() -> None:
         async with Service(url, None) as service:
-            with opened(directory, asked) as job:
+            with opened(directory, wanted) as job:
                 try:
                     await job.run(service, concurrency=3, partial=partial, progress=shown.append)
                 finally:
@@ -41,12 +41,12 @@ def run(directory: Path, url: str, asked: Request, partial: bool = False) -> lis
     return shown
 
 
-def test_every_text_is_asked_for_once_and_paid_for_exactly(tmp_path: Path) -> None:
+def test_every_text_is_requested_and_charged_once(tmp_path: Path) -> None:
     with serving(SmallService()) as service:
         shown = run(tmp_path, service.url, request())
         assert service.charged == 6 * TOKENS
-        run(tmp_path, service.url, request())  # there is nothing left to ask
-        assert (service.charged, len(service.asked)) == (6 * TOKENS, 6)
+        run(tmp_path, service.url, request())  # all texts are complete
+        assert (service.charged, len(service.requests)) == (6 * TOKENS, 6)
     texts = load_output(tmp_path)
     assert sorted(text["id"] for text in texts) == list(range(6))
     assert {text["text"] for text in texts} == {WORDS}
@@ -55,7 +55,7 @@ def test_every_text_is_asked_for_once_and_paid_for_exactly(tmp_path: Path) -> No
 
 
 def _settled(service: SmallService) -> int:
-    """The tokens charged once the service has noticed that nobody reads."""
+    """Waits until the service has noticed that the client is gone; returns the charged tokens."""
     before = -1
     while service.charged != before:
         before = service.charged
@@ -71,7 +71,7 @@ run(Path(sys.argv[1]), sys.argv[2], request())
 """
 
 
-def test_a_kill_in_the_middle_keeps_what_was_delivered_and_asks_for_the_rest(tmp_path: Path) -> None:
+def test_a_killed_job_keeps_delivered_tokens_and_requests_the_rest(tmp_path: Path) -> None:
     job = tmp_path / "job"
     with serving(SmallService(pause_s=0.05)) as service:
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(job), service.url])
@@ -82,20 +82,20 @@ def test_a_kill_in_the_middle_keeps_what_was_delivered_and_asks_for_the_rest(tmp
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        charged, before = _settled(service), len(service.asked)
+        charged, before = _settled(service), len(service.requests)
         with opened(job, request()) as killed:
             delivered = killed.tokens
             known = {text.item.index: text for text in killed.texts}
         whole = {index for index, text in known.items() if text.finish_reason is not None}
         assert whole
         assert len(whole) < 6
-        # What is lost is at most the rest of the three answers in flight: what the service sent before it noticed.
+        # At most the rest of the three answers in flight is lost: the tokens that the service sent before it noticed.
         assert 0 <= charged - delivered < 3 * TOKENS
         service.pause_s = 0.0
         run(job, service.url, request())
         assert service.charged - charged == 6 * TOKENS - delivered
-        again = service.asked[before:]
-        assert sorted((asked["prompt"], asked["max_tokens"]) for asked in again) == sorted(
+        later = service.requests[before:]
+        assert sorted((body["prompt"], body["max_tokens"]) for body in later) == sorted(
             ("Label: urgent" + text.text, TOKENS - text.tokens)
             for text in known.values()
             if text.finish_reason is None and text.tokens < TOKENS
@@ -104,16 +104,16 @@ def test_a_kill_in_the_middle_keeps_what_was_delivered_and_asks_for_the_rest(tmp
     assert {text["text"] for text in load_output(job)} == {WORDS}
 
 
-def test_a_stream_that_breaks_off_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_broken_stream_is_continued(tmp_path: Path) -> None:
     with serving(SmallService(break_after=7)) as service:
         run(tmp_path, service.url, request(1))
-        assert [asked["max_tokens"] for asked in service.asked] == [TOKENS, TOKENS - 7]
+        assert [body["max_tokens"] for body in service.requests] == [TOKENS, TOKENS - 7]
         assert service.charged == TOKENS
     assert load_output(tmp_path)[0]["text"] == WORDS
     assert json.loads((tmp_path / "card.json").read_bytes())["texts"]["continued_after_an_interruption"] == 1
 
 
-def test_a_refusal_that_passes_is_waited_for_and_another_is_not(tmp_path: Path) -> None:
+def test_a_job_waits_only_after_a_temporary_refusal(tmp_path: Path) -> None:
     with serving(SmallService(refuse=[(429, {"retry-after": "0"}), (503, {"retry-after": "0"})])) as service:
         run(tmp_path / "passes", service.url, request(2))
         assert service.charged == 2 * TOKENS
@@ -123,21 +123,21 @@ def test_a_refusal_that_passes_is_waited_for_and_another_is_not(tmp_path: Path) 
         assert service.charged == 0
 
 
-def test_a_budget_that_cannot_pay_is_refused_before_a_token_is_spent(tmp_path: Path) -> None:
+def test_an_insufficient_budget_is_refused_before_the_first_token(tmp_path: Path) -> None:
     with serving(SmallService(budget=90)) as service:
         with pytest.raises(InputError, match=r"^budget: 6 texts can take 120 tokens, and 90 are left.*--partial"):
             run(tmp_path, service.url, request())
-        assert service.asked == []
+        assert service.requests == []
         run(tmp_path, service.url, request(), partial=True)
         assert service.charged == 90
         with pytest.raises(InputError, match="0 are left"):
             run(tmp_path, service.url, request(), partial=True)
     texts = load_output(tmp_path)
     assert 0 < len(texts) < 6
-    assert {text["text"] for text in texts} == {WORDS}  # what the budget cut short is no text of the job
+    assert {text["text"] for text in texts} == {WORDS}  # a text that the budget cut short does not count
 
 
-def test_a_budget_that_others_use_up_ends_the_job(tmp_path: Path) -> None:
+def test_a_budget_exhausted_by_others_ends_the_job(tmp_path: Path) -> None:
     service = SmallService(budget=200)
     with serving(service):
 
@@ -158,12 +158,12 @@ def test_a_budget_that_others_use_up_ends_the_job(tmp_path: Path) -> None:
         (lambda service: ("nonsense", request(1)), "url:"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_a_token_is_spent(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_impossible_request_is_refused_before_the_first_token(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]
     with serving(SmallService()) as service:
-        url, asked = change(service)
+        url, wanted = change(service)
         with pytest.raises(InputError, match=problem):
-            run(tmp_path, url, asked)
-        assert service.asked == []
+            run(tmp_path, url, wanted)
+        assert service.requests == []
 
 
 def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
         pass
 
 
-def test_a_record_that_was_cut_off_is_removed_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+def test_a_truncated_last_record_is_removed_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, request(1)):
         pass
     journal = tmp_path / JOURNAL
@@ -196,7 +196,7 @@ def test_a_record_that_was_cut_off_is_removed_and_a_damaged_one_is_not(tmp_path:
         pass
 
 
-def test_the_card_says_what_protects_and_what_it_cost(tmp_path: Path) -> None:
+def test_the_card_states_the_guarantee_and_the_cost(tmp_path: Path) -> None:
     with serving(SmallService()) as service:
         run(tmp_path, service.url, request(2))
     card = json.loads((tmp_path / "card.json").read_bytes())

@@ -1,4 +1,4 @@
-"""Claim: each measure of quality is what its definition says."""
+"""Claim: each measure of quality follows its definition."""
 
 import math
 from pathlib import Path
@@ -17,18 +17,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
-def test_distinct_n_is_of_the_same_number_of_words() -> None:
-    found = quality.variety({"a": ["a b a b"], "b": ["x y z", "w x y z w"]})
-    assert (found["a"].words, found["b"].words) == (4, 4)
-    assert found["a"].distinct == {1: 2 / 4, 2: 2 / 3, 3: 2 / 2}
-    assert found["b"].distinct == {1: 1.0, 2: 1.0, 3: 1.0}
+def test_distinct_n_compares_equal_numbers_of_words() -> None:
+    variety = quality.variety({"a": ["a b a b"], "b": ["x y z", "w x y z w"]})
+    assert (variety["a"].words, variety["b"].words) == (4, 4)
+    assert variety["a"].distinct == {1: 2 / 4, 2: 2 / 3, 3: 2 / 2}
+    assert variety["b"].distinct == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
 def test_lengths_are_in_words() -> None:
     assert quality.lengths(["one two three", "one"]).mean == 2
 
 
-def test_perplexity_is_that_of_the_model(tiny: Path) -> None:
+def test_perplexity_equals_the_models(tiny: Path) -> None:
     text = "Thank you for your call."
     tokenizer, model = (
         AutoTokenizer.from_pretrained(tiny),
@@ -51,7 +51,7 @@ def test_the_divergence_area_of_equal_histograms_is_one_and_of_disjoint_ones_alm
     assert quality.divergence_area(p, far) == pytest.approx(quality.divergence_area(far, p))
 
 
-def test_mauve_tells_the_same_distribution_from_another() -> None:
+def test_mauve_distinguishes_distributions() -> None:
     chance = np.random.default_rng(0)
     real, same = chance.normal(size=(200, 8)), chance.normal(size=(200, 8))
     other = chance.normal(size=(200, 8)) * 0.2 + 3
@@ -62,8 +62,8 @@ def test_mauve_tells_the_same_distribution_from_another() -> None:
 def test_utility_is_the_accuracy_on_real_text() -> None:
     train = [("my knee hurts badly", "urgent"), ("a new appointment please", "routine")] * 5
     test = [("the knee hurts", "urgent"), ("an appointment please", "routine"), ("knee", "urgent")]
-    found = quality.utility(train, test)
-    assert found == quality.Utility(1.0, trained_on=10, tested_on=3, majority=2 / 3)
+    utility = quality.utility(train, test)
+    assert utility == quality.Utility(1.0, trained_on=10, tested_on=3, majority=2 / 3)
     swapped = [(text, "routine" if label == "urgent" else "urgent") for text, label in train]
     assert (wrong := quality.utility(swapped, test)) is not None
     assert wrong.accuracy == 0

@@ -1,4 +1,4 @@
-"""Claim: a job's report stands beside the public model's texts, needs nothing else, and says what in it is private."""
+"""Claim: a job's report compares with the public model's texts, is self-contained, and marks its private parts."""
 
 import json
 import re
@@ -32,10 +32,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("job") / "job"
     rows: list[Fields] = [{"label": "urgent", "count": 12}, {"label": "routine", "count": 12}]
-    asked = Request("Label: {label}", tuple(items("Label: {label}", rows)), Sampling(8))
+    request = Request("Label: {label}", tuple(items("Label: {label}", rows)), Sampling(8))
     with serving(SmallService()) as service:
-        run(directory, service.url, asked)
-    write_baseline(directory, asked, tiny, lambda done: None)
+        run(directory, service.url, request)
+    write_baseline(directory, request, tiny, lambda done: None)
     return directory
 
 
@@ -52,18 +52,18 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Sources(HTMLParser):
-    """What a page would load."""
+    """Collects the addresses that a page would load."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
 
 
-def test_the_baseline_is_made_once_with_the_same_items(job: Path, tiny: Path) -> None:
+def test_the_baseline_is_generated_once_with_the_same_items(job: Path, tiny: Path) -> None:
     texts = load_baseline(job)
     assert texts is not None
     assert [text["id"] for text in texts] == list(range(24))
@@ -75,12 +75,12 @@ def test_the_baseline_is_made_once_with_the_same_items(job: Path, tiny: Path) ->
     assert (job / FILE).read_bytes() == before
 
 
-def test_the_report_for_everyone_stands_alone(job: Path, tiny: Path) -> None:
+def test_the_public_report_is_self_contained(job: Path, tiny: Path) -> None:
     done = runner.invoke(app, ["generate", "report", str(job), "--public-model", str(tiny)])
     assert done.exit_code == 0, done.output
     page = (job / "report.html").read_text()
-    assert all(source.startswith("data:image/png;base64,") for source in Sources(page).found)
-    assert len(Sources(page).found) == 4
+    assert all(source.startswith("data:image/png;base64,") for source in Sources(page).addresses)
+    assert len(Sources(page).addresses) == 4
     assert "Small promise." in page
     assert "private synthetic" in page
     assert "public model" in page
@@ -88,11 +88,11 @@ def test_the_report_for_everyone_stands_alone(job: Path, tiny: Path) -> None:
     rows = {row["name"]: row for row in json.loads((job / "report.json").read_bytes())["rows"]}
     assert rows.keys() == {"private synthetic", "public model"}
     assert rows["private synthetic"]["lengths"]["mean"] == 8
-    # 24 times the same eight words, beside random ones.
+    # The report compares 24 copies of the same eight words with random words.
     assert rows["private synthetic"]["variety"]["distinct"]["1"] < rows["public model"]["variety"]["distinct"]["1"]
 
 
-def test_the_operators_report_has_the_private_columns_and_says_so(job: Path, tiny: Path, real: Path) -> None:
+def test_the_operators_report_marks_its_private_columns(job: Path, tiny: Path, real: Path) -> None:
     words = ["generate", "report", str(job), "--public-model", str(tiny), "--real", str(real), "--label-field", "label"]
     refused = runner.invoke(app, words)
     assert refused.exit_code == 2
@@ -132,7 +132,7 @@ def test_a_fine_tuned_model_gives_a_second_perplexity(job: Path, tmp_path: Path)
         (["--finetuned", "x"], "--operator"),
     ],
 )
-def test_what_cannot_be_reported_names_the_option(job: Path, words: list[str], problem: str) -> None:
+def test_an_impossible_report_names_the_option(job: Path, words: list[str], problem: str) -> None:
     refused = runner.invoke(app, ["generate", "report", str(job), *words])
     assert refused.exit_code == 2
     assert problem in refused.output.replace("Invalid value for ", "")

@@ -1,4 +1,4 @@
-"""Claim: a template makes the items it describes, and what cannot be one is refused with its line and field."""
+"""Claim: a template expands to its items, and an invalid template or row is refused with its line and field."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Claim: a flow's density at its samples is exact, and a flow that is fitted has the moments of its target."""
+"""Claim: a flow's density at its samples is exact, and a fitted flow has the moments of its target."""
 
 import math
 
@@ -23,8 +23,8 @@ def perturbed(settings: FlowSettings, dimension: int) -> Flow:
 def test_log_determinants_are_those_of_autograd(kind: Kind) -> None:
     flow = perturbed(FlowSettings(kind=kind, layers=3, sigma=1.0, rank=3, reflections=4), 5)
     points = 3 * torch.randn(20, 5, dtype=torch.float64)
-    _, found = flow(points)
-    for point, own in zip(points, found, strict=True):
+    _, log_determinants = flow(points)
+    for point, own in zip(points, log_determinants, strict=True):
         jacobian = torch.autograd.functional.jacobian(lambda z: flow(z[None])[0][0], point)
         sign, expected = jacobian.slogdet()
         assert sign > 0
@@ -39,7 +39,7 @@ def test_householder_columns_are_orthonormal() -> None:
 
 @pytest.mark.parametrize("kind", ["planar", "sylvester"])
 def test_densities_integrate_to_one(kind: Kind) -> None:
-    """In one dimension, by the change of variables on a fine grid of the base."""
+    """Integrates in one dimension, by the change of variables on a fine grid of the base."""
     flow = perturbed(FlowSettings(kind=kind, layers=2, sigma=0.7, rank=1, reflections=1), 1)
     z = torch.linspace(-8, 8, 20_001, dtype=torch.float64)[:, None]
     x, log_determinant = flow(z)
@@ -48,7 +48,7 @@ def test_densities_integrate_to_one(kind: Kind) -> None:
 
 
 def banana(theta: Tensor) -> Tensor:
-    """x ~ N(0, 1), y ~ N(x^2 / 2, 1)."""
+    """Returns the log-density of x ~ N(0, 1), y ~ N(x^2 / 2, 1)."""
     return 0.5 * theta[:, 0] ** 2 + 0.5 * (theta[:, 1] - 0.5 * theta[:, 0] ** 2) ** 2
 
 

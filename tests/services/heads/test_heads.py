@@ -1,4 +1,4 @@
-"""Claim: heads are attacked, charged, kept and read as their guarantees say."""
+"""Claim: heads keep to their guarantees under attack, are charged once, and survive storage."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from tests.services.heads.test_methods import generated
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_variant_keeps_it() -> None:
-    """One row alone has a value in a feature; theorem 3.1 bounds its loss, and the fit follows it all the same."""
+    """Only one row has a value in a feature. Theorem 3.1 bounds its loss, but the fit still follows it."""
     epsilon, pair = 0.1, attacks.lever()
     narrow = ExpMNFSettings(
         flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
@@ -46,21 +46,21 @@ def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_varia
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_the_bound_found_for_the_certified_variant_is_below_its_epsilon(epsilon: float) -> None:
     releases = attacks.certified_releases(epsilon, CertifiedSettings(candidates=8))
-    found = attacks.neighbours("expm-certified", releases, attacks.lever(rows=8), epsilon, trials=10_000)
-    assert 0 < found.lower <= epsilon
-    assert found.verdict == "holds"
+    finding = attacks.neighbours("expm-certified", releases, attacks.lever(rows=8), epsilon, trials=10_000)
+    assert 0 < finding.lower <= epsilon
+    assert finding.verdict == "holds"
 
 
-def test_one_run_and_membership_find_what_is_memorised() -> None:
+def test_one_run_and_membership_attacks_detect_memorization() -> None:
     table = generated(80)
-    found = attacks.one_run("expm-certified", table, 1.0, planted=30, guesses=10)
-    assert found.certain <= 1.0
-    assert found.details["planted"] == 30
+    finding = attacks.one_run("expm-certified", table, 1.0, planted=30, guesses=10)
+    assert finding.certain <= 1.0
+    assert finding.details["planted"] == 30
     roc = attacks.membership("non-private", table, 1.0, targets=20, shadows=4)
     assert 0.2 < roc.area <= 1
 
 
-def test_a_head_is_charged_once_and_predicts_for_ever(tmp_path: Path) -> None:
+def test_a_head_is_charged_once_and_predicts_without_limit(tmp_path: Path) -> None:
     table, ledger = generated(300), str(tmp_path / "ledger.db")
     made = head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
     assert made.event is not None
@@ -76,14 +76,14 @@ def test_a_head_is_charged_once_and_predicts_for_ever(tmp_path: Path) -> None:
         head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
 
 
-def test_nothing_unproven_is_charged_to_a_ledger(tmp_path: Path) -> None:
+def test_only_certified_methods_are_charged_to_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none proven"):
         head.train(generated(), "expm-nf", 1.0, tmp_path / "head", ledger=str(tmp_path / "ledger.db"))
     assert not (tmp_path / "ledger.db").exists()
     assert not (tmp_path / "head").exists()
 
 
-def test_a_head_that_was_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_head_is_refused(tmp_path: Path) -> None:
     table = generated(200)
     head.train(table, "non-private", 1.0, tmp_path / "head")
     with pytest.raises(InputError, match="features"):
@@ -95,7 +95,7 @@ def test_a_head_that_was_changed_is_refused(tmp_path: Path) -> None:
         head.predict(tmp_path, table)
 
 
-def test_the_command_wants_a_guarantee_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_command_requires_a_guarantee_by_default(tmp_path: Path) -> None:
     rows = generated(300)
     path, bounds = tmp_path / "rows.csv", tmp_path / "bounds.json"
     pd.DataFrame({"a": rows.x[:, 0], "b": rows.x[:, 1], "c": rows.x[:, 2], "y": rows.y}).to_csv(path, index=False)
@@ -112,14 +112,14 @@ def test_the_command_wants_a_guarantee_unless_told_otherwise(tmp_path: Path) -> 
     made = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), "--json", *own])
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout)["method"] == "expm-certified"
-    said = run.invoke(app, ["heads", "predict", str(tmp_path / "h"), *own])
-    assert len(said.stdout.split()) == 300
+    predicted = run.invoke(app, ["heads", "predict", str(tmp_path / "h"), *own])
+    assert len(predicted.stdout.split()) == 300
 
 
 def test_the_report_has_every_method_and_its_guarantee(tmp_path: Path) -> None:
     plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=1, search=False)
-    found = compare.compare(generated(400), plan, tmp_path, compare.in_process(Display()), Display())
-    page = write_report(found, tmp_path).read_text()
+    comparison = compare.compare(generated(400), plan, tmp_path, compare.in_process(Display()), Display())
+    page = write_report(comparison, tmp_path).read_text()
     for words in ("epsilon-differential privacy", "keeps 94 %", "chosen in advance", "data:image/png"):
         assert words in page
     assert json.loads((tmp_path / "comparison.json").read_text())["auc"].keys() == {"non-private", "expm-certified"}
@@ -140,7 +140,7 @@ def test_intervals_cover_and_the_mode_is_the_best_sample() -> None:
 
 
 def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
-    """A generated file of the published layout: columns (variable, aggregate), rows by stay and hour."""
+    """Uses a generated file of the published layout: columns (variable, aggregate), rows by stay and hour."""
     rng = np.random.default_rng(0)
     stays = [(subject, 100 + subject, 200 + subject) for subject in range(40)]
     hours = [29 if subject < 5 else 40 for subject in range(40)]
@@ -163,9 +163,9 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     pd.DataFrame(values, rows, columns).to_hdf(file, key="vitals_labs")
     patients.to_hdf(file, key="patients")
     written = mimic.prepare(file, tmp_path / "out")
-    assert set(written.values()) == {35}  # stays below 30 hours are left out
+    assert set(written.values()) == {35}  # excludes stays below 30 hours
     table = read_npz(tmp_path / "out" / "mortality.npz")
-    assert table.x.shape == (35, 24, 6)  # a variable that nobody measured is left out
+    assert table.x.shape == (35, 24, 6)  # excludes a variable without measurements
     assert table.scaling == "private"
     np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])
     with pytest.raises(DataError, match="MIMIC-Extract"):
@@ -174,7 +174,7 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_label_of_text_is_learnt_from_the_public_model(public_model: Path) -> None:
+def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -> None:
     urgent = [f"Please call me back at once, my chest hurts since {hour} o'clock." for hour in range(40)]
     calm = [f"I would like to move my yearly check to {hour} o'clock next month." for hour in range(40)]
     table = text.text_table([*urgent, *calm], [1] * 40 + [0] * 40, model=str(public_model))
@@ -184,7 +184,7 @@ def test_a_label_of_text_is_learnt_from_the_public_model(public_model: Path) -> 
     assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
 
 
-def test_texts_become_a_table_that_is_learnt_by_user(public_model: Path, tmp_path: Path) -> None:
+def test_texts_become_a_table_with_users(public_model: Path, tmp_path: Path) -> None:
     lines = [
         {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
         for number in range(24)
@@ -212,8 +212,8 @@ def test_texts_become_a_table_that_is_learnt_by_user(public_model: Path, tmp_pat
 def test_intervals_contain_their_means(tmp_path: Path) -> None:
     def widths(temper: float) -> np.ndarray:
         options = ["--dataset", "breast-cancer", "--samples", "50", "--temper", str(temper), "--json"]
-        found = CliRunner().invoke(app, ["heads", "intervals", *options])
-        mean, low, high = np.array(json.loads(found.stdout)["intervals"]).T
+        result = CliRunner().invoke(app, ["heads", "intervals", *options])
+        mean, low, high = np.array(json.loads(result.stdout)["intervals"]).T
         assert ((low <= mean) & (mean <= high)).mean() > 0.95
         return np.asarray(high - low)
 

@@ -1,4 +1,4 @@
-"""Claim: every method learns, and only what is proven can be chosen where a guarantee is asked for."""
+"""Claim: every method learns, and with a required guarantee only a certified method can be chosen."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from services.progress import Display
 
 
 def generated(rows: int = 600, users: int | None = None) -> Table:
-    """Rows whose target a linear function of three features decides, nearly."""
+    """Returns rows whose target is a noisy linear function of three features."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)
     y = (x @ [2.0, -1.0, 0.5] + 0.3 * rng.normal(size=rows) > 0).astype(np.float32)
@@ -27,7 +27,7 @@ def generated(rows: int = 600, users: int | None = None) -> Table:
     return Table("generated", x, y, owners, "public", "record" if users is None else "user")
 
 
-def test_every_method_learns_what_can_be_learnt() -> None:
+def test_every_method_learns() -> None:
     parts = split(generated(2000))
     make = methods.build(parts.train)
     for method in METHODS.values():
@@ -36,15 +36,15 @@ def test_every_method_learns_what_can_be_learnt() -> None:
         assert np.median(areas) > 0.85, method.name
 
 
-def test_nothing_that_asks_for_a_guarantee_gets_the_published_method() -> None:
+def test_a_required_guarantee_excludes_the_published_method() -> None:
     assert METHODS["expm-nf"].guarantee == "none proven"
     assert methods.certified_methods() == ["dp-sgd", "expm-certified"]
     with pytest.raises(InputError, match="none proven"):
         methods.demand_certified("expm-nf")
 
 
-def test_a_user_moves_total_losses_by_one_at_most() -> None:
-    """The sensitivity that the certified variant's cost rests on: users have several rows."""
+def test_a_user_changes_total_losses_by_at_most_one() -> None:
+    """The certified variant's cost depends on this sensitivity. Users have several rows."""
     table = generated(300, users=20)
     model = methods.parametrised(table)
     thetas = 3 * torch.randn(50, model.dimension, generator=torch.Generator().manual_seed(0))
@@ -72,8 +72,8 @@ def test_public_rows_give_better_candidates() -> None:
     model = methods.parametrised(table)
     settings = CertifiedSettings(candidates=64, rounds=1)
     event = certified.event(private, 0.01, settings)
-    found = certified.release(model, private, event, settings, public=public)
-    assert auc_of(model, found[None], private)[0] > 0.85
+    theta = certified.release(model, private, event, settings, public=public)
+    assert auc_of(model, theta[None], private)[0] > 0.85
 
 
 def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:
@@ -82,19 +82,19 @@ def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:
     model = Parametrised(module)
     x = torch.rand(7, 5, 9)
     thetas = torch.stack([model.vector, model.vector + 0.1])
-    found = model.outputs(thetas, x)
-    torch.testing.assert_close(found[0], module(x))
-    assert found.shape == (2, 7)
-    assert (found[0] != found[1]).all()
+    outputs = model.outputs(thetas, x)
+    torch.testing.assert_close(outputs[0], module(x))
+    assert outputs.shape == (2, 7)
+    assert (outputs[0] != outputs[1]).all()
 
 
-def test_gru_d_reads_a_missing_value_less_the_older_it_is() -> None:
+def test_the_influence_of_a_missing_value_decays_in_gru_d() -> None:
     torch.manual_seed(0)
     module = GRUD(1, hidden=3)
     with torch.no_grad():
         module.input_decay.weight.fill_(1.0)
         for layer in (module.gates, module.candidate):
-            layer.weight[:, 1].zero_()  # blind to the mask
+            layer.weight[:, 1].zero_()  # ignores the mask
         module.hidden_decay.weight.zero_()
 
     def output(value: float, since: float) -> float:
@@ -111,11 +111,11 @@ def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
     masks = table.x[:, :, 12:24]
     assert abs((1 - masks.mean()) - 0.89) < 0.01
     values = np.array([[[1.0], [2.0], [3.0]]])
-    found = series(values, np.array([[[True], [False], [False]]]))
-    np.testing.assert_allclose(found[0] * [1, 1, 24], np.array([[1, 1, 0], [1, 0, 1], [1, 0, 2]]))
+    carried = series(values, np.array([[[True], [False], [False]]]))
+    np.testing.assert_allclose(carried[0] * [1, 1, 24], np.array([[1, 1, 0], [1, 0, 1], [1, 0, 2]]))
 
 
-def test_a_comparison_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
     table = generated(400)
     plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
     run = compare.in_process(Display())
@@ -139,7 +139,7 @@ def test_users_stay_together_in_a_split() -> None:
     assert len(set.union(*owners)) == 30
 
 
-def test_tables_that_cannot_be_used_are_refused_by_the_field(tmp_path: Path) -> None:
+def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("age,sex,ill\n30,f,1\n40,m,0\n")
     for target, user, named in (("sick", None, "sick"), ("ill", None, "sex"), ("ill", "name", "name")):
@@ -156,7 +156,7 @@ def test_tables_that_cannot_be_used_are_refused_by_the_field(tmp_path: Path) -> 
     assert read_table(str(path), target="ill").scaling == "private"
 
 
-def test_the_data_sets_that_come_with_libraries_are_there() -> None:
+def test_the_data_sets_of_libraries_are_available() -> None:
     rand, cancer = data.rand(), data.breast_cancer()
     assert (len(rand.x), rand.features) == (20_190, 9)
     assert (len(cancer.x), cancer.features) == (569, 30)

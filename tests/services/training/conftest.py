@@ -1,4 +1,4 @@
-"""What the tests of training share: the real public model, one Ray, and one small ensemble with an empty part."""
+"""Fixtures of the training tests: the real public model, one Ray, and a small ensemble with an empty part."""
 
 import json
 import shutil
@@ -23,12 +23,13 @@ SMALL = TrainingOptions(block=32, batch=1, epochs=2, learning_rate=2e-3)
 
 
 def write_corpus(path: Path, documents: list[Document]) -> Path:
-    path.write_text("".join(json.dumps({"user": one.user, "text": one.text}) + "\n" for one in documents))
+    lines = (json.dumps({"user": document.user, "text": document.text}) + "\n" for document in documents)
+    path.write_text("".join(lines))
     return path
 
 
 def small_documents() -> list[Document]:
-    """Two short documents of each of six users, none of whom belongs to `EMPTY_PART`."""
+    """Returns two short documents of each of six users, none of them in `EMPTY_PART`."""
     everyone = (f"user-{number}" for number in range(100))
     users = [user for user in everyone if part_of(user, SALT, PARTS) != EMPTY_PART][:6]
     return [
@@ -61,10 +62,10 @@ def base() -> Path:
     return public_model.resolve()
 
 
-# For this package alone: others start a Ray of their own.
+# Scope package, because other packages start their own Ray.
 @pytest.fixture(scope="package")
 def one_ray() -> Iterator[str]:
-    """The address of the only Ray that these tests start."""
+    """The address of the only Ray cluster that these tests start."""
     context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield context.address_info["gcs_address"]
     ray.shutdown()
@@ -83,6 +84,6 @@ def ensemble(base: Path, one_ray: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="package")
 def halved(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    """The ensemble again, once its parts' halves were trained too."""
+    """A copy of the ensemble with trained halves."""
     directory = ensemble.copy(tmp_path_factory.mktemp("halved") / "trained")
     return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))

@@ -1,4 +1,4 @@
-"""Perplexity of the public model, of each part model, and of their mean, on held-out text."""
+"""Computes the perplexity of the public model, of each part model, and of their mean, on held-out text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from services.training.manifest import Manifest
 
 @dataclass(frozen=True)
 class Perplexities:
-    """Per token, over the same tokens."""
+    """The perplexities per token, over the same tokens."""
 
     public: float
     mixture: float
@@ -24,7 +24,7 @@ class Perplexities:
 
 
 def perplexities(ensemble: Path, base: Path, texts: Iterable[str]) -> Perplexities:
-    """Perplexity of every token of `texts` but the first of each; the mixture is the mean of the part models."""
+    """Computes the perplexity of `texts` without each first token. The mixture is the mean of the part models."""
     manifest = Manifest.load(ensemble)
     tokenizer = AutoTokenizer.from_pretrained(base)
     files = {
@@ -32,8 +32,8 @@ def perplexities(ensemble: Path, base: Path, texts: Iterable[str]) -> Perplexiti
     }
     model = AdaptedModel(base, torch.bfloat16, files)
     sequences = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
-    found = [_log_probabilities(model, (PUBLIC, *files), sequence) for sequence in sequences]
-    public, *rows = (torch.cat(pieces) for pieces in zip(*found, strict=True))
+    scores = [_log_probabilities(model, (PUBLIC, *files), sequence) for sequence in sequences]
+    public, *rows = (torch.cat(pieces) for pieces in zip(*scores, strict=True))
     parts = torch.stack(rows)
     return Perplexities(
         public=_perplexity(public),

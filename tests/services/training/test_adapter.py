@@ -1,5 +1,4 @@
-"""Claims: an adapter follows from its own tokens, whatever was trained before it in the process, and by the gradient of
-its mean loss on the public model's keys and values."""
+"""Claim: an adapter depends on its own tokens alone, and follows the gradient of its mean loss as a reader."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def weights(files: Files) -> Tensor:
 
 
 @pytest.mark.parametrize("attention", ["public", "own"])
-def test_nothing_is_left_of_the_adapters_before(tiny: Path, attention: Any) -> None:
+def test_earlier_adapters_do_not_affect_an_adapter(tiny: Path, attention: Any) -> None:
     options = TrainingOptions.checked(**OPTIONS.model_dump(exclude={"targets"}) | {"attention": attention})
     alone = trained(tiny, text(1, 50), 1, options)
     for other in (text(2, 90), text(3, 5), text(4, 0)):
@@ -50,9 +49,7 @@ def test_nothing_is_left_of_the_adapters_before(tiny: Path, attention: Any) -> N
     assert trained(tiny, text(1, 50), 2, options) != alone
 
 
-def test_keys_and_values_that_are_kept_are_those_that_would_be_computed_again(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_keys_and_values_equal_recomputed_ones(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = weights(trained(tiny, text(1, 100)))
     of_a_block = record(
         with_lora(tiny, "tiny", OPTIONS, torch.device("cpu")), torch.zeros(1, 15, dtype=torch.long)
@@ -63,10 +60,10 @@ def test_keys_and_values_that_are_kept_are_those_that_would_be_computed_again(
 
 
 def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path) -> None:
-    """With Adam's first step, which is the learning rate times the gradient's sign."""
+    """Adam's first step is the learning rate times the sign of the gradient."""
     tokens = text(1, 2 * BLOCK)
     options = OPTIONS.model_copy(update={"epochs": 1, "weight_decay": 0.0})
-    found = load(trained(tiny, tokens, 7, options)[WEIGHTS_FILE])
+    stepped = load(trained(tiny, tokens, 7, options)[WEIGHTS_FILE])
     start = load(trained(tiny, text(1, 0), 7, options)[WEIGHTS_FILE])
     torch.manual_seed(7)
     model = with_lora(tiny, "tiny", options, torch.device("cpu"))
@@ -83,12 +80,12 @@ def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path) -> None:
         if "lora_B" in name:  # the gradient of the other factor is 0 at the start
             certain = weight.grad.abs() > 1e-4
             moved += int(certain.sum())
-            step = found[name] - start[name]
+            step = stepped[name] - start[name]
             torch.testing.assert_close(step[certain], -1e-2 * weight.grad.sign()[certain], atol=1e-4, rtol=1e-2)
     assert moved > 50
 
 
-def test_weights_keep_what_bfloat16_would_round_away(tiny: Path) -> None:
+def test_weights_are_not_rounded_to_bfloat16(tiny: Path) -> None:
     files = load(
         trained(tiny, text(1, 200), options=OPTIONS.model_copy(update={"precision": "bfloat16"}))[WEIGHTS_FILE]
     )
@@ -97,6 +94,6 @@ def test_weights_keep_what_bfloat16_would_round_away(tiny: Path) -> None:
     assert (first != first.bfloat16().float()).float().mean() > 0.9
 
 
-def test_text_shorter_than_a_block_is_not_filled_up(tiny: Path) -> None:
+def test_text_shorter_than_a_block_is_not_padded(tiny: Path) -> None:
     longer = OPTIONS.model_copy(update={"block": 64})
     assert weights(trained(tiny, text(1, 10), options=longer)).equal(weights(trained(tiny, text(1, 10))))

@@ -1,3 +1,5 @@
+"""Claim: `privmix train` trains an ensemble, reports one JSON object, and names bad options and lines."""
+
 import json
 import os
 import subprocess
@@ -24,7 +26,7 @@ def flags(ensemble: Ensemble, output: Path) -> list[str]:
     return ["--output", str(output), "--parts", str(PARTS), "--salt-file", str(ensemble.salt), *chosen]
 
 
-def test_trains_and_ends_with_one_json_object(ensemble: Ensemble, tmp_path: Path) -> None:
+def test_the_command_trains_and_prints_one_json_object(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     bad = tmp_path / "corpus.jsonl"
     bad.write_bytes(ensemble.corpus.read_bytes() + b"heliotrope\n")
@@ -54,7 +56,7 @@ def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble,
 
 def test_without_a_number_of_parts_one_is_proposed_for_the_users(ensemble: Ensemble, tmp_path: Path) -> None:
     salt = tmp_path / "salt"
-    salt.write_bytes(b"short")  # which ends the training before it begins
+    salt.write_bytes(b"short")  # ends the command before the training
     words = ["train", str(ensemble.corpus), "--output", str(tmp_path / "new"), "--salt-file", str(salt)]
     stopped = runner.invoke(app, words)
     assert stopped.exit_code == 2
@@ -129,7 +131,7 @@ def test_killed_training_leaves_no_process_of_its_own_ray(ensemble: Ensemble, tm
     training.kill()
     training.wait()
     assert children
-    # Two helpers of Ray take a minute to notice that nobody is left.
+    # Two helper processes of Ray need up to a minute to notice the end of their parent.
     _, alive = psutil.wait_procs(children, timeout=240)
     assert not alive
     assert subprocess.run(command, env=environment).returncode == 0

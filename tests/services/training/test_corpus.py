@@ -1,3 +1,5 @@
+"""Claim: a corpus reads every valid document, and reports a bad line by its number without a quotation."""
+
 import json
 import tracemalloc
 from pathlib import Path
@@ -39,18 +41,18 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_LINES.values(), ids=BAD_LINES)
-def test_bad_line_is_named_and_not_quoted(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_bad_line_is_named_and_not_quoted(tmp_path: Path, line: bytes, problem: str) -> None:
     path = write(tmp_path / "corpus.jsonl", GOOD, GOOD, line + b"\n", GOOD)
     with pytest.raises(CorpusError) as error:
         list(Corpus(path))
     assert str(error.value).startswith(f"{path}, line 3")
     assert problem in str(error.value)
     assert SECRET not in str(error.value)
-    # What is printed with a traceback must not quote the line either.
+    # The traceback must not quote the line either.
     assert error.value.__suppress_context__
 
 
-def test_bad_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", *(GOOD + line + b"\n" for line, _ in BAD_LINES.values()))
     corpus = Corpus(path, skip_bad=True)
     for _ in range(2):
@@ -58,7 +60,7 @@ def test_bad_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         assert corpus.skipped == len(BAD_LINES)
 
 
-def test_line_far_over_the_limit_is_never_in_memory(tmp_path: Path) -> None:
+def test_a_line_far_over_the_limit_is_never_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     with path.open("wb") as file:
         file.write(GOOD)
@@ -88,12 +90,12 @@ def test_fields_can_be_named(tmp_path: Path) -> None:
     assert list(Corpus(path, user_field="patient", text_field="note")) == [Document("ann", "hello")]
 
 
-def test_one_user_however_the_id_is_written(tmp_path: Path) -> None:
+def test_different_spellings_of_an_id_are_one_user(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", b'{"user": 7, "text": "a"}\n{"user": " 7 ", "text": "b"}')
     assert {document.user for document in Corpus(path)} == {"7"}
 
 
-def test_mark_of_the_byte_order_and_carriage_returns(tmp_path: Path) -> None:
+def test_byte_order_mark_and_carriage_returns_are_accepted(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", b"\xef\xbb\xbf" + GOOD.replace(b"\n", b"\r\n"), GOOD)
     assert len(list(Corpus(path))) == 2
 

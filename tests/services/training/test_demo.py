@@ -1,3 +1,5 @@
+"""Claim: the demo corpus is reproducible and consists of people with repeated personal details."""
+
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Claim: all that one record, or user, adds to a step is clipped as one and noised; the manifest says at what cost."""
+"""Claim: DP-SGD clips a record's or user's whole contribution to a step and adds noise; the manifest has the cost."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapted(tiny: Path) -> Any:
-    """The tiny model with an adapter that has left its start, where half of the gradients are 0."""
+    """The tiny model with a perturbed adapter, because half of the gradients of a new one are 0."""
     torch.manual_seed(1)
     model = with_lora(tiny, "tiny", OPTIONS, torch.device("cpu"))
     for weight in trained(model):
@@ -62,7 +62,7 @@ def texts(count: int, seed: int, longest: int = 3 * BLOCK) -> list[Tokens]:
 
 
 def gradient_alone(model: Any, tokens: Tokens) -> list[Tensor]:
-    """Of the mean loss over a unit's tokens, each block by itself, by PyTorch alone."""
+    """Returns the gradient of the mean loss over a unit's tokens, block by block, with PyTorch alone."""
     blocks = [
         torch.from_numpy(tokens[start : start + BLOCK].astype(np.int64)) for start in range(0, len(tokens), BLOCK)
     ]
@@ -73,7 +73,7 @@ def gradient_alone(model: Any, tokens: Tokens) -> list[Tensor]:
 
 
 def moved(adapted: Any, units: list[Tokens], noise: float = 0.0) -> Tensor:
-    """What one step with learning rate 1 and divisor 1 adds to the weights: minus the sum of clipped gradients."""
+    """Returns the change of the weights in a step with learning rate 1 and divisor 1: -sum of clipped gradients."""
     weights = trained(adapted)
     before = [weight.detach().clone() for weight in weights]
     hooked = with_hooks(adapted)
@@ -88,7 +88,7 @@ def moved(adapted: Any, units: list[Tokens], noise: float = 0.0) -> Tensor:
     return change
 
 
-def test_gradients_by_hooks_are_those_of_each_unit_alone(adapted: Any) -> None:
+def test_gradients_by_hooks_equal_those_of_single_units(adapted: Any) -> None:
     units = texts(7, seed=0)
     expected = [gradient_alone(adapted, unit) for unit in units]
     unit_gradients(with_hooks(adapted), units, BLOCK)
@@ -98,21 +98,21 @@ def test_gradients_by_hooks_are_those_of_each_unit_alone(adapted: Any) -> None:
         torch.testing.assert_close(weight.grad_sample, alone, rtol=1e-3, atol=1e-6)  # type: ignore[attr-defined]
 
 
-def test_a_step_adds_up_what_was_clipped_unit_by_unit(adapted: Any) -> None:
-    """Of more blocks than are in memory at a time."""
+def test_a_step_sums_the_clipped_gradients_of_the_units(adapted: Any) -> None:
+    """The units have more blocks than one pass holds in memory."""
     units = texts(60, seed=1)
     expected = torch.zeros(sum(weight.numel() for weight in trained(adapted)))
     lengths = []
     for unit in units:
-        gradient = torch.cat([one.flatten() for one in gradient_alone(adapted, unit)])
+        gradient = torch.cat([part.flatten() for part in gradient_alone(adapted, unit)])
         lengths.append(float(gradient.norm()))
         expected += gradient * min(1.0, CLIP / lengths[-1])
     assert min(lengths) < CLIP < max(lengths)
     torch.testing.assert_close(moved(adapted, units), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_whole_user_moves_the_sum_by_no_more_than_the_clip(adapted: Any) -> None:
-    """Whatever their text is and however many blocks it has; and some come to the clip, or it would bound nothing."""
+def test_a_user_changes_the_sum_by_at_most_the_clip(adapted: Any) -> None:
+    """It holds for any text of any number of blocks, and some texts attain the bound."""
     others = texts(5, seed=2)
     without = moved(adapted, others)
     moves = []
@@ -122,18 +122,18 @@ def test_a_whole_user_moves_the_sum_by_no_more_than_the_clip(adapted: Any) -> No
     assert max(moves) <= CLIP * (1 + 1e-4)
     assert max(moves) > 0.99 * CLIP
     replaced = [moved(adapted, [*others, user]) for user in texts(6, seed=4)]
-    assert max(float((one - other).norm()) for one, other in pairwise(replaced)) <= 2 * CLIP * (1 + 1e-4)
+    assert max(float((before - after).norm()) for before, after in pairwise(replaced)) <= 2 * CLIP * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_the_sum_is_noised_with_the_clip_times_the_multiplier(adapted: Any, count: int) -> None:
-    """An empty batch too: that it was empty is private."""
+    """This includes an empty batch, because its emptiness is private."""
     units, noise = texts(count, seed=5), 3.0
     still = moved(adapted, units)
     drawn = torch.stack([moved(adapted, units, noise) - still for _ in range(50)]) / (noise * CLIP)
     n = drawn.numel()
     assert n > 10_000
-    # The chance of 6 standard deviations is below 1e-8.
+    # The probability of 6 standard deviations is below 1e-8.
     assert abs(float(drawn.mean())) < 6 / math.sqrt(n)
     assert abs(float(drawn.var()) - 1) < 6 * math.sqrt(2 / n)
     assert float((drawn[0] - drawn[1]).abs().min()) >= 0
@@ -161,11 +161,11 @@ def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
 
 def test_with_a_population_the_plan_does_not_depend_on_the_corpus() -> None:
     chosen = PRIVATE.model_copy(update={"population": 50})
-    one, other = planned(chosen, OPTIONS, 5), planned(chosen, OPTIONS, 500)
-    assert (one.sampling_rate, one.steps) == (other.sampling_rate, other.steps) == (4 / 50, 25)
-    assert one.noise_multiplier == other.noise_multiplier
-    assert one.run != other.run
-    assert planned(PRIVATE, OPTIONS, 50).sampling_rate == 4 / 50, "without one it is what there is"
+    small, large = planned(chosen, OPTIONS, 5), planned(chosen, OPTIONS, 500)
+    assert (small.sampling_rate, small.steps) == (large.sampling_rate, large.steps) == (4 / 50, 25)
+    assert small.noise_multiplier == large.noise_multiplier
+    assert small.run != large.run
+    assert planned(PRIVATE, OPTIONS, 50).sampling_rate == 4 / 50, "without a population, the corpus's size counts"
     assert planned(PRIVATE, OPTIONS, 2).sampling_rate == 1
     with pytest.raises(InputError, match="epsilon: 1e-09 at delta"):
         planned(PRIVATE.model_copy(update={"epsilon": 1e-9}), OPTIONS, 2)
@@ -178,7 +178,7 @@ def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
 
 
 @pytest.mark.slow
-def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_path: Path) -> None:
+def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> None:
     corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", small_documents()))
     output = tmp_path / "ensemble"
     done = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
@@ -205,20 +205,20 @@ def test_trains_an_ensemble_of_one_that_is_served_as_trained(tiny: Path, tmp_pat
     with pytest.raises(InputError, match="attention: DP-SGD trains an adapter with keys and values of its own"):
         train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())
     again = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
-    assert (again.kept, again.manifest) == (1, manifest), "it is not trained, nor paid for, twice"
+    assert (again.kept, again.manifest) == (1, manifest), "a repeated command neither trains nor charges again"
     other = train(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)
     assert other.manifest.dp_sgd is not None
     assert other.manifest.dp_sgd.event.run != event.run
     assert other.manifest.ensemble == manifest.ensemble
 
 
-def test_what_was_trained_without_is_not_served_as_if_it_was(ensemble: Any, tmp_path: Path) -> None:
+def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="trained without privacy"):
         promise(configured(ensemble.directory, protocol="dp-sgd"), ensemble.trained.manifest)
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_promised(tiny: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
     arguments = [
         "train",

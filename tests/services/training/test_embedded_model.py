@@ -1,3 +1,5 @@
+"""Claim: the embedded model is converted once, and a damaged conversion is detected and repeated."""
+
 import os
 import shutil
 import signal
@@ -45,12 +47,12 @@ def test_whole_conversion_is_intact(copy: Path) -> None:
         (embedded_model.LISTING, truncate),
     ],
 )
-def test_every_damage_is_noticed(copy: Path, name: str, damage: Callable[[Path], None]) -> None:
+def test_every_damage_is_detected(copy: Path, name: str, damage: Callable[[Path], None]) -> None:
     damage(copy / name)
     assert not embedded_model.is_intact(copy)
 
 
-def test_file_that_was_not_converted_is_noticed(copy: Path) -> None:
+def test_an_unconverted_file_is_detected(copy: Path) -> None:
     (copy / "added_tokens.json").write_text("{}")
     assert not embedded_model.is_intact(copy)
 
@@ -76,7 +78,7 @@ def test_conversion_killed_half_way_is_made_again(base: Path, tmp_path: Path, mo
         start_new_session=True,
     )
     while not list(tmp_path.glob(".unfinished-*/*")):
-        assert convert.poll() is None, "the conversion was over before it could be killed"
+        assert convert.poll() is None, "the conversion ended before the kill"
     convert.send_signal(signal.SIGKILL)
     convert.wait()
     assert not (tmp_path / base.name).exists()
@@ -85,7 +87,7 @@ def test_conversion_killed_half_way_is_made_again(base: Path, tmp_path: Path, mo
     assert not list(tmp_path.glob(".unfinished-*"))
 
 
-def test_converted_model_is_bfloat16_and_speaks(base: Path) -> None:
+def test_the_converted_model_is_bfloat16_and_generates_text(base: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
     assert model.dtype == torch.bfloat16
@@ -98,7 +100,7 @@ def test_converted_model_is_bfloat16_and_speaks(base: Path) -> None:
 
 def test_tokenizer_splits_digits_as_the_model_was_trained(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
-    # Without the split before each digit the second space would be set apart from the first.
+    # Without the split at each digit, the tokenizer would separate the two spaces.
     assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
     assert tokenizer.decode(tokenizer("a  12, é\n")["input_ids"]) == "a  12, é\n"
 

@@ -1,4 +1,4 @@
-"""Two adapters more for each part, on the halves of its users."""
+"""Claim: each part can have two more adapters, trained on the halves of its users."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def half_hashes(manifest: Manifest, half: int) -> list[str]:
     return [part.halves[half].sha256 for part in manifest.parts if part.halves]
 
 
-def test_halves_are_added_to_the_parts_that_are_there(ensemble: Ensemble, halved: Ensemble) -> None:
+def test_halves_are_added_to_existing_parts(ensemble: Ensemble, halved: Ensemble) -> None:
     manifest = Manifest.load(halved.directory)
     assert manifest == halved.trained.manifest
     assert (halved.trained.trained, halved.trained.kept) == (2 * PARTS, PARTS)
@@ -31,7 +31,7 @@ def test_halves_are_added_to_the_parts_that_are_there(ensemble: Ensemble, halved
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_a_half_is_what_its_users_alone_make_of_the_part(halved: Ensemble, tmp_path: Path, half: int) -> None:
+def test_a_half_is_trained_on_its_users_alone(halved: Ensemble, tmp_path: Path, half: int) -> None:
     members = [document for document in small_documents() if half_of(document.user, SALT) == half]
     alone = halved.train(tmp_path / "alone", write_corpus(tmp_path / "corpus.jsonl", members)).manifest
     assert half_hashes(halved.trained.manifest, half) == [part.sha256 for part in alone.parts]
@@ -45,7 +45,7 @@ def test_half_without_text_is_the_public_model(halved: Ensemble) -> None:
         f"part-{part_of(one.user, SALT, PARTS):03d}{'ab'[half_of(one.user, SALT)]}": one for one in small_documents()
     }
     without = halves.keys() - full.keys()
-    # Both halves of the empty part, and one of a part whose users are all in the other.
+    # Both halves of the empty part, and one half of a part whose users are all in the other half.
     assert {name[:-1] for name in without} > {f"part-{EMPTY_PART:03d}"}
     for name, half in halves.items():
         weights = load_file(manifest.adapter_path(halved.directory, half) / ADAPTER_FILES[1])
@@ -54,7 +54,7 @@ def test_half_without_text_is_the_public_model(halved: Ensemble) -> None:
         assert (any(changed), half.size_bucket > 0) == (name in full, name in full)
 
 
-def test_finished_halves_are_left_as_they_are(halved: Ensemble, tmp_path: Path) -> None:
+def test_finished_halves_are_not_trained_again(halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     before = (directory / FILE).read_bytes()
     again = halved.train(directory, halves=True)
@@ -62,7 +62,7 @@ def test_finished_halves_are_left_as_they_are(halved: Ensemble, tmp_path: Path) 
     assert (directory / FILE).read_bytes() == before
 
 
-def test_one_user_changes_a_part_and_one_half_of_it_alone(halved: Ensemble, tmp_path: Path) -> None:
+def test_one_user_changes_only_a_part_and_one_of_its_halves(halved: Ensemble, tmp_path: Path) -> None:
     documents = small_documents()
     changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
     corpus = write_corpus(tmp_path / "corpus.jsonl", [changed, *documents[1:]])
@@ -72,11 +72,11 @@ def test_one_user_changes_a_part_and_one_half_of_it_alone(halved: Ensemble, tmp_
     before = {adapter.name: adapter for adapter in halved.trained.manifest.adapters}
     differ = [adapter.name for adapter in again.manifest.adapters if adapter != before[adapter.name]]
     part = f"part-{part_of(changed.user, SALT, PARTS):03d}"
-    # A part's entry holds those of its halves.
+    # A part's entry contains the entries of its halves.
     assert differ == [part, part + "ab"[half_of(changed.user, SALT)]]
 
 
-def test_halves_that_are_not_asked_for_are_removed(ensemble: Ensemble, halved: Ensemble, tmp_path: Path) -> None:
+def test_halves_that_are_not_requested_are_removed(ensemble: Ensemble, halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     again = halved.train(directory)
     assert (again.trained, again.kept) == (0, PARTS)

@@ -1,3 +1,5 @@
+"""Claim: a manifest survives storage, names bad fields, and detects changed or missing adapters."""
+
 import json
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def test_bad_field_is_named(tmp_path: Path, changes: dict[str, object], field: s
         Manifest.load(tmp_path)
 
 
-def test_half_a_manifest(tmp_path: Path) -> None:
+def test_a_truncated_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(manifest(part(0)).model_dump_json()[:50])
     with pytest.raises(ManifestError, match=FILE):
         Manifest.load(tmp_path)
@@ -101,7 +103,7 @@ def test_impossible_parts(parts: list[Part], problem: str) -> None:
 
 
 @pytest.mark.parametrize("pair", [[halves(0)[0]], [*halves(0), *halves(1)]])
-def test_halves_are_two(pair: list[Adapter]) -> None:
+def test_a_part_has_two_halves(pair: list[Adapter]) -> None:
     with pytest.raises(ValueError, match="halves"):
         part(0, halves=pair)
 

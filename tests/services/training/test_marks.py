@@ -1,4 +1,4 @@
-"""Claim: a private corpus is recognised by any user or text of it, and nobody without the salt can test a guess."""
+"""Claim: any user or text of a private corpus is recognized, and without the salt nobody can test a guess."""
 
 import stat
 from pathlib import Path
@@ -30,16 +30,18 @@ def directory(tmp_path: Path) -> Path:
     ],
 )
 def test_a_user_or_a_text_is_recognised(directory: Path, document: Document, overlap: Overlap) -> None:
-    found = Marks.load(directory, SALT).overlap([document])
-    assert found == overlap
-    assert bool(found) == (overlap != Overlap(0, 0))
+    measured = Marks.load(directory, SALT).overlap([document])
+    assert measured == overlap
+    assert bool(measured) == (overlap != Overlap(0, 0))
 
 
 def test_another_salt_recognises_nothing(directory: Path) -> None:
     assert not Marks.load(directory, bytes(32)).overlap(PRIVATE)
 
 
-def test_the_file_is_its_owners_alone_and_in_no_order_of_the_corpus(directory: Path, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file_and_its_order_is_not_the_corpus_order(
+    directory: Path, tmp_path: Path
+) -> None:
     assert stat.S_IMODE((directory / FILE).stat().st_mode) == 0o600
     other = tmp_path / "other"
     other.mkdir()

@@ -1,3 +1,5 @@
+"""Claim: packing puts every token of a part into exactly one block, and keeps the order of documents."""
+
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ def test_blocks_hold_every_token_once(tokens: list[int], size: int) -> None:
 
 
 @given(st.integers(1, 300), st.integers(2, 64))
-def test_even_blocks_are_as_few_and_have_hardly_any_padding(tokens: int, largest: int) -> None:
+def test_even_blocks_are_few_and_have_little_padding(tokens: int, largest: int) -> None:
     size = even_size(tokens, largest)
     inputs, labels = pack(np.zeros(tokens, dtype=np.int32), size)
     assert size <= largest
@@ -37,21 +39,21 @@ def test_documents_of_a_part_are_ended_and_in_order(base: Path) -> None:
     assert tokenizer.decode(streams[Share(0)]) == "first<|im_end|>other<|im_end|>second<|im_end|>"
 
 
-def test_halves_of_a_part_have_its_documents_between_them(base: Path) -> None:
+def test_halves_of_a_part_split_its_documents(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     documents = [Document(user, f"text {number}") for number, user in enumerate(["ann", "bob", "cid", "ann", "bob"])]
     whole = tokenize(documents, tokenizer, Partition(SALT, 1))
     streams = tokenize(documents, tokenizer, Partition(SALT, 1, halves=True))
     assert np.array_equal(streams[Share(0)], whole[Share(0)])
     for half in (0, 1):
-        own = [one for one in documents if half_of(one.user, SALT) == half]
+        own = [document for document in documents if half_of(document.user, SALT) == half]
         assert 0 < len(own) < len(documents)
         assert np.array_equal(streams[Share(0, half)], tokenize(own, tokenizer, Partition(SALT, 1))[Share(0)])
 
 
-def test_one_more_user_changes_one_part_and_one_half_of_it_alone(base: Path) -> None:
+def test_a_new_user_changes_only_one_part_and_one_half(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
-    # More than one batch of the tokenizer, so that a batch's length cannot matter either.
+    # More documents than one batch of the tokenizer, to show that batches do not matter.
     documents = [Document(f"user-{number % 300}", f"text {number}") for number in range(1500)]
     newcomer = Document("newcomer", "a text much longer than all of the others " * 9)
     partition = Partition(SALT, PARTS, halves=True)
@@ -63,7 +65,7 @@ def test_one_more_user_changes_one_part_and_one_half_of_it_alone(base: Path) -> 
         assert changed == [Share(part), Share(part, half_of("newcomer", SALT))]
 
 
-def test_no_user_no_tokens(base: Path) -> None:
+def test_a_part_without_users_has_no_tokens(base: Path) -> None:
     streams = tokenize([], AutoTokenizer.from_pretrained(base), Partition(SALT, PARTS, halves=True))
     assert [len(stream) for stream in streams.values()] == [0] * 3 * PARTS
 

@@ -1,3 +1,5 @@
+"""Claim: the salt assigns every user to one part and one of its halves, uniformly and reproducibly."""
+
 import stat
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +24,9 @@ def test_every_user_has_one_part(user: str, parts: int) -> None:
     assert index == part_of(user, SALT, parts)
 
 
-def test_known_answer() -> None:
-    # HMAC-SHA256 keyed by 00 01 … 1f over the name, computed with OpenSSL, is 0d1f … 3242 for ann and 9289 … 4527 for
-    # bob: an ensemble of today is found again tomorrow.
+def test_the_partition_matches_known_hashes() -> None:
+    # OpenSSL's HMAC-SHA256 with the key 00 01 … 1f is 0d1f … 3242 for ann and 9289 … 4527 for bob. The partition of
+    # existing ensembles must never change.
     assert (part_of("ann", SALT, 2**16), half_of("ann", SALT)) == (0x3242, 0)
     assert (part_of("bob", SALT, 2**16), half_of("bob", SALT)) == (0x4527, 1)
 
@@ -45,7 +47,7 @@ def test_a_user_is_in_one_part_and_one_half_of_it(user: str, parts: int) -> None
     assert {whole, half} < set(partition.shares)
 
 
-# Numbers of parts of both kinds: with a power of two the part is the last bits of the hash, with another all of them.
+# With a power of two, the part depends on the last bits of the hash alone; with another number, on all of them.
 @pytest.mark.parametrize("parts", [1, 7, 8])
 def test_halves_are_equally_likely_in_every_part(parts: int) -> None:
     partition = Partition(SALT, parts, halves=True)
@@ -59,7 +61,7 @@ def test_shares_are_named_by_part_and_half() -> None:
     assert names == ["part-000", "part-001", "part-000a", "part-000b", "part-001a", "part-001b"]
 
 
-def test_another_salt_is_another_partition() -> None:
+def test_another_salt_gives_another_partition() -> None:
     users = [f"user-{number}" for number in range(1000)]
     other = bytes(32)
     together = sum(part_of(user, SALT, 8) == part_of(user, other, 8) for user in users)
@@ -67,7 +69,7 @@ def test_another_salt_is_another_partition() -> None:
     assert salt_id(SALT) != salt_id(other)
 
 
-def test_salt_is_drawn_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_salt_is_drawn_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "salt"
     salt = read_salt(path)
     assert len(salt) == 32
@@ -77,7 +79,7 @@ def test_salt_is_drawn_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert salt.hex() not in salt_id(salt)
 
 
-def test_salt_drawn_at_the_same_time_is_one_salt(tmp_path: Path) -> None:
+def test_concurrent_draws_give_one_salt(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         salts = set(pool.map(read_salt, [tmp_path / "salt"] * 64))
     assert len(salts) == 1

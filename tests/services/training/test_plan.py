@@ -1,4 +1,4 @@
-"""Claim: several trainings in one queue make what each would make alone."""
+"""Claim: several trainings in one queue give the same adapters as separate trainings."""
 
 from pathlib import Path
 
@@ -52,21 +52,21 @@ class Several:
         return dp_sgd.plan(corpus, output, private=PRIVATE, model=self._model, options=PLAIN, salt_file=self._salt)
 
 
-def test_each_becomes_what_it_would_be_alone(several: Several) -> None:
+def test_queued_trainings_equal_separate_ones(several: Several) -> None:
     recorder = Recorder()
     plans = [several.private("private"), several.parts("one", 1), several.parts("three", 3)]
-    private, one, three = carry_out(plans, Resources(), recorder)
-    assert (private.trained, one.trained, three.trained) == (1, 1, 3)
+    private, single, three = carry_out(plans, Resources(), recorder)
+    assert (private.trained, single.trained, three.trained) == (1, 1, 3)
     assert recorder.shown == {"private/part-000", "one/part-000", *(f"three/part-00{index}" for index in range(3))}
     assert any(line.startswith("private/part-000: noise ") for line in recorder.said)
     assert private.manifest.dp_sgd is not None
     (alone,) = carry_out([several.parts("alone", 3)], Resources(), Display())
     assert [part.sha256 for part in alone.manifest.parts] == [part.sha256 for part in three.manifest.parts]
-    again = carry_out([several.private("private"), several.parts("three", 3)], Resources(), Display())
-    assert [(each.trained, each.kept) for each in again] == [(0, 1), (0, 3)]
+    repeated = carry_out([several.private("private"), several.parts("three", 3)], Resources(), Display())
+    assert [(ensemble.trained, ensemble.kept) for ensemble in repeated] == [(0, 1), (0, 3)]
 
 
-def test_one_that_fails_is_named_and_the_others_go_on_later(several: Several) -> None:
+def test_a_failed_training_is_named_and_the_others_can_continue(several: Several) -> None:
     diverging = OPTIONS.model_copy(update={"learning_rate": 1e20})
     with pytest.raises(WorkError, match="bad/part-000: the weights are not finite"):
         carry_out([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())

@@ -1,3 +1,5 @@
+"""Claim: a public model is a complete directory of a language model; other input gets a clear error."""
+
 import json
 import os
 import shutil
@@ -13,7 +15,7 @@ from services.training.public_model import PublicModelError
 
 @pytest.fixture
 def copy(base: Path, tmp_path: Path) -> Path:
-    """The public model with its weights linked, so that the small files can be changed."""
+    """A copy of the public model with linked weights, so that a test can change the small files."""
     directory = tmp_path / "model"
     shutil.copytree(base, directory, copy_function=os.link)
     return directory
@@ -26,7 +28,7 @@ def set_config(directory: Path, **changes: object) -> None:
     path.write_text(json.dumps(config))
 
 
-def test_a_directory_is_itself(copy: Path) -> None:
+def test_a_directory_resolves_to_itself(copy: Path) -> None:
     assert public_model.resolve(str(copy)) == copy
 
 
@@ -80,18 +82,18 @@ def test_unknown_kind_of_model(copy: Path) -> None:
 
 
 def test_hub_id_without_network(tmp_path: Path) -> None:
-    # The hub's address is read when its client is imported, hence another process.
+    # The client reads the hub's address at import, so the test needs another process.
     code = (
         "from services.training import public_model\n"
         "try:\n    public_model.resolve('someone/some-model')\n"
         "except public_model.PublicModelError as error:\n    print(error)\n"
     )
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | unreachable, capture_output=True, text=True, check=True
     )
-    assert "model someone/some-model" in found.stdout
-    assert "network" in found.stdout
+    assert "model someone/some-model" in result.stdout
+    assert "network" in result.stdout
 
 
 def test_revision_follows_weights_and_configuration_alone(copy: Path, base: Path) -> None:

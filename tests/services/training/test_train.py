@@ -1,3 +1,5 @@
+"""Claim: training makes one adapter per part from its users alone, reproducibly, and survives a kill."""
+
 import json
 import os
 import subprocess
@@ -20,7 +22,7 @@ from services.training.partition import part_of, salt_id
 from services.training.train import train
 from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 
-# Kills itself as soon as one part is stored and others are not.
+# A training that kills itself after the first stored part.
 KILLED_TRAINING = """
 import os, signal, sys
 from pathlib import Path
@@ -52,7 +54,7 @@ def weights(ensemble: Path, index: int) -> dict[str, Tensor]:
 
 
 def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[Tensor]]:
-    """Next-token distributions [tokens, vocabulary] on a text: the public model's, and those of each part model."""
+    """Returns next-token distributions [tokens, V] on a text: the public model's, and each part model's."""
     manifest = Manifest.load(ensemble)
     files = {
         part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.attention) for part in manifest.parts
@@ -64,7 +66,7 @@ def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[T
     return public, parts
 
 
-def test_manifest_says_what_was_trained(ensemble: Ensemble) -> None:
+def test_the_manifest_describes_the_training(ensemble: Ensemble) -> None:
     manifest = Manifest.load(ensemble.directory)
     assert manifest == ensemble.trained.manifest
     assert (ensemble.trained.trained, ensemble.trained.kept) == (PARTS, 0)
@@ -100,18 +102,18 @@ def test_part_without_text_is_the_public_model(base: Path, ensemble: Ensemble) -
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_one_user_changes_one_adapter_alone(ensemble: Ensemble, tmp_path: Path) -> None:
+def test_one_user_changes_only_one_adapter(ensemble: Ensemble, tmp_path: Path) -> None:
     documents = small_documents()
     changed = Document(documents[0].user, documents[0].text.replace("ninth", "tenth"))
     corpus = write_corpus(tmp_path / "corpus.jsonl", [changed, *documents[1:]])
-    # In an empty directory nothing can be kept: every part is trained, and must come out the same to the last bit.
+    # In an empty directory, every part is trained and must be equal to the last bit.
     again = ensemble.train(tmp_path / "again", corpus)
     assert again.trained == PARTS
     differ = [
         index for index in range(PARTS) if hashes(again.manifest)[index] != hashes(ensemble.trained.manifest)[index]
     ]
     assert differ == [part_of(changed.user, SALT, PARTS)]
-    # Beside the old adapters, only the part that changed is trained.
+    # In the directory of the old adapters, only the changed part is trained.
     directory = ensemble.copy(tmp_path / "copy")
     partly = ensemble.train(directory, corpus)
     assert (partly.trained, partly.kept) == (1, PARTS - 1)
@@ -120,7 +122,7 @@ def test_one_user_changes_one_adapter_alone(ensemble: Ensemble, tmp_path: Path) 
     assert len(list((directory / "parts").iterdir())) == PARTS
 
 
-def test_finished_ensemble_is_left_as_it_is(ensemble: Ensemble, tmp_path: Path) -> None:
+def test_a_finished_ensemble_is_not_trained_again(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     before = (directory / FILE).read_bytes()
     again = ensemble.train(directory)
@@ -128,7 +130,7 @@ def test_finished_ensemble_is_left_as_it_is(ensemble: Ensemble, tmp_path: Path) 
     assert (directory / FILE).read_bytes() == before
 
 
-def test_plain_adapters_where_they_are_asked_for(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
+def test_plain_adapters_are_trained_on_request(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
     options = TrainingOptions(attention="own", block=32, epochs=1)
     trained = ensemble.train(tmp_path / "own", options=options)
     assert Manifest.load(tmp_path / "own").attention == "own"
@@ -152,7 +154,7 @@ def test_damaged_part_is_trained_again_the_same(ensemble: Ensemble, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_killed_training_goes_on(ensemble: Ensemble, one_ray: str, tmp_path: Path) -> None:
+def test_a_killed_training_continues(ensemble: Ensemble, one_ray: str, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     options = SMALL.model_copy(update={"epochs": 1})
     killed = subprocess.run(
@@ -164,7 +166,7 @@ def test_killed_training_goes_on(ensemble: Ensemble, one_ray: str, tmp_path: Pat
         capture_output=True,
     )
     assert killed.returncode == -9, killed.stderr.decode()
-    # Until the new ensemble is whole the old one is what the manifest names, and it is whole.
+    # Until the new ensemble is complete, the manifest names the old one, which is complete.
     old = Manifest.load(directory)
     assert old == ensemble.trained.manifest
     old.verify(directory)
@@ -209,7 +211,7 @@ def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) 
     assert not (tmp_path / "none" / FILE).exists()
 
 
-def test_more_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
+def test_more_resources_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 2"):
         train(Corpus(ensemble.corpus), tmp_path / "none", parts=1, resources=Resources(cpus=100))
 
@@ -227,7 +229,7 @@ def test_impossible_options_are_named() -> None:
         TrainingOptions.checked(rank=0)
 
 
-def test_nothing_in_the_directory_tells_the_text(ensemble: Ensemble) -> None:
+def test_no_file_in_the_directory_contains_the_text(ensemble: Ensemble) -> None:
     secrets = [word.encode() for document in small_documents() for word in (document.user, "heliotrope")]
     for path in ensemble.directory.rglob("*"):
         if path.is_file():
