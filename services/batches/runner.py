@@ -13,21 +13,21 @@ from services.batches.records import OPEN, BatchErrors, Ending, LineResponse, Li
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch
 from services.coordinator.messages import Generation
-from services.gateway.delivery import whole
-from services.gateway.entrance import Entrance
+from services.gateway.admission import Admission
+from services.gateway.coordinator_client import ResponseQueue
 from services.gateway.errors import ApiError, invalid, unexpected
-from services.gateway.hub import Mailbox
 from services.gateway.keys import KeyService
+from services.gateway.models import Models
 from services.gateway.preparation import Preparation
-from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
+from services.gateway.streaming import complete_answer
 from services.keys.records import KeysUnavailable
 
 MOST_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-PULSE_S = 1.0
+HEARTBEAT_S = 1.0
 
 T = TypeVar("T")
 
@@ -96,8 +96,8 @@ class Runner:
         async with self._models.running():
             self._serving.set()
             while True:
-                await asyncio.sleep(PULSE_S)
-                await self._keys.heartbeat(self._models.heartbeat())
+                await asyncio.sleep(HEARTBEAT_S)
+                await self._keys.heartbeat(self._models.take_update())
 
     def start(self, open_batch: OpenBatch) -> None:
         """Starts or continues a batch unless it already runs."""
@@ -216,19 +216,19 @@ class Runner:
         identity = await self._keys.identity_of(job.open_batch.owner)
         await self._serving.wait()
         prepared = await self._preparation.prepare(job.open_batch.batch.endpoint, line.body)
-        if prepared.asked.stream:
+        if prepared.body.stream:
             raise invalid("stream", "a batch cannot stream its answers; remove it", "unsupported_parameter")
-        self._models.seen.request()
-        entrance = Entrance(prepared.served, self._keys, identity, background=True)
+        self._models.counters.request()
+        admission = Admission(prepared.served, self._keys, identity, background=True)
 
         @asynccontextmanager
-        async def submit(generations: Sequence[Generation]) -> AsyncIterator[Mailbox]:
-            async with entrance.submit(generations) as mailbox:
+        async def submit(generations: Sequence[Generation]) -> AsyncIterator[ResponseQueue]:
+            async with admission.submit(generations) as queue:
                 job.generating.add(_worker())
-                yield mailbox
+                yield queue
 
-        written = await whole(submit, prepared.generations, prepared.answer)
-        response = LineResponse(status_code=200, request_id=new_id("req_"), body=written.model_dump(mode="json"))
+        body = await complete_answer(submit, prepared.generations, prepared.answer)
+        response = LineResponse(status_code=200, request_id=new_id("req_"), body=body.model_dump(mode="json"))
         usage = prepared.answer.usage
         result = LineResult(id=new_id("batch_req_"), custom_id=line.custom_id, response=response)
         return result, (usage.prompt_tokens, usage.completion_tokens)

@@ -1,4 +1,4 @@
-"""The administrators' routes: keys and their shares. A change applies to the next request."""
+"""Implements the routes for administrators, which manage keys and shares. A change applies to the next request."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -9,9 +9,9 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 from services.gateway.errors import invalid
 from services.gateway.keys import KeyService
 from services.gateway.limits import read_body
+from services.gateway.models import Models
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.schema import Body
-from services.gateway.served import Models
 from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share, now
 
 MAX_BODY_BYTES = 1 << 16
@@ -21,14 +21,14 @@ Scopes = Annotated[tuple[Scope, ...], BeforeValidator(lambda value: tuple(value)
 
 
 class ShareBody(Body):
-    """A share; null is no limit. Attributes as in `Share`."""
+    """The limits of a share; null is no limit."""
 
-    tokens: int | None = Field(None, ge=0, description="Of the privacy budget, in all.")
-    tokens_per_day: int | None = Field(None, ge=0, description="Of the privacy budget, from midnight to midnight UTC.")
+    tokens: int | None = Field(None, ge=0, description="Private tokens in total.")
+    tokens_per_day: int | None = Field(None, ge=0, description="Private tokens from midnight to midnight UTC.")
     requests_per_minute: int | None = Field(None, gt=0)
     tokens_per_minute: int | None = Field(None, gt=0)
-    live_streams: int | None = Field(None, gt=0, description="Answers under way at one time, every choice.")
-    largest_request: int | None = Field(None, gt=0, description="prompts x n x max_tokens of one request.")
+    live_streams: int | None = Field(None, gt=0, description="Concurrent answers, counting every choice.")
+    largest_request: int | None = Field(None, gt=0, description="The largest prompts x n x max_tokens of one request.")
 
     @property
     def share(self) -> Share:
@@ -41,22 +41,22 @@ class NewKey(Body):
     name: str = Field(min_length=1, max_length=64)
     owner: str = Field("", max_length=128)
     group: str | None = Field(
-        None, min_length=1, max_length=64, description="Keys of a group also have one share together."
+        None, min_length=1, max_length=64, description="The keys of a group also have a share together."
     )
-    scopes: Scopes = Field(CLIENT_SCOPES, min_length=1, description=f"Of {', '.join(SCOPES)}.")
+    scopes: Scopes = Field(CLIENT_SCOPES, min_length=1, description=f"Any of {', '.join(SCOPES)}.")
     expires: AwareDatetime | None = None
     expires_in_days: int | None = Field(None, gt=0, le=MAX_DAYS)
     share: ShareBody = ShareBody()
 
 
 class Rotation(Body):
-    """The body of `POST /v1/keys/{key}/rotate`: for how long the old secret goes on."""
+    """The body of `POST /v1/keys/{key}/rotate`: for how many seconds the old secret stays valid."""
 
     grace_s: int = Field(0, ge=0, le=86_400 * 30)
 
 
 class CreatedKey(BaseModel):
-    """`secret` is shown this once, and stored nowhere."""
+    """A new key or secret. `secret` is not stored and cannot be shown again."""
 
     secret: str
     key: Key
@@ -71,7 +71,7 @@ BODIES = (NewKey, Rotation, ShareBody)
 
 
 class AdministrationRoutes:
-    """`/v1/keys`: what `privmix keys` does, for keys with the scope `administer`."""
+    """Implements `/v1/keys`, the counterpart of `privmix keys`, for keys with the scope `administer`."""
 
     def __init__(self, models: Models, keys: KeyService) -> None:
         self._models = models
@@ -92,44 +92,44 @@ class AdministrationRoutes:
         await self._keys.identify(request, "administer")
 
     async def listed(self) -> KeyList:
-        """Every key, with its share and what it used."""
+        """List all keys with their shares and usage."""
         return KeyList(data=await self._keys.ask("accounts"))
 
     async def account(self, key: str) -> KeyAccount:
-        """One key, by its id or name."""
+        """Return a key by its id or name."""
         account: KeyAccount = await self._keys.ask("account", key)
         return account
 
     async def create(self, request: Request) -> CreatedKey:
-        """Make a key; its secret is shown this once."""
-        asked = NewKey.parse(await read_body(request, MAX_BODY_BYTES))
-        if asked.expires is not None and asked.expires_in_days is not None:
-            raise invalid("expires_in_days", "expires says otherwise; give one of them")
-        if asked.expires is not None and asked.expires <= now():
-            raise invalid("expires", "lies in the past")
-        expires = now() + timedelta(days=asked.expires_in_days) if asked.expires_in_days else asked.expires
+        """Create a key. The response is the only one that contains its secret."""
+        new = NewKey.parse(await read_body(request, MAX_BODY_BYTES))
+        if new.expires is not None and new.expires_in_days is not None:
+            raise invalid("expires_in_days", "conflicts with expires; give only one of them")
+        if new.expires is not None and new.expires <= now():
+            raise invalid("expires", "is in the past")
+        expires = now() + timedelta(days=new.expires_in_days) if new.expires_in_days else new.expires
         key, secret = await self._keys.ask(
-            "create", asked.name, asked.owner, asked.group, asked.scopes, expires, asked.share.share
+            "create", new.name, new.owner, new.group, new.scopes, expires, new.share.share
         )
         return CreatedKey(secret=secret, key=key)
 
     async def limit(self, key: str, request: Request, model: str | None = None) -> KeyAccount:
-        """Replace the share of a key: of all models together, or of one."""
-        asked = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        account: KeyAccount = await self._keys.ask("limit", key, asked.share, self._shares(model))
+        """Replace the share of a key, for all models together or for one."""
+        body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
+        account: KeyAccount = await self._keys.ask("limit", key, body.share, self._shares(model))
         return account
 
     async def limit_group(self, group: str, request: Request, model: str | None = None) -> Share:
-        """Replace the share that the keys of a group have together: of all models together, or of one."""
-        asked = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        await self._keys.ask("limit_group", group, asked.share, self._shares(model))
-        return asked.share
+        """Replace the share that the keys of a group have together, for all models together or for one."""
+        body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
+        await self._keys.ask("limit_group", group, body.share, self._shares(model))
+        return body.share
 
     def _shares(self, model: str | None) -> str | None:
-        """The name under which keys have shares of a model alone.
+        """Returns the name under which keys have shares of one model alone; None for all models together.
 
         Raises:
-            ApiError: 404, there is no such model; 400, it has no shares of its own.
+            ApiError: 404, the model does not exist; 400, it has no shares of its own.
         """
         if model is None:
             return None
@@ -140,12 +140,12 @@ class AdministrationRoutes:
         return shares
 
     async def rotate(self, key: str, request: Request) -> CreatedKey:
-        """Give a key another secret."""
-        asked = Rotation.parse(await read_body(request, MAX_BODY_BYTES) or b"{}")
-        rotated, secret = await self._keys.ask("rotate", key, timedelta(seconds=asked.grace_s))
+        """Give a key a new secret."""
+        rotation = Rotation.parse(await read_body(request, MAX_BODY_BYTES) or b"{}")
+        rotated, secret = await self._keys.ask("rotate", key, timedelta(seconds=rotation.grace_s))
         return CreatedKey(secret=secret, key=rotated)
 
     async def revoke(self, key: str) -> Key:
-        """Refuse a key from now on, for good."""
+        """Revoke a key permanently."""
         revoked: Key = await self._keys.ask("revoke", key)
         return revoked

@@ -1,4 +1,4 @@
-"""The HTTP routes, from their collaborators; the same app under Ray Serve and in tests."""
+"""Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from services.gateway import administration, batches
-from services.gateway.access import CLIENT_GONE, REQUEST_ID, AccessLog
+from services.gateway.access_log import CLIENT_GONE, REQUEST_ID, AccessLog
 from services.gateway.catalogue import CatalogueRoutes, version_route
 from services.gateway.console import ConsoleRoutes
 from services.gateway.errors import ApiError, from_http
@@ -18,36 +18,36 @@ from services.gateway.generation import ANSWERED_BY, GenerationRoutes
 from services.gateway.health import health_routes
 from services.gateway.keys import LIMITED, RATES, KeyService
 from services.gateway.metrics import refusals
+from services.gateway.models import Models
 from services.gateway.openapi import describe
-from services.gateway.pages import pages
 from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
+from services.gateway.static_pages import static_pages
 
 BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
-PULSE_S = 1.0
+HEARTBEAT_S = 1.0
 
 
 def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: bool = True) -> FastAPI:
-    """The gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
+    """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
     keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with models.running():
-            pulsing = asyncio.create_task(_pulse(models, keys))
+            heartbeats = asyncio.create_task(_send_heartbeats(models, keys))
             try:
                 yield
             finally:
-                pulsing.cancel()
+                heartbeats.cancel()
 
     def refusal(_: Request, error: Exception) -> Response:
         failure = from_http(error) if isinstance(error, HTTPException) else error
         if not isinstance(failure, ApiError):
             return Response(status_code=CLIENT_GONE)
         refusals.inc(tags={"reason": failure.code})
-        models.seen.refused(failure.code)
+        models.counters.refused(failure.code)
         return failure.response()
 
     app = FastAPI(title="privmix", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -64,7 +64,7 @@ def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: b
         app.add_exception_handler(error, refusal)
     app.include_router(health_routes(models))
     app.include_router(version_route())
-    app.include_router(pages())
+    app.include_router(static_pages())
     app.include_router(GenerationRoutes(settings, models, keys).router())
     app.include_router(CatalogueRoutes(settings, models, keys).router())
     app.include_router(ConsoleRoutes(settings, models, keys).router())
@@ -74,8 +74,8 @@ def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: b
     return app
 
 
-async def _pulse(models: Models, keys: KeyService) -> None:
-    """Tell the keys actor what this gateway sees, and that it lives."""
+async def _send_heartbeats(models: Models, keys: KeyService) -> None:
+    """Reports this gateway's traffic to the keys actor periodically, which also shows that the gateway is alive."""
     while True:
-        await asyncio.sleep(PULSE_S)
-        await keys.heartbeat(models.heartbeat())
+        await asyncio.sleep(HEARTBEAT_S)
+        await keys.heartbeat(models.take_update())

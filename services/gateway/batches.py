@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batch API: `/v1/files` and `/v1/batches`. What a key stores, no other key sees."""
+"""Implements OpenAI's Files and Batch APIs: `/v1/files` and `/v1/batches`. A key cannot access another key's files."""
 
 import asyncio
 import re
@@ -41,7 +41,7 @@ _UPLOAD = {
 
 
 class ExpiresAfter(Body):
-    """When the files that a batch makes are deleted."""
+    """When the output files of a batch are deleted."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=LEAST_EXPIRY_S)
@@ -58,7 +58,7 @@ class NewBatch(Body):
 
     @field_validator("completion_window")
     @classmethod
-    def _is_a_time(cls, value: str) -> str:
+    def _is_a_duration(cls, value: str) -> str:
         if not _WINDOW.fullmatch(value):
             raise refused("invalid_value", "give a number of minutes, hours or days, such as 24h")
         return value
@@ -67,7 +67,7 @@ class NewBatch(Body):
     @classmethod
     def _is_short(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         if any(len(key) > 64 or len(text) > 512 for key, text in (value or {}).items()):
-            raise refused("invalid_value", "keys have at most 64 characters, values 512")
+            raise refused("invalid_value", "keys must have at most 64 characters, values at most 512")
         return value
 
     @property
@@ -109,7 +109,7 @@ BODIES = (NewBatch,)
 
 
 class BatchRoutes:
-    """Files and batches of the key that asks, kept and run by the batches actor."""
+    """Implements the routes for files and batches, which the batches actor stores and runs."""
 
     def __init__(self, settings: GatewaySettings, keys: KeyService) -> None:
         self._settings = settings
@@ -130,59 +130,59 @@ class BatchRoutes:
         return router
 
     async def upload(self, request: Request) -> File:
-        """Keep a file of requests; it is deleted on request, and after the service's retention."""
+        """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
         upload = await read_upload(request, self._settings.batches.max_file_bytes)
         if upload.fields.get("purpose") != "batch":
-            raise invalid("purpose", "files are kept for batches only; use batch")
+            raise invalid("purpose", "only files for batches are accepted; use batch")
         file: File = await self._ask("upload", owner, upload.filename, upload.content, _expiry(upload.fields))
         return file
 
     async def files(self, request: Request) -> FileList:
-        """The files of this key, the newest first."""
-        owner, asked = await self._owner(request), request.query_params
-        order = asked.get("order", "desc")
+        """List the files of this key, newest first by default."""
+        owner, query = await self._owner(request), request.query_params
+        order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise invalid("order", "use asc or desc")
-        limit = _limit(asked.get("limit"), MOST_FILES, MOST_FILES)
-        page: Page = await self._ask("files", owner, asked.get("purpose"), asked.get("after"), limit, order == "desc")
+        limit = _limit(query.get("limit"), MOST_FILES, MOST_FILES)
+        page: Page = await self._ask("files", owner, query.get("purpose"), query.get("after"), limit, order == "desc")
         return FileList(data=list(page.records), **_ends(page))
 
     async def file(self, request: Request, file_id: str) -> File:
-        """What is known of one file."""
+        """Return the description of a file."""
         file: File = await self._ask("file", await self._owner(request), file_id)
         return file
 
     async def content(self, request: Request, file_id: str) -> Response:
-        """One file, as it is."""
+        """Return the content of a file."""
         content: bytes = await self._ask("content", await self._owner(request), file_id)
         return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
 
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
-        """Delete a file and all that it holds."""
+        """Delete a file and its content."""
         await self._ask("delete_file", await self._owner(request), file_id)
         return DeletedFile(id=file_id)
 
     async def create(self, request: Request) -> Batch:
-        """Run the requests of a file, whenever no other request waits."""
+        """Run the requests of a file in the background. Interactive requests go first."""
         owner = await self._owner(request)
-        asked = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
-        batch: Batch = await self._ask("create", owner, asked.request)
+        new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
+        batch: Batch = await self._ask("create", owner, new.request)
         return batch
 
     async def batches(self, request: Request) -> BatchList:
-        """The batches of this key, the newest first."""
-        owner, asked = await self._owner(request), request.query_params
-        page: Page = await self._ask("batches", owner, asked.get("after"), _limit(asked.get("limit"), 20, MOST_BATCHES))
+        """List the batches of this key, newest first."""
+        owner, query = await self._owner(request), request.query_params
+        page: Page = await self._ask("batches", owner, query.get("after"), _limit(query.get("limit"), 20, MOST_BATCHES))
         return BatchList(data=list(page.records), **_ends(page))
 
     async def batch(self, request: Request, batch_id: str) -> Batch:
-        """One batch."""
+        """Return a batch."""
         batch: Batch = await self._ask("batch", await self._owner(request), batch_id)
         return batch
 
     async def cancel(self, request: Request, batch_id: str) -> Batch:
-        """Let a batch end after the requests that have begun; what is answered by then is in its files."""
+        """End a batch after its running requests. Its output file contains the answers so far."""
         batch: Batch = await self._ask("cancel", await self._owner(request), batch_id)
         return batch
 
@@ -190,26 +190,27 @@ class BatchRoutes:
         return await self._keys.owner(request, "generate")
 
     async def _ask(self, method: str, *arguments: object) -> Any:
-        """Call a method of the batches actor.
+        """Calls a method of the batches actor.
 
         Raises:
-            ApiError: what cannot be done, as HTTP says it; 503 where the actor does not answer.
+            ApiError: the actor refused the call, or 503 if it does not answer.
         """
         name = self._settings.batches_actor
         if name is None:
-            raise ApiError(404, "this service keeps no files and runs no batches", code="batches_not_kept")
+            raise ApiError(404, "batches are disabled in this service", code="batches_not_kept")
         try:
             if not ray.is_initialized():
                 raise RuntimeError("Ray is not initialised")
             actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
             return await getattr(actor, method).remote(*arguments)
         except RayTaskError as error:
-            raise _of_batches(error) from None
+            raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):
             raise unavailable(f"the actor {name!r} does not answer") from None
 
 
-def _of_batches(error: RayTaskError) -> Exception:
+def _translate(error: RayTaskError) -> Exception:
+    """Returns the HTTP error for an error of the batches actor."""
     match error.cause:
         case NotStored() as missing:
             return ApiError(404, missing.message, code=missing.code, param=missing.param)

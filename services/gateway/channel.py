@@ -1,7 +1,7 @@
-"""One gateway's channel to one coordinator: every gateway reads one stream of deltas for all its requests there.
+"""Implements the channel of a gateway to a coordinator: one stream of deltas for all requests of the gateway.
 
-Ray spends some tens of microseconds per item of a stream, so one item a step for all requests is what keeps many
-concurrent streams cheap.
+Ray spends tens of microseconds on each item of a stream. So the stream has one item per step for all requests, which
+keeps many concurrent requests cheap.
 """
 
 import asyncio
@@ -23,31 +23,36 @@ FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 1.0
 BEAT_S = 1.0
 SILENT_S = 30.0
-"""A coordinator that has not answered for this long is taken for lost."""
-# Only with a limit does Ray close the coordinator's end when this process dies; without one it would read on for a
-# dead gateway, and tokens that nobody receives would be charged. Batches grow while the limit is reached.
+"""A coordinator that does not answer for this long is considered lost."""
+# Ray closes the coordinator's end of the stream after the death of this process only if there is such a limit. Without
+# it, the coordinator would continue for a dead gateway and charge tokens that nobody receives. While the limit is
+# reached, the batches grow.
 UNREAD_BATCHES = 16
 
 
 class Channel:
-    """Finds the coordinator by its actor's name, again whenever it is lost.
+    """Connects to a coordinator by its actor's name, and reconnects whenever the connection is lost.
 
     Args:
-        heard: is given the deltas of every step.
-        lost: is called when deltas may be lost; nothing submitted before is heard of again.
+        on_deltas: called with the deltas of every step.
+        on_loss: called when the connection is lost. Deltas of earlier submissions do not arrive afterwards.
 
     Attributes:
-        load: how many generations the coordinator has, as far as is known here.
+        load: the last known number of generations that the coordinator has.
     """
 
     def __init__(
-        self, namespace: str, actor: str, heard: Callable[[Sequence[Delta]], None], lost: Callable[["Channel"], None]
+        self,
+        namespace: str,
+        actor: str,
+        on_deltas: Callable[[Sequence[Delta]], None],
+        on_loss: Callable[["Channel"], None],
     ) -> None:
         self.actor = actor
         self.load = 0
         self._namespace = namespace
-        self._heard = heard
-        self._lost = lost
+        self._on_deltas = on_deltas
+        self._on_loss = on_loss
         self._coordinator: ActorHandle | None = None
         self._name = ""
 
@@ -58,17 +63,17 @@ class Channel:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the channel open for the time of the context."""
-        keeper = asyncio.create_task(self._keep_open())
+        """Keeps the channel open until the context exits."""
+        task = asyncio.create_task(self._keep_open())
         try:
             yield
         finally:
-            keeper.cancel()
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await keeper
+                await task
 
     def submit(self, generations: Sequence[Generation]) -> "Submission":
-        """Submit generations to the coordinator of this moment; the channel must be open."""
+        """Submits generations to the coordinator. The channel must be open."""
         assert self._coordinator is not None
         self.load += len(generations)
         return Submission(self._coordinator, self._name, generations)
@@ -77,7 +82,7 @@ class Channel:
         pause = FIRST_RETRY_S
         name = uuid4().hex
         for attempt in count():
-            # A channel has its own name each time, so that nothing meant for a broken one reaches its successor.
+            # Each connection has a new name, so that deltas for a broken connection do not reach the next one.
             self._name = f"{name}-{attempt}"
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -89,11 +94,11 @@ class Channel:
             finally:
                 pause = FIRST_RETRY_S if self.open else min(2 * pause, LONGEST_RETRY_S)
                 self._coordinator = None
-                self._lost(self)
+                self._on_loss(self)
             await asyncio.sleep(pause)
 
     async def _find(self) -> ActorHandle:
-        # ray.get_actor would start a cluster of its own.
+        # Otherwise ray.get_actor would start a new local cluster.
         if not ray.is_initialized():
             raise RuntimeError("Ray is not initialised")
         return await asyncio.to_thread(ray.get_actor, self.actor, self._namespace)
@@ -102,14 +107,14 @@ class Channel:
         events = coordinator.events.options(_generator_backpressure_num_objects=UNREAD_BATCHES).remote(self._name)
         try:
             async for batch in events:
-                self._heard(await batch)
+                self._on_deltas(await batch)
         finally:
             if ray.is_initialized():
                 ray.cancel(events, recursive=False)
         raise ConnectionError("the coordinator ended the channel")
 
     async def _follow_load(self, coordinator: ActorHandle) -> None:
-        """Ask for the load for ever; this also shows whether the coordinator answers."""
+        """Polls the load, which also shows whether the coordinator answers."""
         while True:
             async with asyncio.timeout(SILENT_S):
                 self.load = await coordinator.load.remote()
@@ -118,26 +123,26 @@ class Channel:
 
 
 class Submission:
-    """Generations on their way to one coordinator; they begin whether or not somebody waits."""
+    """Represents generations that were sent to a coordinator. They start even if nothing awaits `accepted`."""
 
     def __init__(self, coordinator: ActorHandle, channel: str, generations: Sequence[Generation]) -> None:
         self._coordinator = coordinator
         self._call: asyncio.Future[None] = asyncio.ensure_future(coordinator.submit.remote(channel, list(generations)))
 
     async def accepted(self) -> None:
-        """Return once the generations have begun.
+        """Returns once the generations have started.
 
         Raises:
-            CoordinatorError: they were refused, and none has begun.
-            ray.exceptions.RayError, TimeoutError: nobody knows.
+            CoordinatorError: the coordinator refused them; none has started.
+            ray.exceptions.RayError, TimeoutError: it is unknown whether they have started.
         """
         async with asyncio.timeout(SILENT_S):
             await asyncio.shield(self._call)
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel what was submitted, once it was: Ray may run calls to an async actor in another order than made."""
+        """Cancels generations after their submission, because Ray may reorder calls to an async actor."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SILENT_S):
-                await asyncio.wait([self._call])  # also one that failed may have been carried out
+                await asyncio.wait([self._call])  # A failed call may have been executed, so cancel after it too.
                 with suppress(RayError):
                     await self._coordinator.cancel.remote(list(ids))

@@ -1,5 +1,5 @@
-"""What the console shows, as a stream of events. No number here depends on the private text, except through the tokens
-that were released and the times in which they were."""
+"""Implements the event stream of the console. It depends on private text only through the released tokens and their
+times."""
 
 import asyncio
 import time
@@ -18,8 +18,8 @@ from services.budget.together import together
 from services.ensembles.records import State
 from services.gateway.errors import ApiError
 from services.gateway.keys import KeyService
+from services.gateway.models import Models, ServedModel
 from services.gateway.openapi import REFUSALS
-from services.gateway.served import Models, Served
 from services.gateway.settings import GatewaySettings
 from services.gateway.sse import EventStream, events
 from services.gateway.status import Shard
@@ -31,16 +31,17 @@ INTERVAL_S = 1.0
 SHARDS_S = 5.0
 LEAST_PAUSE_S = 1.5
 PAUSES = 4
-"""A statement may take a second to compose: it is asked for again after this many times as long as it took."""
+"""The pause between two queries is at least this many times the duration of a query, because a statement can take a
+second to compute."""
 
 T = TypeVar("T")
 
 
 class Snapshot(BaseModel):
-    """Everything that the console shows at one moment; None is what does not answer. Times are Unix seconds.
+    """Everything that the console shows at one moment. A field is null if its actor does not answer.
 
-    `privacy`, `traffic` and `shards` are those of `model`, one of `ensembles`. `together` is what they promise to a
-    person whose text is in all of them.
+    `at` is in Unix seconds. `privacy`, `traffic` and `shards` describe `model`, one of `ensembles`. `together` is the
+    guarantee for a person whose text is in all of them.
     """
 
     at: float
@@ -60,13 +61,13 @@ class Snapshot(BaseModel):
 
 
 class ConsoleRoutes:
-    """`GET /v1/console`: a snapshot a second, for as long as it is read."""
+    """Implements `GET /v1/console`, which streams a snapshot every second."""
 
     def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
         self._models = models
         self._keys = keys
-        self._watched: WeakKeyDictionary[Served, _Watched] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[ServedModel, _Watched] = WeakKeyDictionary()
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["service"], responses=REFUSALS)
@@ -74,7 +75,7 @@ class ConsoleRoutes:
         return router
 
     async def console(self, request: Request, model: str | None = None) -> Response:
-        """Server-sent events, a snapshot of a model each second, as the console draws it."""
+        """Stream a snapshot of a model every second as server-sent events, for the console."""
         identity = await self._keys.identify(request, "privacy")
         snapshots = self._snapshots(request, identity, model)
         return EventStream(await anext(snapshots), snapshots, {})
@@ -86,7 +87,7 @@ class ConsoleRoutes:
             try:
                 identity = await self._keys.identify(request, "privacy")
                 self._models.named(model)
-            except ApiError:  # revoked or retired meanwhile: the page asks again, and is told so
+            except ApiError:  # The key was revoked or the model retired. The page reconnects and gets the error.
                 return
 
     async def _snapshot(self, identity: Identity, model: str | None) -> Snapshot:
@@ -96,83 +97,84 @@ class ConsoleRoutes:
         traffic, shards, accounts, *statements = await asyncio.gather(
             watched.traffic.get(),
             watched.shards.get(),
-            _answer(lambda: self._keys.ask("accounts")) if administers else _nothing(),
-            *(self._watch(each).statement.get() for each in self._models.all),
+            _result_or_none(lambda: self._keys.ask("accounts")) if administers else _none(),
+            *(self._watch(model).statement.get() for model in self._models.all),
         )
-        stated = {each.ensemble.name: one for each, one in zip(self._models.all, statements, strict=True)}
-        known = {name: one for name, one in stated.items() if one is not None}
+        names = [model.ensemble.name for model in self._models.all]
+        by_name = dict(zip(names, statements, strict=True))
+        known = {name: statement for name, statement in by_name.items() if statement is not None}
         return Snapshot(
             at=time.time(),
             version=version("privmix"),
             models=self._models.names,
-            ensembles=tuple(each.ensemble.name for each in self._models.all),
+            ensembles=tuple(names),
             model=served.ensemble.name,
             state=served.state,
             together=together(known).guarantee if len(known) > 1 else None,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
             scopes=identity.scopes,
-            privacy=stated.get(served.ensemble.name),
+            privacy=by_name.get(served.ensemble.name),
             traffic=traffic,
             shards=shards,
             keys=accounts,
         )
 
-    def _watch(self, served: Served) -> "_Watched":
+    def _watch(self, served: ServedModel) -> "_Watched":
         if served not in self._watched:
             self._watched[served] = _Watched(served, self._keys)
         return self._watched[served]
 
 
 class _Watched:
-    """What is asked about one model, once for all who watch."""
+    """Caches the state of one model for all connected consoles."""
 
-    def __init__(self, served: Served, keys: KeyService) -> None:
+    def __init__(self, served: ServedModel, keys: KeyService) -> None:
         name = served.ensemble.name
 
-        async def asked_traffic() -> TrafficReport:
+        async def traffic() -> TrafficReport:
             report: TrafficReport = await keys.ask("traffic", name)
             return report
 
-        self.statement = _Recent(served.status.statement)
-        self.shards = _Recent(served.status.shards, SHARDS_S)
-        self.traffic = _Recent(asked_traffic, INTERVAL_S / 2)
+        self.statement = _Cached(served.status.statement)
+        self.shards = _Cached(served.status.shards, SHARDS_S)
+        self.traffic = _Cached(traffic, INTERVAL_S / 2)
 
 
-class _Recent(Generic[T]):
-    """An answer that all who watch share, asked for again when it is old; None while there is none."""
+class _Cached(Generic[T]):
+    """Caches the result of a query and refreshes it in the background when it is old. None if the query fails."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], pause_s: float = LEAST_PAUSE_S) -> None:
-        self._ask = ask
+    def __init__(self, query: Callable[[], Awaitable[T]], pause_s: float = LEAST_PAUSE_S) -> None:
+        self._query = query
         self._pause_s = pause_s
         self._due = 0.0
-        self._answer: T | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._result: T | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def get(self) -> T | None:
-        """The latest answer; waits for one only where there has been none."""
-        if self._asking is None and time.monotonic() >= self._due:
-            # It outlives this request: Ray cancels with a call whatever was called in its context.
-            self._asking = asyncio.create_task(self._again(), context=Context())
-        if self._answer is None and self._asking is not None:
-            await asyncio.shield(self._asking)
-        return self._answer
+        """Returns the latest result. Waits for a query only if there is no result."""
+        if self._refreshing is None and time.monotonic() >= self._due:
+            # In a new context, because Ray cancels all calls of a cancelled request's context.
+            self._refreshing = asyncio.create_task(self._refresh(), context=Context())
+        if self._result is None and self._refreshing is not None:
+            await asyncio.shield(self._refreshing)
+        return self._result
 
-    async def _again(self) -> None:
+    async def _refresh(self) -> None:
         started = time.monotonic()
         try:
-            self._answer = await _answer(self._ask)
+            self._result = await _result_or_none(self._query)
         finally:
             now = time.monotonic()
             self._due = now + max(self._pause_s, PAUSES * (now - started))
-            self._asking = None
+            self._refreshing = None
 
 
-async def _answer(ask: Callable[[], Awaitable[Any]]) -> Any:
+async def _result_or_none(query: Callable[[], Awaitable[Any]]) -> Any:
     try:
-        return await ask()
+        return await query()
     except ApiError:
         return None
 
 
-async def _nothing() -> None: ...
+async def _none() -> None: ...

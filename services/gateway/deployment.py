@@ -1,4 +1,4 @@
-"""The gateway as a Ray Serve deployment."""
+"""Defines the gateway as a Ray Serve deployment."""
 
 import logging
 
@@ -9,19 +9,19 @@ from ray.serve.schema import LoggingConfig
 
 from services import tracing
 from services.gateway.app import build_app
-from services.gateway.served import Models
+from services.gateway.models import Models
 from services.gateway.settings import GatewaySettings
 
 
 def _log_with_serve() -> None:
-    """Send what the gateway logs where Serve logs: as JSON, with Serve's request id."""
-    ours = logging.getLogger("services.gateway")
-    ours.setLevel(logging.INFO)
-    ours.handlers = logging.getLogger("ray.serve").handlers
-    ours.propagate = False
+    """Sends the gateway's log to Serve's handlers: as JSON with Serve's request id."""
+    gateway_logger = logging.getLogger("services.gateway")
+    gateway_logger.setLevel(logging.INFO)
+    gateway_logger.handlers = logging.getLogger("ray.serve").handlers
+    gateway_logger.propagate = False
 
 
-# The gateway's own line for each request says more than Serve's would.
+# Serve's access log is disabled, because the gateway's own log line contains more.
 @serve.deployment(
     name="gateway",
     max_ongoing_requests=1024,
@@ -29,18 +29,18 @@ def _log_with_serve() -> None:
 )
 @serve.ingress()
 class Gateway:
-    """One replica: `Gateway.options(num_replicas=2).bind(settings)`.
+    """Implements a replica of the gateway: `Gateway.options(num_replicas=2).bind(settings)`.
 
-    A waiting stream costs next to nothing here, so a replica takes many; the coordinator refuses what it cannot hold.
+    A waiting stream costs almost nothing, so a replica accepts many. The keys actor and the coordinator limit the load.
     """
 
     def __init__(self, settings: GatewaySettings, *beside: DeploymentHandle) -> None:
-        """`beside` is not called: Serve deploys with the route what the route is bound to."""
+        """`beside` makes Serve deploy these deployments together with the gateway. They are not called."""
         self._settings = settings
         _log_with_serve()
         tracing.prepare()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray Serve's hook for an app that is built in the replica."""
-        # Serve's proxy answers with the request id.
+        """Builds the app in the replica. Ray Serve calls it."""
+        # Serve's proxy adds the request id to the response.
         return build_app(self._settings, Models(self._settings), answer_request_id=False)

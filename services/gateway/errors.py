@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's shape. No message repeats what the client sent."""
+"""Defines all HTTP errors in OpenAI's format. No message repeats input of the client."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from starlette.responses import JSONResponse
 
 from services.coordinator.messages import CoordinatorError, Overloaded
 
-# The openai client retries 429 and 5xx by itself unless it is told not to.
+# The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
 DRAINING_S = "60"
 
 
 class ApiError(Exception):
-    """A failure as the client sees it; `param` names the field of the request that is at fault, if one is."""
+    """An error response. `param` names the invalid field of the request; None if no field is invalid."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
+        """Returns the body of the response in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
@@ -44,34 +45,35 @@ class ApiError(Exception):
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A field of the request that cannot be served as it is."""
+    """Returns error 400 for an invalid field of the request."""
     return ApiError(400, f"{param}: {message}", code=code, param=param)
 
 
 def unavailable(message: str, code: str = "service_unavailable", headers: Mapping[str, str] | None = None) -> ApiError:
-    """Nothing is wrong with the request; a part of the service does not answer."""
+    """Returns error 503: the request is valid, but a part of the service does not answer."""
     return ApiError(503, message, code=code, kind="server_error", headers=headers)
 
 
 def generation_failed(retry_after: float | None) -> ApiError:
-    """The ensemble could not continue an answer. Tokens that were not released were not charged.
+    """Returns the error for an answer that could not be continued. Only released tokens were charged.
 
     Args:
-        retry_after: in how many seconds the same request can succeed; None where a repetition does not help.
+        retry_after: the seconds after which the same request can succeed; None if repeating it does not help.
     """
     headers = NO_RETRY if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
     return unavailable("the answer could not be completed", "generation_failed", headers)
 
 
 def coordinator_lost() -> ApiError:
-    """The coordinator was lost while it answered, and no other one went on in time."""
-    return unavailable("the coordinator was lost while it answered", "coordinator_lost")
+    """Returns the error for an answer whose coordinator died and which no other coordinator continued in time."""
+    return unavailable("the coordinator failed during the answer", "coordinator_lost")
 
 
 def budget_exhausted() -> ApiError:
+    """Returns the error for an exhausted privacy budget. Clients must not retry."""
     return ApiError(
         429,
-        "the privacy budget of this ensemble is used up; it does not come back with time. See /v1/privacy",
+        "the privacy budget of this ensemble is exhausted; it does not refill. See /v1/privacy",
         code="privacy_budget_exhausted",
         kind="insufficient_quota",
         headers=NO_RETRY,
@@ -79,42 +81,44 @@ def budget_exhausted() -> ApiError:
 
 
 def model_not_found(served: Sequence[str]) -> ApiError:
-    message = f"model: there is no such model; served here: {', '.join(served) or 'none now'}"
+    """Returns error 404 with the names of the served models."""
+    message = f"model: no such model; this service has: {', '.join(served) or 'none at the moment'}"
     return ApiError(404, message, code="model_not_found", param="model")
 
 
 def draining(name: str) -> ApiError:
-    """The ensemble ends its requests before it is retired."""
-    message = f"model: {name} takes no new requests, because it is about to be retired; /v1/models lists the others"
+    """Returns the error for a new request to an ensemble that drains."""
+    message = f"model: {name} accepts no new requests, because it is about to be retired; /v1/models lists the others"
     return ApiError(
         503, message, code="model_draining", param="model", kind="server_error", headers={"retry-after": DRAINING_S}
     )
 
 
 def from_coordinator(error: CoordinatorError) -> ApiError:
-    """The refusal of a submission. None of its generations has begun."""
+    """Returns the HTTP error for a submission that the coordinator refused. None of its generations has started."""
     if isinstance(error, Overloaded):
         retry_after = {"retry-after": str(max(1, round(error.retry_after)))}
         return ApiError(429, str(error), code="overloaded", kind="rate_limit_error", headers=retry_after)
-    return unavailable(str(error) or "the coordinator cannot take this request now")
+    return unavailable(str(error) or "the coordinator cannot accept this request now")
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """A refusal by the router: there is no such route, or not with this method."""
+    """Returns the error for an unknown route or method."""
     message, code = {
-        404: ("there is no such route; /docs lists those that there are", "route_not_found"),
-        405: ("this route does not take this method; the header Allow names those it takes", "method_not_allowed"),
+        404: ("no such route; /docs lists all routes", "route_not_found"),
+        405: ("this route does not allow this method; the header Allow names the allowed ones", "method_not_allowed"),
     }.get(error.status_code, ("the request was refused", "refused"))
     return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
 def unexpected() -> ApiError:
-    return ApiError(500, "an internal error; the log has it under this request id", code="internal_error",
+    """Returns error 500. Details are only in the log."""
+    return ApiError(500, "internal error; the service's log describes it under this request id", code="internal_error",
                     kind="server_error")  # fmt: skip
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first of pydantic's findings, without the input that pydantic would show."""
+    """Returns the first of pydantic's errors without the client's input."""
     finding = error.errors(include_url=False, include_input=False)[0]
     if finding["type"] == "json_invalid":
         return _not_json(finding)
@@ -127,23 +131,23 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 CUSTOM = "privmix."
-"""Findings of our own validators have the type `CUSTOM + code`."""
+"""Errors of our own validators have the type `CUSTOM + code`."""
 
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 _MESSAGES = {
     "missing_required_parameter": "this parameter is required",
-    "unknown_parameter": "there is no such parameter; remove it",
+    "unknown_parameter": "no such parameter; remove it",
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 def _not_json(finding: Mapping[str, Any]) -> ApiError:
-    """jiter's reason has a position and no content."""
+    """Returns the error for invalid JSON. The parser's reason contains a position but no content."""
     return ApiError(400, f"the body is not JSON in UTF-8: {finding['ctx']['error']}", code="invalid_json", param="body")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content`; a key of the client's own that is no name is left out, since it could be any text."""
+    """Returns a path such as `messages[0].content`. Omits keys that are not identifiers, as they could be any text."""
     path = ""
     for step in loc:
         if isinstance(step, int):

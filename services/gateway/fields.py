@@ -1,6 +1,6 @@
-"""Types of request fields: what each accepts, and how OpenAPI shows it.
+"""Defines the types of request fields: the values that each accepts, and its OpenAPI schema.
 
-A field that cannot be honoured is accepted at the values at which it changes nothing, and refused by name at any other.
+An unsupported field is accepted with values that have no effect, and refused by name with any other value.
 """
 
 from collections.abc import Callable
@@ -15,49 +15,50 @@ from services.gateway.errors import CUSTOM
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 128
-# Below it the shaped distributions are one token each, and logits over it overflow in float32.
+# At lower temperatures, distributions collapse to one token and scaled logits overflow in float32.
 LEAST_TEMPERATURE = 0.01
 
 GREEDY = (
     "greedy decoding would take every token from the public model alone and still be charged to the privacy budget; "
-    "{fix}, or ask the public model directly"
+    "{fix}, or use the public model directly"
 )
-NEVER_LEAVE = "distributions of the private models never leave the service; remove it"
+NEVER_LEAVE = "probabilities of the private models never leave the service; remove it"
 OWN_RANDOMNESS = (
     "the privacy guarantee needs randomness that the client does not choose; remove it (answers cannot be reproduced)"
 )
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """What the service does where a client asks for what cannot be private; by default it refuses.
+class Fallbacks:
+    """Says what replaces requests that cannot be private. By default they are refused.
 
-    Passed to the models of `schema` as pydantic's validation context.
+    The models of `schema` get it as pydantic's validation context.
 
     Attributes:
-        greedy_temperature: greedy requests (`temperature: 0`, `top_p: 0`, `top_k: 1`) are sampled at this temperature.
-        ignore_seed: a `seed` is accepted and has no effect.
+        greedy_temperature: the temperature for greedy requests (`temperature: 0`, `top_p: 0`, `top_k: 1`).
+        ignore_seed: accept a `seed` without effect.
     """
 
     greedy_temperature: float | None = None
     ignore_seed: bool = False
 
 
-REFUSE = Nearest()
+REFUSE = Fallbacks()
 
 
-def nearest(info: ValidationInfo) -> Nearest:
-    """The context of this validation."""
-    return info.context if isinstance(info.context, Nearest) else REFUSE
+def fallbacks(info: ValidationInfo) -> Fallbacks:
+    """Returns the context of this validation."""
+    return info.context if isinstance(info.context, Fallbacks) else REFUSE
 
 
 def refused(code: str, message: str) -> PydanticCustomError:
-    # The message is a template to pydantic: braces in it would be fields.
+    """Returns a validation error with a code of OpenAI's API."""
+    # Not the message itself, because pydantic treats it as a template.
     return PydanticCustomError(CUSTOM + code, "{message}", {"message": message})
 
 
 class Neutral:
-    """Accepts `values` only (null is accepted for every field), as no other can be honoured; `why` says why not."""
+    """Accepts only `values` (and null) for an unsupported field. `why` is the message for other values."""
 
     def __init__(self, why: str, *values: object) -> None:
         self._why = why
@@ -76,7 +77,7 @@ class Neutral:
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equal; an integer equals its float, as in JSON, and no boolean equals a number."""
+    """Compares JSON values: an integer equals its float, but a boolean equals no number."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
@@ -89,13 +90,13 @@ def _of_type(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-IgnoredText = Annotated[str | None, _of_type(str), Field(description="Accepted, and neither used nor kept.")]
-IgnoredFlag = Annotated[bool | None, _of_type(bool), Field(description="Accepted, and not used.")]
+IgnoredText = Annotated[str | None, _of_type(str), Field(description="Accepted, but neither used nor stored.")]
+IgnoredFlag = Annotated[bool | None, _of_type(bool), Field(description="Accepted, but not used.")]
 
 
 def _not_greedy(fix: str, greedy: Callable[[float], bool]) -> AfterValidator:
     def check(value: float, info: ValidationInfo) -> float:
-        if greedy(value) and nearest(info).greedy_temperature is None:
+        if greedy(value) and fallbacks(info).greedy_temperature is None:
             raise refused("unsupported_value", GREEDY.format(fix=fix))
         return value
 
@@ -110,7 +111,7 @@ TopK = Annotated[int, Field(ge=-1), _not_greedy("use a top_k above 1, or 0 for a
 
 
 def _seed(value: object, info: ValidationInfo) -> object:
-    if value is not None and not nearest(info).ignore_seed:
+    if value is not None and not fallbacks(info).ignore_seed:
         raise refused("unsupported_parameter", OWN_RANDOMNESS)
     return value
 
@@ -137,7 +138,7 @@ PromptText = str | list[int]
 
 
 def _prompts(value: object) -> list[PromptText]:
-    """One prompt or several, as text or as token ids: always a list of prompts."""
+    """Returns a list of prompts for one or several prompts, each as text or as token ids."""
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
     if isinstance(value, list) and value:
@@ -147,7 +148,7 @@ def _prompts(value: object) -> list[PromptText]:
             return value
     raise refused(
         "invalid_type",
-        "give a string, a list of strings, a list of token ids, or a list of lists of token ids; not empty",
+        "give a non-empty string, list of strings, list of token ids or list of lists of token ids",
     )
 
 
@@ -161,13 +162,13 @@ PromptTexts = Annotated[
 
 
 def _content(value: object) -> object:
-    """The text of a message, given whole or as a list of text parts."""
+    """Returns the text of a message, which is a string or a list of text parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or not all(isinstance(part, dict) for part in value):
         raise refused("invalid_type", "give a string or a list of text parts")
     if any(part.keys() != {"type", "text"} or part["type"] != "text" for part in value):
-        raise refused("unsupported_value", 'give parts of the form {"type": "text", "text": "..."} only')
+        raise refused("unsupported_value", 'give only parts of the form {"type": "text", "text": "..."}')
     if not all(isinstance(part["text"], str) for part in value):
         raise refused("invalid_type", "the text of a part must be a string")
     return "\n".join(part["text"] for part in value)

@@ -1,26 +1,26 @@
-"""The routes that generate text: completions and chat completions."""
+"""Implements the routes that generate text: completions and chat completions."""
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.access import record
+from services.gateway.access_log import access_record
+from services.gateway.admission import Admission
 from services.gateway.answers import Answer
-from services.gateway.delivery import streamed, whole
-from services.gateway.entrance import Entrance
 from services.gateway.keys import KeyService
 from services.gateway.limits import read_body
+from services.gateway.models import Models
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.preparation import Endpoint, Preparation
 from services.gateway.responses import ChatCompletion, Completion
 from services.gateway.schema import ChatRequest, CompletionRequest
-from services.gateway.served import Models
 from services.gateway.settings import GatewaySettings
 from services.gateway.sse import EventStream, kept_alive, unless_disconnected
+from services.gateway.streaming import complete_answer, stream_answer
 
 ANSWERED_BY = "x-privmix-answered-by"
 
 
 class GenerationRoutes:
-    """`POST /v1/completions` and `POST /v1/chat/completions`."""
+    """Implements `POST /v1/completions` and `POST /v1/chat/completions`."""
 
     def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
@@ -57,29 +57,31 @@ class GenerationRoutes:
     async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
         identity = await self._keys.identify(request, "generate")
         prepared = await self._preparation.prepare(endpoint, await read_body(request, self._settings.max_body_bytes))
-        asked, generations, answer = prepared.asked, prepared.generations, prepared.answer
-        record(request).answer = answer
-        self._models.seen.request()
-        entrance = Entrance(prepared.served, self._keys, identity)
-        if asked.stream:
-            chunks = streamed(
-                entrance.submit,
+        body, generations, answer = prepared.body, prepared.generations, prepared.answer
+        access_record(request).answer = answer
+        self._models.counters.request()
+        admission = Admission(prepared.served, self._keys, identity)
+        if body.stream:
+            chunks = stream_answer(
+                admission.submit,
                 generations,
                 answer,
                 self._settings.write_interval_s,
-                asked.include_usage,
-                asked.continuous_usage,
+                body.include_usage,
+                body.continuous_usage,
             )
             chunks = kept_alive(chunks, self._settings.heartbeat_s)
-            # The status line must wait for the first chunk: until then this can still be refused.
+            # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
-            return EventStream(first, chunks, _marks(answer) | entrance.headers)
-        written = await unless_disconnected(request.receive, whole(entrance.submit, generations, answer))
+            return EventStream(first, chunks, _source_header(answer) | admission.headers)
+        response = await unless_disconnected(request.receive, complete_answer(admission.submit, generations, answer))
         return Response(
-            written.model_dump_json(), media_type="application/json", headers=_marks(answer) | entrance.headers
+            response.model_dump_json(),
+            media_type="application/json",
+            headers=_source_header(answer) | admission.headers,
         )
 
 
-def _marks(answer: Answer) -> dict[str, str]:
+def _source_header(answer: Answer) -> dict[str, str]:
     answered_by = answer.privmix.answered_by if answer.privmix else None
     return {ANSWERED_BY: answered_by} if answered_by else {}

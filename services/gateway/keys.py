@@ -1,4 +1,4 @@
-"""What the gateway knows of keys: the configuration's own, and those that the keys actor keeps."""
+"""Authenticates requests, by the keys of the configuration and by the keys that the keys actor stores."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
-from services.gateway.access import record
+from services.gateway.access_log import access_record
 from services.gateway.errors import NO_RETRY, ApiError, invalid, unavailable
 from services.keys.messages import (
     AdmissionLimits,
@@ -30,19 +30,19 @@ from services.keys.messages import (
 from services.keys.records import CLIENT_SCOPES, KeysError, KeysUnavailable, Scope, UnknownKey
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
-"""Everyone, where there are no keys: no shares, and no administration."""
+"""The identity of every client while no keys exist: it has no shares and cannot administer."""
 
 CONFIGURED = "configured:"
-"""Begins the name of an owner that is a key of the configuration; its hash follows, because their order may change."""
+"""The prefix of an owner that is a key of the configuration. The key's hash follows, because their order may change."""
 
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
-"""The middle and the end of the names of OpenAI's `x-ratelimit-*` headers."""
+"""The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
 
 
 class KeyService:
-    """Says who asks, and asks the keys actor for their tokens.
+    """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    Without an actor's name only `api_keys` count; without these, everyone is let in.
+    If `actor` is None, only `api_keys` are valid. Without any keys, every client has access.
     """
 
     def __init__(self, api_keys: Sequence[SecretStr], namespace: str, actor: str | None) -> None:
@@ -53,33 +53,33 @@ class KeyService:
         self._gateway = uuid4().hex
 
     async def identify(self, connection: HTTPConnection, scope: Scope | None) -> Identity:
-        """Who sent this request, which needs `scope`; noted in its record.
+        """Returns the identity of the client, which needs `scope`, and adds it to the access log.
 
         Raises:
-            ApiError: 401, 403; 503 where the keys actor does not answer.
+            ApiError: 401, 403, or 503 if the keys actor does not answer.
         """
-        identity = await self._identity(_shown(connection))
-        record(connection).key = identity.id
+        identity = await self._identity(_sent_key(connection))
+        access_record(connection).key = identity.id
         if scope is not None and scope not in identity.scopes:
             raise _forbidden(scope, identity)
         return identity
 
     async def owner(self, connection: HTTPConnection, scope: Scope) -> str:
-        """Who sent this request, as `identity_of` knows it: for what is stored for a key alone.
+        """Returns the name under which data of the client's key is stored. `identity_of` accepts it.
 
         Raises:
-            ApiError: as `identify`.
+            ApiError: as in `identify`.
         """
         identity = await self.identify(connection, scope)
         if not self._is_configured(identity):
             return identity.id
-        return CONFIGURED + _digest(_shown(connection) or "").hex()[:32]
+        return CONFIGURED + _digest(_sent_key(connection) or "").hex()[:32]
 
     async def identity_of(self, owner: str) -> Identity:
-        """The key of an owner, as it is now; tokens of `ANONYMOUS` are counted, too.
+        """Returns the current identity of an owner. Tokens of `ANONYMOUS` are counted too.
 
         Raises:
-            ApiError: 401, the key is not valid any more; 503 where the keys actor does not answer.
+            ApiError: 401, the key is no longer valid; 503, the keys actor does not answer.
         """
         if owner.startswith(CONFIGURED):
             prefixes = [CONFIGURED + digest.hex()[:32] for digest in self._configured]
@@ -87,14 +87,13 @@ class KeyService:
                 raise _unauthorised(InvalidKey("revoked"))
             return self._of_configuration(prefixes.index(owner))
         if owner == ANONYMOUS.id:
-            found = await self.ask("identify", None)
-            if found.required or self._configured:
-                raise _unauthorised(found)
+            refused = await self.ask("identify", None)
+            if refused.required or self._configured:
+                raise _unauthorised(refused)
             return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
-        found = await self.ask("identity", owner)
-        if isinstance(found, InvalidKey):
-            raise _unauthorised(found)
-        identity: Identity = found
+        identity: Identity | InvalidKey = await self.ask("identity", owner)
+        if isinstance(identity, InvalidKey):
+            raise _unauthorised(identity)
         return identity
 
     async def admit(
@@ -106,10 +105,10 @@ class KeyService:
         generations: int,
         background: bool = False,
     ) -> Admitted:
-        """Returns when the request may begin; it is charged then, and `settle` must follow.
+        """Returns when the request may start. It is charged then, so `settle` must follow.
 
         Raises:
-            ApiError: 400, 429: nothing is charged; 503: the keys actor does not answer.
+            ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer.
         """
         outcome = await self.ask(
             "admit", id_, identity.subjects, limits, wanted, generations, self._gateway, background
@@ -120,28 +119,28 @@ class KeyService:
         return admitted
 
     async def settle(self, id_: str, used: int | None) -> None:
-        """See `Keys.settle`. What cannot be settled stays charged: the safe side."""
+        """See `Keys.settle`. If the actor does not answer, the tokens stay charged, which is safe."""
         with suppress(ApiError):
             await self.ask("settle", id_, used)
 
-    async def heartbeat(self, seen: TrafficUpdate) -> None:
+    async def heartbeat(self, update: TrafficUpdate) -> None:
+        """See `Keys.heartbeat`."""
         if self._actor is not None:
             with suppress(ApiError):
-                await self.ask("heartbeat", self._gateway, seen)
+                await self.ask("heartbeat", self._gateway, update)
 
-    async def _identity(self, shown: str | None) -> Identity:
-        # Digests have one length, and all keys are looked at, so the time tells nothing of them.
-        matches = [compare_digest(_digest(shown or ""), digest) for digest in self._configured]
+    async def _identity(self, key: str | None) -> Identity:
+        # Compares digests of equal length with all keys, so that the duration reveals nothing about them.
+        matches = [compare_digest(_digest(key or ""), digest) for digest in self._configured]
         if any(matches):
             return self._of_configuration(matches.index(True))
-        if self._actor is None:
-            found: Identity | InvalidKey = InvalidKey("unknown", required=False)
-        else:
-            found = await self.ask("identify", shown and _digest(shown).hex())
-        if isinstance(found, Identity):
-            return found
-        if found.required or self._configured:
-            raise _unauthorised(found)
+        identity: Identity | InvalidKey = InvalidKey("unknown", required=False)
+        if self._actor is not None:
+            identity = await self.ask("identify", key and _digest(key).hex())
+        if isinstance(identity, Identity):
+            return identity
+        if identity.required or self._configured:
+            raise _unauthorised(identity)
         return ANONYMOUS
 
     def _of_configuration(self, number: int) -> Identity:
@@ -154,24 +153,24 @@ class KeyService:
         return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
 
     async def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method of the keys actor.
+        """Calls a method of the keys actor.
 
         Raises:
-            ApiError: what cannot be done, as HTTP says it; 503 where the actor does not answer.
+            ApiError: the actor refused the call, or 503 if it does not answer.
         """
         if self._actor is None:
-            raise ApiError(404, "this service keeps no keys", code="keys_not_kept")
+            raise ApiError(404, "this service stores no keys", code="keys_not_kept")
         try:
-            return await getattr(await self._found(), method).remote(*arguments)
+            return await getattr(await self._find(), method).remote(*arguments)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
-                raise _of_keys(error.cause) from None
+                raise _translate(error.cause) from None
             raise
         except (RayError, ValueError, RuntimeError):
             self._handle = None
             raise unavailable(f"the actor {self._actor!r} does not answer") from None
 
-    async def _found(self) -> ActorHandle:
+    async def _find(self) -> ActorHandle:
         if self._handle is None:
             if not ray.is_initialized():
                 raise RuntimeError("Ray is not initialised")
@@ -180,63 +179,63 @@ class KeyService:
 
 
 def refusal(refused: Refused, wanted: int, generations: int) -> ApiError:
-    """The keys actor's refusal as OpenAI's clients know it."""
+    """Returns the HTTP error for a refusal of the keys actor."""
     headers = rate_headers(refused.rates)
     limit = refused.limit
     match refused.reason:
         case "request_too_large" | "larger_than_a_minute":
-            within = "in one request" if refused.reason == "request_too_large" else "in a minute"
-            message = f"prompts x n x max_tokens is {wanted}, and this key may ask for {limit} {within}; ask for less"
+            within = "in one request" if refused.reason == "request_too_large" else "per minute"
+            message = f"prompts x n x max_tokens is {wanted}, but this key may use {limit} {within}; reduce it"
             return invalid("max_tokens", message, "request_too_large")
         case "more_than_live_streams":
-            message = f"prompts x n is {generations}, and this key may have {limit} answers at one time; ask for less"
+            message = f"prompts x n is {generations}, but this key may have {limit} concurrent answers; reduce it"
             return invalid("n", message, "request_too_large")
         case "share_exhausted":
-            message = "the share of the privacy budget that this key has is used up; it does not come back with time"
+            message = "this key's share of the privacy budget is exhausted; it does not refill"
             return ApiError(
                 429, message, code="share_exhausted", kind="insufficient_quota", headers={**headers, **NO_RETRY}
             )
         case "daily_share_exhausted":
-            message = "this key's tokens of today are used up; there are new ones after midnight UTC"
+            message = "this key's tokens for today are used up; it has new ones after midnight UTC"
             code, headers = "daily_share_exhausted", {**headers, **NO_RETRY}
         case "live_streams":
-            message, code = f"this key has {limit} answers under way, as many as it may have", "too_many_streams"
+            message, code = f"this key already has {limit} concurrent answers, its maximum", "too_many_streams"
         case "overloaded":
-            message, code = "too many requests wait for the service; try again soon", "overloaded"
+            message, code = "too many requests wait; try again soon", "overloaded"
         case "requests_per_minute" | "tokens_per_minute":
-            what = refused.reason.removesuffix("_per_minute")
-            message, code = f"this key may use {limit} {what} a minute", "rate_limit_exceeded"
+            unit = refused.reason.removesuffix("_per_minute")
+            message, code = f"this key may use {limit} {unit} per minute", "rate_limit_exceeded"
     if refused.retry_after_s is not None:
         headers = {**headers, "retry-after": str(max(1, -int(-refused.retry_after_s // 1)))}
     return ApiError(429, message, code=code, kind="rate_limit_error", headers=headers)
 
 
 def rate_headers(rates: RateStates) -> dict[str, str]:
-    """OpenAI's `x-ratelimit-*` headers, for the limits that there are."""
+    """Returns OpenAI's `x-ratelimit-*` headers for the limits that exist."""
     headers: dict[str, str] = {}
     states: dict[str, RateState | None] = {"requests": rates.requests, "tokens": rates.tokens}
     for name, state in states.items():
         if state is not None:
             values = (str(state.limit), str(state.remaining), f"{state.reset_s:.3f}s")
-            headers |= {f"x-ratelimit-{what}-{name}": value for what, value in zip(RATES, values, strict=True)}
+            headers |= {f"x-ratelimit-{rate}-{name}": value for rate, value in zip(RATES, values, strict=True)}
     return headers
 
 
-def _shown(connection: HTTPConnection) -> str | None:
-    scheme, _, shown = connection.headers.get("authorization", "").partition(" ")
-    return shown.strip() or None if scheme.lower() == "bearer" else None
+def _sent_key(connection: HTTPConnection) -> str | None:
+    scheme, _, key = connection.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def _unauthorised(found: InvalidKey) -> ApiError:
+def _unauthorised(refused: InvalidKey) -> ApiError:
     message = {
         "unknown": "give an API key of this service in the header: Authorization: Bearer KEY",
-        "expired": "this API key has expired; ask the service's administrator for another",
-        "revoked": "this API key was revoked; ask the service's administrator for another",
-    }[found.reason]
+        "expired": "this API key has expired; ask the service's administrator for a new one",
+        "revoked": "this API key was revoked; ask the service's administrator for a new one",
+    }[refused.reason]
     return ApiError(
         401,
         message,
@@ -247,16 +246,18 @@ def _unauthorised(found: InvalidKey) -> ApiError:
 
 
 def _forbidden(scope: Scope, identity: Identity) -> ApiError:
-    fix = "make one with `privmix keys create NAME --scope administer`" if identity is ANONYMOUS else "use another key"
+    create = "create one with `privmix keys create NAME --scope administer`"
+    fix = create if identity is ANONYMOUS else "use another key"
     return ApiError(
-        403, f"this needs a key with the scope {scope!r}; {fix}", code="missing_scope", kind="permission_error"
+        403, f"this route needs a key with the scope {scope!r}; {fix}", code="missing_scope", kind="permission_error"
     )
 
 
-def _of_keys(error: KeysError) -> ApiError:
+def _translate(error: KeysError) -> ApiError:
+    """Returns the HTTP error for an error of the keys actor."""
     match error:
         case UnknownKey():
-            return ApiError(404, "there is no such key", code="key_not_found")
+            return ApiError(404, "no such key", code="key_not_found")
         case KeysUnavailable():
             return unavailable("the database of the keys cannot be used now")
         case _:

@@ -1,4 +1,4 @@
-"""What one request may ask for."""
+"""Checks the limits of one request: its body, its choices and the length of its answer."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from services.gateway.settings import GatewaySettings
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body of a request, read no further than `limit` bytes.
+    """Reads the body of a request, but not more than `limit` bytes.
 
     Raises:
-        ApiError: 413 beyond the limit, 415 for a compressed body.
+        ApiError: 413, the body exceeds the limit; 415, it is compressed.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body must not be compressed", code="unsupported_encoding", param="body")
@@ -29,42 +29,50 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def check_counts(asked: GenerationRequest, prompts: int, settings: GatewaySettings) -> None:
-    if asked.n > settings.max_n:
-        raise invalid("n", f"at most {settings.max_n} choices")
+def check_counts(body: GenerationRequest, prompts: int, settings: GatewaySettings) -> None:
+    """Checks the numbers of choices and prompts.
+
+    Raises:
+        ApiError: 400, one of them exceeds its limit.
+    """
+    if body.n > settings.max_n:
+        raise invalid("n", f"request at most {settings.max_n} choices")
     if prompts > settings.max_prompts:
-        raise invalid(asked.prompt_field, f"at most {settings.max_prompts} prompts in one request")
+        raise invalid(body.prompt_field, f"give at most {settings.max_prompts} prompts in one request")
 
 
 def answer_length(
-    asked: GenerationRequest,
+    body: GenerationRequest,
     prompts: Sequence[Sequence[int]],
     default: int,
     settings: GatewaySettings,
     context_length: int,
 ) -> int:
-    """How many tokens each answer may have, so that prompt and answer fit the model's context.
+    """Returns the maximal number of tokens of each answer, so that prompt and answer fit the model's context.
 
-    The default gives way to a long prompt and to the settings; a limit that the client set does not.
+    A long prompt and the settings reduce the default. They do not reduce a limit that the client sets.
+
+    Raises:
+        ApiError: 400, the prompt or the client's limit is too long.
     """
     longest = max(map(len, prompts))
-    room = context_length - longest
-    if room < 1:
+    available = context_length - longest
+    if available < 1:
         raise invalid(
-            asked.prompt_field,
-            f"{longest} tokens leave no room for an answer in the model's context of {context_length}",
+            body.prompt_field,
+            f"{longest} tokens leave no space for an answer in the model's context of {context_length}",
             "context_length_exceeded",
         )
-    field, wanted = asked.token_limit
+    field, wanted = body.token_limit
     if wanted is None:
-        return min(default, settings.max_tokens, room)
+        return min(default, settings.max_tokens, available)
     if wanted > settings.max_tokens:
-        raise invalid(field, f"at most {settings.max_tokens} tokens")
-    if wanted > room:
+        raise invalid(field, f"request at most {settings.max_tokens} tokens")
+    if wanted > available:
         raise invalid(
             field,
-            f"{wanted} tokens after a prompt of {longest} are more than the model's context of "
-            f"{context_length}; ask for at most {room}",
+            f"{wanted} tokens after a prompt of {longest} exceed the model's context of "
+            f"{context_length}; request at most {available}",
             "context_length_exceeded",
         )
     return wanted

@@ -1,4 +1,4 @@
-"""What a gateway measures for Prometheus besides what Ray Serve does."""
+"""Exports the gateway's Prometheus metrics in addition to those of Ray Serve."""
 
 from ray.util.metrics import Counter
 

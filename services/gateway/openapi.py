@@ -1,4 +1,4 @@
-"""The description of the HTTP API, made from the pydantic models that validate it."""
+"""Builds the OpenAPI description of the HTTP API from the pydantic models that validate it."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 class Error(BaseModel):
-    """A failure in OpenAI's shape; `param` names the field of the request that is at fault, if one is."""
+    """An error in OpenAI's format. `param` names the invalid field of the request, if there is one."""
 
     message: str
     type: str
@@ -21,7 +21,7 @@ class Error(BaseModel):
 
 
 class Failure(BaseModel):
-    """The body of every answer that is no success."""
+    """The body of every response with an error."""
 
     error: Error
 
@@ -29,25 +29,25 @@ class Failure(BaseModel):
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": description}
     for status, description in {
-        400: "The request cannot be served as it is; `param` names the field.",
-        401: "No key of this service.",
+        400: "A field of the request is invalid; `param` names it.",
+        401: "The request has no valid key of this service.",
         403: "The key does not have the scope that this route needs.",
-        404: "There is no such model, key or route.",
+        404: "The model, key or route does not exist.",
         413: "The body is too large.",
-        429: "A limit of the key, the privacy budget, or the service's capacity; see the headers.",
+        429: "The request exceeds a limit of the key, the privacy budget or the service's capacity; see the headers.",
         503: "A part of the service does not answer.",
     }.items()
 }
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body by hand, for the limit on its size and for OpenAI's errors."""
+    """Returns `openapi_extra` for a route that reads its body itself, to limit its size and to return OpenAI errors."""
     reference = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
 def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...]) -> None:
-    """Let the app describe itself, with the schemas of the bodies that `body` names."""
+    """Adds the schemas of the request bodies to the app's OpenAPI description."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

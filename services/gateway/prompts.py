@@ -1,4 +1,4 @@
-"""From text to token ids, with the tokenizer of the served model. No prompt is kept or logged."""
+"""Tokenises prompts with the tokenizer of the served model. Does not store or log them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from services.gateway.errors import invalid
 from services.gateway.fields import PromptText
 from services.gateway.schema import Message
 
-# Longer text leaves the event loop: a thousand characters take about half a millisecond.
+# Longer text is tokenised in a thread. A thousand characters take about half a millisecond.
 INLINE_CHARACTERS = 2048
 
 
 class Prompts:
-    """Tokenises prompts and chats. Thread-safe: the Rust tokenizer it calls keeps no state."""
+    """Tokenises prompts and chats. Thread-safe, because the Rust tokenizer has no mutable state."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,32 +26,32 @@ class Prompts:
 
     @classmethod
     def load(cls, model: Path) -> Self:
-        """Read the tokenizer of a Hugging Face model directory.
+        """Loads the tokenizer of a Hugging Face model directory.
 
         Raises:
-            ValueError: the directory has no tokenizer that the `tokenizers` library can run.
+            ValueError: the `tokenizers` library cannot run the tokenizer.
         """
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         if not tokenizer.is_fast:
-            raise ValueError(f"{model}: the tokenizer has no tokenizer.json form, which the gateway needs")
+            raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
         return cls(tokenizer)
 
     async def tokens(self, prompts: Sequence[PromptText]) -> list[tuple[int, ...]]:
-        """The token ids of each prompt of a completion request.
+        """Returns the token ids of each prompt of a completion request.
 
         Raises:
-            ApiError: a prompt without a token, or with a token that the model does not know.
+            ApiError: a prompt has no token or an unknown token id.
         """
         tokenised = [await self._prompt_tokens(prompt) for prompt in prompts]
         if not all(tokenised):
-            raise invalid("prompt", "a prompt has no token; give some text to continue")
+            raise invalid("prompt", "a prompt has no tokens; give some text to continue")
         return tokenised
 
     async def chat_tokens(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
-        """The token ids of the one prompt that the model's chat template makes of a chat.
+        """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
 
         Raises:
-            ApiError: the model has no chat template, or its template refuses these messages.
+            ApiError: the model has no chat template, or the template refuses these messages.
         """
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
@@ -60,24 +60,25 @@ class Prompts:
                 [message.for_template() for message in messages], tokenize=False, add_generation_prompt=True
             )
         except TemplateError:
-            # The template's own reason could quote a message.
+            # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
         return [await self.encode(text, add_special_tokens=False)]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The vocabulary's entry for each token id."""
+        """Returns the vocabulary entry of each token id."""
         return [str(self._rust.id_to_token(token)) for token in tokens]
 
     def check(self, tokens: Sequence[int], field: str) -> None:
-        """
+        """Checks token ids.
+
         Raises:
-            ApiError: one of these is no token of the model.
+            ApiError: the model does not have one of the tokens.
         """
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocabulary):
             raise invalid(field, f"token ids of this model are 0 to {self._vocabulary - 1}")
 
     def text(self, prompt: PromptText) -> str:
-        """What `echo` repeats."""
+        """Returns the text of a prompt, for `echo`."""
         return prompt if isinstance(prompt, str) else str(self._rust.decode(prompt, skip_special_tokens=False))
 
     async def _prompt_tokens(self, prompt: PromptText) -> tuple[int, ...]:
@@ -87,7 +88,7 @@ class Prompts:
         return tuple(prompt)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """The token ids of any text, even none."""
+        """Returns the token ids of a text, which may be empty."""
 
         def encode() -> tuple[int, ...]:
             return tuple(self._rust.encode(text, add_special_tokens=add_special_tokens).ids)

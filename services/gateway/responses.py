@@ -1,4 +1,4 @@
-"""OpenAI's response bodies, whole and in chunks, with one object of our own: `privmix`."""
+"""Defines OpenAI's response bodies, complete and in chunks, with one additional object: `privmix`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from pydantic import BaseModel, Field
 from services.coordinator import messages
 
 FinishReason = Literal["stop", "length"]
-"""OpenAI's, as far as it applies. Any limit on tokens ends an answer with `length`, which clients treat as cut short.
-`content_filter` would claim a finding about the text. `Privmix.ended_by` says which limit it was."""
+"""The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
+truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
 
 EndedBy = Literal["privacy_budget", "share"]
 
 
 def finish_reason(reason: messages.FinishReason | None) -> FinishReason | None:
-    """OpenAI's word for how a generation ended; None while it goes on."""
+    """Returns OpenAI's finish reason; None while the generation continues."""
     if reason is None:
         return None
     return "stop" if reason == "stop" else "length"
 
 
 def ended_by(reason: messages.FinishReason | None) -> EndedBy | None:
-    """The limit of the service that ended a generation, if one did."""
+    """Returns the limit of the service that ended a generation; None if there was none."""
     return reason if reason in ("privacy_budget", "share") else None
 
 
@@ -33,7 +33,7 @@ def _absent(value: object) -> bool:
 
 
 class Usage(BaseModel):
-    """`completion_tokens` counts every released token of every choice."""
+    """The numbers of tokens. `completion_tokens` counts every released token of every choice."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,21 +41,21 @@ class Usage(BaseModel):
 
 
 class Substituted(TypedDict, total=False):
-    """What was done instead of what the client asked for."""
+    """Holds the parameters that replaced those of the client."""
 
     temperature: float
     seed: Literal["ignored"]
 
 
 class Privmix(BaseModel):
-    """Where the service differs from OpenAI's; absent where there is nothing to say.
+    """Describes how an answer differs from OpenAI's. Fields that do not apply are absent.
 
     Attributes:
-        answered_by: the public model alone answered, for all tokens or for some of them.
-        ended_by: the limit that ended a choice whose `finish_reason` is `length`, other than `max_tokens`: the privacy
-            budget of the ensemble, or the share of it that the key has.
-        temperature: what a greedy request was sampled at instead.
-        seed: "ignored" where one was given.
+        answered_by: "public" if the public model alone generated all tokens, "mixed" if it generated some of them.
+        ended_by: the limit other than `max_tokens` that ended a choice with the `finish_reason` `length`: the privacy
+            budget of the ensemble or the share of the key.
+        temperature: the temperature that replaced a greedy request.
+        seed: "ignored" if the request has a seed.
     """
 
     answered_by: Literal["public", "mixed"] | None = Field(default=None, exclude_if=_absent)
@@ -65,7 +65,7 @@ class Privmix(BaseModel):
 
 
 class Frame(TypedDict):
-    """What all bodies of one answer have in common."""
+    """Holds the fields that all bodies of one answer share."""
 
     id: str
     created: int
@@ -88,7 +88,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(_Body):
-    """An answer to `POST /v1/completions`, whole or one chunk of it."""
+    """An answer to `POST /v1/completions`, or one chunk of it."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
@@ -108,7 +108,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(_Body):
-    """A whole answer to `POST /v1/chat/completions`."""
+    """A complete answer to `POST /v1/chat/completions`."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
@@ -134,7 +134,7 @@ class ChatChunk(_Body):
 
 
 class Model(BaseModel):
-    """One served name. `max_model_len` is vLLM's field: prompt and answer together, in tokens."""
+    """A model name. `max_model_len` is vLLM's field: the tokens of prompt and answer together."""
 
     id: str
     object: Literal["model"] = "model"
@@ -171,7 +171,7 @@ class Detokenized(BaseModel):
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of one choice: all of it, or what is new; the last has the reason why it ends."""
+    """Holds the complete or new text of one choice. The last piece has the finish reason."""
 
     index: int
     text: str
@@ -179,36 +179,36 @@ class Piece:
 
 
 class Style(ABC):
-    """How one route writes its answers."""
+    """Formats the answers of one route."""
 
     id_prefix: str
 
     @abstractmethod
-    def whole(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> BaseModel:
-        """The body of an answer that is not streamed."""
+    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> BaseModel:
+        """Returns the body of an answer that is not streamed."""
 
     @abstractmethod
     def opening(self, frame: Frame, index: int) -> BaseModel | None:
-        """The chunk that a choice begins with, before any token of it."""
+        """Returns the first chunk of a choice, before its tokens; None if there is none."""
 
     @abstractmethod
     def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> BaseModel:
-        """The chunk of one piece."""
+        """Returns the chunk of one piece."""
 
     @abstractmethod
     def closing(self, frame: Frame, usage: Usage) -> BaseModel:
-        """The chunk that `stream_options.include_usage` asks for."""
+        """Returns the last chunk, which `stream_options.include_usage` requests."""
 
 
 class CompletionStyle(Style):
-    """`/v1/completions`; `echoes` holds the text that each choice begins with."""
+    """Formats answers of `/v1/completions`. `echoes` holds the text with which each choice begins."""
 
     id_prefix = "cmpl-"
 
     def __init__(self, echoes: Sequence[str] | None) -> None:
         self._echoes = echoes
 
-    def whole(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> Completion:
+    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> Completion:
         choices = [
             CompletionChoice(
                 index=piece.index,
@@ -235,11 +235,11 @@ class CompletionStyle(Style):
 
 
 class ChatStyle(Style):
-    """`/v1/chat/completions`."""
+    """Formats answers of `/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
 
-    def whole(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
+    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
         choices = [
             ChatChoice(
                 index=piece.index,

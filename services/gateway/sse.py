@@ -1,4 +1,4 @@
-"""Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html, as OpenAI's clients read them."""
+"""Writes server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) in OpenAI's format."""
 
 import asyncio
 import json
@@ -20,90 +20,90 @@ T = TypeVar("T")
 
 
 def events(bodies: Iterable[BaseModel]) -> bytes:
-    """One event for each body, to leave in one write."""
+    """Returns one event for each body, to send them in one write."""
     return b"".join(b"data: " + body.model_dump_json().encode() + b"\n\n" for body in bodies)
 
 
 def error_event(failure: ApiError) -> bytes:
-    """How OpenAI's clients learn of a failure in the middle of a stream."""
+    """Returns the event that reports an error to OpenAI's clients during a stream."""
     return b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
 
 
 async def kept_alive(chunks: AsyncGenerator[bytes, None], interval_s: float) -> AsyncGenerator[bytes, None]:
-    """`chunks`, with a comment wherever none comes for `interval_s`, so that no proxy takes the stream for dead.
+    """Yields `chunks`, and a comment whenever none arrives for `interval_s`, so that proxies do not close the stream.
 
-    The first comment begins the response, so a refusal after it is an event instead of a status.
+    The first comment starts the response, so a refusal after it is an event instead of a status.
 
     Raises:
-        ApiError: as `chunks`, while nothing was written.
+        ApiError: raised by `chunks` before anything was written.
     """
-    begun = False
-    arriving: asyncio.Future[bytes] | None = None
+    started = False
+    pending: asyncio.Future[bytes] | None = None
     try:
         while True:
-            arriving = arriving or asyncio.ensure_future(anext(chunks))
-            await asyncio.wait((arriving,), timeout=interval_s)
-            if arriving.done():
-                arrived, arriving = arriving, None
-                written = arrived.result()
+            pending = pending or asyncio.ensure_future(anext(chunks))
+            await asyncio.wait((pending,), timeout=interval_s)
+            if pending.done():
+                done, pending = pending, None
+                chunk = done.result()
             else:
-                written = HEARTBEAT
-            begun = True
-            yield written
+                chunk = HEARTBEAT
+            started = True
+            yield chunk
     except StopAsyncIteration:
         return
     except ApiError as failure:
-        if not begun:
+        if not started:
             raise
         yield error_event(failure)
     finally:
-        if arriving is not None:
-            arriving.cancel()
-            await asyncio.gather(arriving, return_exceptions=True)
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
         await chunks.aclose()
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away first.
+    """Returns the result of `work`. Cancels it when the client disconnects.
 
     Raises:
-        ClientDisconnect: the client went away.
+        ClientDisconnect: the client disconnected first.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect
-        return working.result()
+        return task.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        # Cancelled work must have let go of what it holds before the request is over.
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        task.cancel()
+        disconnect.cancel()
+        # Cancelled work must release its resources before the request ends.
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
-    # A proxy that died cannot say that the client is gone.
+    # If the proxy died, receive() raises, and the client is gone too.
     with suppress(Exception):
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
 class EventStream(StreamingResponse):
-    """Sends `first`, then what `rest` yields; closes `rest` whatever happens, a client that goes away included."""
+    """Sends `first` and then the items of `rest`. Always closes `rest`, also when the client disconnects."""
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
-        # Proxies in front must not hold events back.
-        prompt = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(_chain(first, rest), headers={**headers, **prompt})
+        # Keeps proxies from buffering events.
+        unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(_chain(first, rest), headers={**headers, **unbuffered})
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
-            # A server may also say so when it is told to send.
+            # Some servers report a disconnect as an error of send.
             with suppress(ClientDisconnect, OSError):
                 await unless_disconnected(receive, self.stream_response(send))
 

@@ -1,4 +1,4 @@
-"""What the service says about itself: numbers that do not depend on the private data."""
+"""Reports the status of an ensemble: its privacy statement, shards and health. It does not depend on private text."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ from services.gateway.errors import unavailable
 
 FRESH_S = 1.0
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
-    "fenced": "another deployment has the ledger; this one charges nothing until that has ended",
+    "fenced": "another deployment has the ledger; this one cannot charge until the other ends",
     "unavailable": "the ledger's database cannot be read or written",
 }
 
 
 class Shard(BaseModel):
-    """One actor that holds part models."""
+    """The status of one actor that runs part models."""
 
     name: str
     parts: tuple[int, ...]
@@ -32,9 +32,9 @@ class Shard(BaseModel):
 
 
 class Status:
-    """Asks the named budget, coordinator and fleet actors; `timeout_s` bounds each probe.
+    """Queries the budget, coordinator and fleet actors of one ensemble. `timeout_s` limits each probe.
 
-    What is left is counted in the tokens of now, or, while no coordinator answers, in those charged last.
+    The tokens left are computed with the current cost of a token, or the last charged cost if no coordinator answers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Status:
         self._troubles: dict[str, str] = {}
 
     async def statement(self) -> Statement:
-        """What clients may know of the promise, of what is spent and of what is left.
+        """Returns the public statement of the guarantee, the spent budget and the rest.
 
         Raises:
             ApiError: 503, the budget actor does not answer.
@@ -65,70 +65,71 @@ class Status:
         event = await self._event()
         try:
             statement: Statement = await self._ask(self._budget, "statement", self._statement_timeout_s, event)
-        except _SILENCE:
+        except _CALL_ERRORS:
             raise unavailable(f"the actor {self._budget!r} does not answer") from None
         return statement
 
     async def _event(self) -> str | None:
-        """What a token costs now, from the first coordinator that answers."""
+        """Returns the current privacy event of a token, from the first coordinator that answers."""
         for coordinator in self._coordinators:
-            with suppress(*_SILENCE):
+            with suppress(*_CALL_ERRORS):
                 event: str = await self._ask(coordinator, "event", self._timeout_s)
                 return event
         return None
 
     async def shards(self) -> list[Shard]:
-        """Every shard's actor, and whether it answers.
+        """Returns the status of every shard.
 
         Raises:
             ApiError: 503, the fleet actor does not answer.
         """
         try:
-            told = await self._ask(self._fleet, "status", 3 * self._timeout_s)
-        except _SILENCE:
+            status = await self._ask(self._fleet, "status", 3 * self._timeout_s)
+        except _CALL_ERRORS:
             raise unavailable(f"the actor {self._fleet!r} does not answer") from None
-        return [Shard.model_validate(shard) for shard in told["shards"]]
+        return [Shard.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
-        """Why no private token can be made and charged now, by the actor that cannot do its work; empty if one can.
+        """Returns why no private token can be generated and charged now, by actor; empty if one can.
 
-        One coordinator that works is enough. All who ask within a second get one answer: probes cost the actors little.
+        One working coordinator suffices. Caches the result for a second to limit the load on the actors.
         """
         async with self._checking:
             if time.monotonic() >= self._fresh_until:
                 ledger, *coordinators = await asyncio.gather(
-                    self._ledgers_trouble(), *map(self._coordinators_trouble, self._coordinators)
+                    self._ledger_trouble(), *map(self._coordinator_trouble, self._coordinators)
                 )
-                found = dict(zip(self._coordinators, coordinators, strict=True)) if all(coordinators) else {}
-                found[self._budget] = ledger
-                self._troubles = {actor: trouble for actor, trouble in found.items() if trouble is not None}
+                troubles = dict(zip(self._coordinators, coordinators, strict=True)) if all(coordinators) else {}
+                troubles[self._budget] = ledger
+                self._troubles = {actor: trouble for actor, trouble in troubles.items() if trouble is not None}
                 self._fresh_until = time.monotonic() + FRESH_S
             return self._troubles
 
-    async def _coordinators_trouble(self, coordinator: str) -> str | None:
-        """What a coordinator says of its steps and of the shards."""
+    async def _coordinator_trouble(self, coordinator: str) -> str | None:
+        """Returns why a coordinator cannot work; None if it can. A coordinator also checks its shards."""
         try:
             await self._ask(coordinator, "health", self._timeout_s)
-        except _SILENCE as error:
+        except _CALL_ERRORS as error:
             cause = getattr(error, "cause", error)
-            return str(cause) if isinstance(cause, Unavailable) else self._silence(error)
+            return str(cause) if isinstance(cause, Unavailable) else self._failure(error)
         return None
 
-    async def _ledgers_trouble(self) -> str | None:
+    async def _ledger_trouble(self) -> str | None:
+        """Returns why tokens cannot be charged; None if they can."""
         try:
             health: LedgerHealth = await self._ask(self._budget, "health", self._timeout_s)
-        except _SILENCE as error:
-            return self._silence(error)
+        except _CALL_ERRORS as error:
+            return self._failure(error)
         return _LEDGER_TROUBLES.get(health)
 
-    def _silence(self, error: BaseException) -> str:
+    def _failure(self, error: BaseException) -> str:
         match error:
             case TimeoutError():
                 return f"it does not answer within {self._timeout_s:g} s"
             case ValueError():
-                return "there is no such actor"
+                return "the actor does not exist"
             case _:
-                return f"it cannot be asked ({type(error).__name__})"
+                return f"the call fails ({type(error).__name__})"
 
     async def _ask(self, actor: str, method: str, timeout_s: float, *arguments: object) -> Any:
         if not ray.is_initialized():
@@ -138,5 +139,5 @@ class Status:
             return await getattr(handle, method).remote(*arguments)
 
 
-# ray.get_actor raises ValueError for a name that no living actor has.
-_SILENCE = (RayError, ValueError, RuntimeError, TimeoutError)
+# ray.get_actor raises ValueError if no living actor has the name.
+_CALL_ERRORS = (RayError, ValueError, RuntimeError, TimeoutError)

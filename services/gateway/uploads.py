@@ -1,5 +1,5 @@
-"""Reads an uploaded file from a multipart body, in memory: it may hold prompts, which belong on no disk but the
-database's."""
+"""Reads an uploaded file from a multipart body, in memory only: it may contain prompts, which only the database may
+store."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MOST_NAME_CHARACTERS = 255
 
 @dataclass(frozen=True)
 class Upload:
-    """`fields` are the text fields beside the file."""
+    """Holds an uploaded file. `fields` are the other fields of the form."""
 
     filename: str
     content: bytes
@@ -24,14 +24,14 @@ class Upload:
 
 
 async def read_upload(request: Request, limit: int) -> Upload:
-    """Read one file of at most `limit` bytes.
+    """Reads one file of at most `limit` bytes.
 
     Raises:
-        ApiError: 413 beyond the limit, 415 for another kind of body, 400 for one without a file.
+        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise ApiError(415, "give the file as multipart/form-data", code="unsupported_media_type", param="file")
-    too_large = ApiError(413, f"file: at most {limit} bytes; split it", code="file_too_large", param="file")
+        raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
+    too_large = ApiError(413, f"file: larger than {limit} bytes; split it", code="file_too_large", param="file")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit + OVERHEAD_BYTES:
         raise too_large

@@ -1,4 +1,4 @@
-"""The real app with no coordinator behind it: what passes every check ends in 503, so no refusal went further."""
+"""Provides the real app without other actors: a request that passes every check ends with 503."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from services.ensembles.records import Ensemble
 from services.gateway.app import build_app
+from services.gateway.models import Models, prompts_of
 from services.gateway.prompts import Prompts
-from services.gateway.served import Models, prompts_of
 from services.gateway.settings import GatewaySettings
 from services.training import public_model
 
@@ -30,14 +30,14 @@ def prompts() -> Prompts:
 
 
 def ensemble(*names: str, **changes: Any) -> Ensemble:
-    """An ensemble that nothing answers for."""
+    """Returns an ensemble whose actors do not exist."""
     namespace = f"{NOBODY}.{names[0]}"
     values = {"model": public_model.resolve(), "context_length": 512, "recovery_s": 0, "namespace": namespace}
     return Ensemble(**{"names": names, **values, **changes})
 
 
 def app_client(**changes: Any) -> TestClient:
-    """A client of an app with these settings changed; the app runs while the client is entered."""
+    """Returns a client of an app with changed settings. The app runs while the client's context is open."""
     settings = GatewaySettings(
         **{
             "ensembles": (ensemble("privmix", "clinic"),),
@@ -56,7 +56,7 @@ def app_client(**changes: Any) -> TestClient:
 
 @pytest.fixture
 def make_client() -> Iterator[MakeClient]:
-    """A client of an app with these settings changed."""
+    """Starts apps with changed settings."""
     with ExitStack() as running:
         yield lambda **changes: running.enter_context(app_client(**changes))
 

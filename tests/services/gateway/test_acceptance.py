@@ -1,4 +1,4 @@
-"""What OpenAI's clients send at values that change nothing is accepted, and what they mean is understood."""
+"""Claim: fields of OpenAI's clients are accepted with values that have no effect, and parameters are interpreted."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.gateway.fields import Nearest
+from services.gateway.fields import Fallbacks
 from services.gateway.limits import answer_length
 from services.gateway.prompts import Prompts
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -38,7 +38,7 @@ SHARED: list[dict[str, Any]] = [
     {"logprobs": False, "ignore_eos": True},
     {"colour": None, "shiny": False, "shades": [], "depths": {}},
 ]
-OF_COMPLETIONS: list[dict[str, Any]] = [
+COMPLETION_ONLY: list[dict[str, Any]] = [
     {"prompt": ["one", "two"], "n": 2, "best_of": 2},
     {"prompt": [1, 2, 3], "echo": True},
     {"prompt": [[1, 2], [3]], "best_of": 1},
@@ -48,7 +48,7 @@ OF_COMPLETIONS: list[dict[str, Any]] = [
     dict.fromkeys(("echo", "best_of", "suffix")),
     {"suffix": ""},
 ]
-OF_CHATS: list[dict[str, Any]] = [
+CHAT_ONLY: list[dict[str, Any]] = [
     {"max_completion_tokens": 5},
     {"max_tokens": 5, "max_completion_tokens": 5},
     {"logprobs": False, "top_logprobs": None, "tools": [], "tool_choice": "none", "functions": []},
@@ -68,12 +68,10 @@ OF_CHATS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("route", "body"),
-    [(COMPLETIONS, COMPLETION | fields) for fields in SHARED + OF_COMPLETIONS]
-    + [(CHATS, CHAT | fields) for fields in SHARED + OF_CHATS],
+    [(COMPLETIONS, COMPLETION | fields) for fields in SHARED + COMPLETION_ONLY]
+    + [(CHATS, CHAT | fields) for fields in SHARED + CHAT_ONLY],
 )
-def test_a_request_that_can_be_served_reaches_the_coordinator(
-    client: TestClient, route: str, body: dict[str, Any]
-) -> None:
+def test_a_valid_request_reaches_the_coordinator(client: TestClient, route: str, body: dict[str, Any]) -> None:
     response = client.post(route, json=body)
     assert response.status_code == 503
     error = response.json()["error"]
@@ -85,7 +83,7 @@ def parsed(**fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate(COMPLETION | fields)
 
 
-def test_sampling_options() -> None:
+def test_sampling_options_are_interpreted() -> None:
     assert parsed().options() == SamplingOptions(1.0, 1.0, None)
     assert parsed(temperature=0.5, top_p=0.9, top_k=40).options() == SamplingOptions(0.5, 0.9, 40)
     assert parsed(top_k=-1).options() == parsed(top_k=0).options() == SamplingOptions()
@@ -95,31 +93,29 @@ GREEDY: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}, 
 
 
 @pytest.mark.parametrize("fields", GREEDY)
-def test_greedy_requests_are_sampled_where_the_operator_says_so(
-    make_client: MakeClient, fields: dict[str, Any]
-) -> None:
+def test_greedy_requests_are_sampled_if_the_operator_allows_it(make_client: MakeClient, fields: dict[str, Any]) -> None:
     assert make_client(greedy_temperature=0.7).post(COMPLETIONS, json=COMPLETION | fields).status_code == 503
-    asked = CompletionRequest.parse(json.dumps(COMPLETION | fields).encode(), Nearest(greedy_temperature=0.7))
-    assert asked.options(Nearest(greedy_temperature=0.7)) == SamplingOptions(0.7)
+    request = CompletionRequest.parse(json.dumps(COMPLETION | fields).encode(), Fallbacks(greedy_temperature=0.7))
+    assert request.options(Fallbacks(greedy_temperature=0.7)) == SamplingOptions(0.7)
 
 
-def test_a_seed_is_ignored_where_the_operator_says_so(make_client: MakeClient) -> None:
+def test_a_seed_is_ignored_if_the_operator_allows_it(make_client: MakeClient) -> None:
     assert make_client(ignore_seed=True).post(CHATS, json=CHAT | {"seed": 7}).status_code == 503
     assert make_client(greedy_temperature=0.7).post(CHATS, json=CHAT | {"seed": 7}).status_code == 400
 
 
-def test_stop_is_a_string_or_several() -> None:
+def test_stop_is_one_string_or_several() -> None:
     assert parsed(stop="a").stop == ["a"]
     assert parsed(stop=["a", "b"]).stop == ["a", "b"]
     assert parsed().stop == []
 
 
 @pytest.mark.parametrize(
-    ("given", "several"),
+    ("sent", "prompts"),
     [("ab", ["ab"]), (["ab", "c"], ["ab", "c"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
 )
-def test_a_prompt_is_one_or_several(given: Any, several: list[Any]) -> None:
-    assert parsed(prompt=given).prompt == several
+def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any]) -> None:
+    assert parsed(prompt=sent).prompt == prompts
 
 
 @pytest.fixture
@@ -128,7 +124,7 @@ def settings() -> GatewaySettings:
 
 
 @pytest.mark.parametrize(
-    ("asked", "prompt_tokens", "length"),
+    ("body", "prompt_tokens", "length"),
     [
         (parsed(), 10, 16),
         (parsed(), 95, 5),
@@ -136,24 +132,23 @@ def settings() -> GatewaySettings:
         (ChatRequest.model_validate(CHAT | {"max_completion_tokens": 7}), 10, 7),
     ],
 )
-def test_the_length_of_an_answer(
-    settings: GatewaySettings, asked: GenerationRequest, prompt_tokens: int, length: int
+def test_the_length_of_an_answer_fits_the_context(
+    settings: GatewaySettings, body: GenerationRequest, prompt_tokens: int, length: int
 ) -> None:
-    assert answer_length(asked, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings, 100) == length
+    assert answer_length(body, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings, 100) == length
 
 
 @pytest.mark.anyio
-async def test_chat_tokens_are_those_of_the_template(prompts: Prompts) -> None:
-    asked = ChatRequest.model_validate(CHAT)
-    (tokens,) = await prompts.chat_tokens(asked.messages)
+async def test_chats_are_tokenised_with_the_chat_template(prompts: Prompts) -> None:
+    (tokens,) = await prompts.chat_tokens(ChatRequest.model_validate(CHAT).messages)
     assert prompts.text(list(tokens)).endswith("<|im_start|>user\nGood morning<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.anyio
-async def test_long_prompts_are_tokenised_as_short_ones_are(prompts: Prompts) -> None:
+async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
     text = "Good morning. " * 500
-    (whole,) = await prompts.tokens([text])
-    assert prompts.text(list(whole)) == text
+    (tokens,) = await prompts.tokens([text])
+    assert prompts.text(list(tokens)) == text
 
 
 @pytest.mark.parametrize(
@@ -166,10 +161,10 @@ async def test_long_prompts_are_tokenised_as_short_ones_are(prompts: Prompts) ->
         ({"maximum_n": 3}, "maximum_n"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GatewaySettings(**{"ensembles": (), **changes})
 
 
-def test_keys_do_not_show() -> None:
+def test_keys_are_not_printed() -> None:
     assert "hunter2" not in repr(GatewaySettings(ensembles=(), api_keys=("hunter2",)))

@@ -1,4 +1,4 @@
-"""Files and batches over HTTP: what is refused before anything is stored, and the whole API by its own client."""
+"""Claim: OpenAI's client can use files and batches, and invalid requests are refused before anything is stored."""
 
 import json
 import time
@@ -23,8 +23,8 @@ MOST_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def keeping() -> Iterator[TestClient]:
-    """A service that would keep files, with nobody behind it."""
+def batch_client() -> Iterator[TestClient]:
+    """Provides a client of a gateway with batches enabled but without a batches actor."""
     with app_client(batches_actor="batches", batches=BatchSettings(max_file_bytes=MOST_BYTES)) as client:
         yield client
 
@@ -39,7 +39,7 @@ def upload(client: TestClient, content: bytes = MARK.encode(), fields: dict[str,
     return client.post("/v1/files", files={"file": (MARK, content)}, data={"purpose": "batch", **(fields or {})})
 
 
-def test_a_service_without_batches_says_so(client: TestClient) -> None:
+def test_a_service_without_batches_refuses_them(client: TestClient) -> None:
     assert refusal(upload(client)) == (404, "batches_not_kept", None)
     assert refusal(client.get("/v1/batches")) == (404, "batches_not_kept", None)
 
@@ -56,19 +56,19 @@ def test_a_service_without_batches_says_so(client: TestClient) -> None:
         ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}, (503, "service_unavailable", None)),
     ],
 )
-def test_uploads_are_checked(
-    keeping: TestClient, fields: dict[str, str], expected: tuple[int, str, str | None]
+def test_uploads_are_validated(
+    batch_client: TestClient, fields: dict[str, str], expected: tuple[int, str, str | None]
 ) -> None:
-    assert refusal(upload(keeping, fields=fields)) == expected
+    assert refusal(upload(batch_client, fields=fields)) == expected
 
 
-def test_a_large_file_is_read_no_further_than_its_limit(keeping: TestClient) -> None:
+def test_a_file_over_the_limit_is_refused(batch_client: TestClient) -> None:
     for size in (MOST_BYTES + 1, 100 * MOST_BYTES):
-        assert refusal(upload(keeping, b"x" * size)) == (413, "file_too_large", "file")
+        assert refusal(upload(batch_client, b"x" * size)) == (413, "file_too_large", "file")
 
 
 @pytest.mark.parametrize(
-    ("sent", "expected"),
+    ("request_", "expected"),
     [
         ({"json": {"file": MARK}}, (415, "unsupported_media_type", "file")),
         ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, (400, "missing_required_parameter", "file")),
@@ -79,10 +79,10 @@ def test_a_large_file_is_read_no_further_than_its_limit(keeping: TestClient) -> 
         ({"content": MARK, "headers": {"content-type": "multipart/form-data"}}, (400, "invalid_body", "body")),
     ],
 )
-def test_what_is_no_file_is_refused(
-    keeping: TestClient, sent: dict[str, Any], expected: tuple[int, str, str | None]
+def test_an_upload_without_a_file_is_refused(
+    batch_client: TestClient, request_: dict[str, Any], expected: tuple[int, str, str | None]
 ) -> None:
-    status, code, param = refusal(keeping.post("/v1/files", **sent))
+    status, code, param = refusal(batch_client.post("/v1/files", **request_))
     assert status == expected[0]
     assert (code, param) == expected[1:] or code == "invalid_body"
 
@@ -100,17 +100,17 @@ def test_what_is_no_file_is_refused(
         ({"unknown": 1}, (400, "unknown_parameter", "unknown")),
     ],
 )
-def test_a_batch_is_checked(
-    keeping: TestClient, changes: dict[str, Any], expected: tuple[int, str, str | None]
+def test_a_batch_is_validated(
+    batch_client: TestClient, changes: dict[str, Any], expected: tuple[int, str, str | None]
 ) -> None:
-    order = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
-    assert refusal(keeping.post("/v1/batches", json={**order, **changes})) == expected
+    body = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert refusal(batch_client.post("/v1/batches", json={**body, **changes})) == expected
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=100000"])
-def test_pages_are_checked(keeping: TestClient, query: str) -> None:
+def test_page_limits_are_validated(batch_client: TestClient, query: str) -> None:
     for path in ("/v1/files", "/v1/batches"):
-        assert refusal(keeping.get(f"{path}?{query}")) == (400, "invalid_value", "limit")
+        assert refusal(batch_client.get(f"{path}?{query}")) == (400, "invalid_value", "limit")
 
 
 PROMPT = f"{MARK} called because"
@@ -122,7 +122,7 @@ def line(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def jsonl(*lines: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def create(client: openai.OpenAI, *lines: dict[str, Any], window: Any = "24h") -
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:
-    """How many lines have an answer by now."""
+    """Returns the number of lines with an answer."""
     counts = client.batches.retrieve(batch_id).request_counts
     assert counts is not None
     return counts.completed
@@ -171,12 +171,12 @@ def ended(client: openai.OpenAI, batch_id: str, seconds: float = 180) -> Any:
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    return [] if file_id is None else [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+    return [] if file_id is None else [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_api_by_its_own_client(shared: RunningService, store: KeyStore) -> None:
+def test_openai_client_can_use_the_complete_api(shared: RunningService, store: KeyStore) -> None:
     client, other = client_of(shared, store, "team", tokens=1000), client_of(shared, store, "other")
     before = settled(shared, httpx.Client(headers={"authorization": f"Bearer {client.api_key}"}))
     batch = create(client, line(1), line(2, temperature=0), line(3), line(4, n=2), line(5, stream=True))
@@ -184,11 +184,11 @@ def test_the_whole_api_by_its_own_client(shared: RunningService, store: KeyStore
     done = ended(client, batch.id)
     assert (done.status, done.model) == ("completed", "privmix")
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (5, 3, 2)
-    answers = {each["custom_id"]: each["response"] for each in lines_of(client, done.output_file_id)}
+    answers = {line["custom_id"]: line["response"] for line in lines_of(client, done.output_file_id)}
     assert list(answers) == ["line-1", "line-3", "line-4"]
     assert [len(answer["body"]["choices"]) for answer in answers.values()] == [1, 1, 2]
     assert all(choice["text"] for answer in answers.values() for choice in answer["body"]["choices"])
-    refused = {each["custom_id"]: each["response"] for each in lines_of(client, done.error_file_id)}
+    refused = {line["custom_id"]: line["response"] for line in lines_of(client, done.error_file_id)}
     assert {id_: answer["body"]["error"]["param"] for id_, answer in refused.items()} == {
         "line-2": "temperature",
         "line-5": "stream",
@@ -196,19 +196,19 @@ def test_the_whole_api_by_its_own_client(shared: RunningService, store: KeyStore
     spent = sum(answer["body"]["usage"]["completion_tokens"] for answer in answers.values())
     assert done.usage.output_tokens == spent == 16
     assert store.account("team").usage.spent == spent
-    with httpx.Client(headers={"authorization": f"Bearer {client.api_key}"}) as asking:
-        assert settled(shared, asking) == before + spent
+    with httpx.Client(headers={"authorization": f"Bearer {client.api_key}"}) as http:
+        assert settled(shared, http) == before + spent
 
-    assert [each.id for each in client.batches.list()] == [batch.id]
-    assert {each.id for each in client.files.list()} == {done.input_file_id, done.output_file_id, done.error_file_id}
+    assert [listed.id for listed in client.batches.list()] == [batch.id]
+    assert {file.id for file in client.files.list()} == {done.input_file_id, done.output_file_id, done.error_file_id}
     assert [*other.files.list(), *other.batches.list()] == []
-    asks: list[tuple[Callable[[str], object], str]] = [
-        *((ask, done.input_file_id) for ask in (other.files.retrieve, other.files.content, other.files.delete)),
-        *((ask, batch.id) for ask in (other.batches.retrieve, other.batches.cancel)),
+    foreign: list[tuple[Callable[[str], object], str]] = [
+        *((method, done.input_file_id) for method in (other.files.retrieve, other.files.content, other.files.delete)),
+        *((method, batch.id) for method in (other.batches.retrieve, other.batches.cancel)),
     ]
-    for ask, id_ in asks:
+    for method, id_ in foreign:
         with pytest.raises(openai.NotFoundError):
-            ask(id_)
+            method(id_)
     assert client.files.retrieve(done.input_file_id).purpose == "batch"
     assert client.files.delete(done.input_file_id).deleted
     with pytest.raises(openai.NotFoundError):
@@ -219,28 +219,28 @@ def test_the_whole_api_by_its_own_client(shared: RunningService, store: KeyStore
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_file_that_cannot_be_run_says_why(shared: RunningService, store: KeyStore) -> None:
+def test_a_batch_with_an_invalid_file_reports_the_errors(shared: RunningService, store: KeyStore) -> None:
     client = client_of(shared, store, "careless")
     failed = ended(client, create(client, line(1), line(1)).id)
     assert failed.status == "failed"
-    assert [(each.code, each.line) for each in failed.errors.data] == [("duplicate_custom_id", 2)]
+    assert [(error.code, error.line) for error in failed.errors.data] == [("duplicate_custom_id", 2)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_share_ends_a_batch_to_the_token(shared: RunningService, store: KeyStore) -> None:
+def test_a_share_ends_a_batch_exactly(shared: RunningService, store: KeyStore) -> None:
     client = client_of(shared, store, "poor", tokens=10)
     done = ended(client, create(client, *(line(number) for number in range(6))).id)
     assert done.status == "completed"
     assert store.account("poor").usage.spent == 10
     assert done.usage.output_tokens == 10
-    codes = {each["response"]["body"]["error"]["code"] for each in lines_of(client, done.error_file_id)}
+    codes = {line["response"]["body"]["error"]["code"] for line in lines_of(client, done.error_file_id)}
     assert codes == {"share_exhausted"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_cancelled_batch_keeps_what_was_answered(shared: RunningService, store: KeyStore) -> None:
+def test_a_cancelled_batch_keeps_its_answers(shared: RunningService, store: KeyStore) -> None:
     client = client_of(shared, store, "hasty")
     batch = create(client, *(line(number, max_tokens=16) for number in range(40)))
     while completed(client, batch.id) < 2:
@@ -253,13 +253,13 @@ def test_a_cancelled_batch_keeps_what_was_answered(shared: RunningService, store
     answers, missing = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
     assert 2 <= len(answers) < 40
     assert len(answers) + len(missing) == 40
-    assert {each["error"]["code"] for each in missing} == {"batch_cancelled"}
-    assert store.account("hasty").usage.spent == 16 * len(answers), "what was paid for was answered"
+    assert {line["error"]["code"] for line in missing} == {"batch_cancelled"}
+    assert store.account("hasty").usage.spent == 16 * len(answers), "every charged line has its answer"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_restart_pays_for_no_answer_twice(shared: RunningService, store: KeyStore) -> None:
+def test_a_restart_charges_no_answer_twice(shared: RunningService, store: KeyStore) -> None:
     client = client_of(shared, store, "patient")
     batch = create(client, *(line(number, max_tokens=16) for number in range(16)))
     while completed(client, batch.id) < 4:
@@ -276,21 +276,23 @@ def test_a_restart_pays_for_no_answer_twice(shared: RunningService, store: KeySt
         assert time.monotonic() < deadline
         time.sleep(0.5)
     answers = lines_of(client, done.output_file_id)
-    assert [each["custom_id"] for each in answers] == [f"line-{number}" for number in range(16)]
+    assert [line["custom_id"] for line in answers] == [f"line-{number}" for number in range(16)]
     usage = store.account("patient").usage
-    under_way = 2  # half of `max_live`
-    assert 16 * 16 <= usage.charged <= 16 * (16 + under_way)
+    running_lines = 2  # half of `max_live`
+    assert 16 * 16 <= usage.charged <= 16 * (16 + running_lines)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_people_go_before_batches(shared: RunningService, store: KeyStore) -> None:
+def test_interactive_requests_go_before_batches(shared: RunningService, store: KeyStore) -> None:
     client, person = client_of(shared, store, "offline"), client_of(shared, store, "person")
     batch = create(client, *(line(number, max_tokens=32) for number in range(60)))
     while not completed(client, batch.id):
         time.sleep(0.1)
     for _ in range(3):
         person.completions.create(model="privmix", prompt=PROMPT, max_tokens=4)
-    assert client.batches.retrieve(batch.id).status == "in_progress", "the person did not wait for the batch"
+    assert client.batches.retrieve(batch.id).status == "in_progress", (
+        "the interactive requests did not wait for the batch"
+    )
     client.batches.cancel(batch.id)
     ended(client, batch.id)

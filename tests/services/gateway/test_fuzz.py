@@ -1,4 +1,4 @@
-"""Whatever the body, the client is told what is wrong with it, or it reaches the coordinator: never a 500."""
+"""Claim: any request body reaches the coordinator or is refused with an error that names its fault, but never a 500."""
 
 import json
 from typing import Any
@@ -47,30 +47,30 @@ def check(client: TestClient, route: str, body: bytes) -> None:
 
 
 routes = st.sampled_from(["/v1/completions", "/v1/chat/completions"])
-patient = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many_examples = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@patient
+@many_examples
 @given(routes, bodies())
 def test_any_object(client: TestClient, route: str, body: dict[str, Any]) -> None:
     check(client, route, json.dumps(body).encode())
 
 
-@patient
+@many_examples
 @given(routes, VALUES)
 def test_any_json(client: TestClient, route: str, body: Any) -> None:
     check(client, route, json.dumps(body).encode())
 
 
-@patient
+@many_examples
 @given(routes, st.binary(max_size=200))
 def test_any_bytes(client: TestClient, route: str, body: bytes) -> None:
     check(client, route, body)
 
 
-@patient
+@many_examples
 @given(routes, bodies(), st.binary(min_size=1, max_size=3), st.floats(0, 1))
 def test_any_damage(client: TestClient, route: str, body: dict[str, Any], damage: bytes, place: float) -> None:
-    whole = json.dumps(body).encode()
-    at = int(place * len(whole))
-    check(client, route, whole[:at] + damage + whole[at + len(damage) :])
+    text = json.dumps(body).encode()
+    start = int(place * len(text))
+    check(client, route, text[:start] + damage + text[start + len(damage) :])

@@ -1,4 +1,4 @@
-"""Keys over HTTP: who is let in, what an administrator may do, and that no share is overspent by a token."""
+"""Claim: keys control access over HTTP, administrators manage them, and no share is overspent by even one token."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from services.coordinator.messages import Generation
-from services.gateway.entrance import share_out
+from services.gateway.admission import divide_tokens
 from services.gateway.keys import rate_headers, refusal
 from services.keys.database import Database
 from services.keys.messages import RateState, RateStates, Refused
@@ -31,13 +31,13 @@ KEYS, CLIENTS, SHARE = 10, 50, 24
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(1, 200))
-def test_a_share_is_divided_evenly_and_to_the_token(limits: list[int], tokens: int) -> None:
+def test_tokens_are_divided_evenly_and_completely(limits: list[int], tokens: int) -> None:
     generations = [Generation(str(i), (1,), SamplingOptions(), limit) for i, limit in enumerate(limits)]
-    given_ = [generation.max_tokens for generation in share_out(generations, tokens)]
-    assert sum(given_) == min(tokens, sum(limits))
-    assert all(mine <= limit for mine, limit in zip(given_, limits, strict=True))
-    unfilled = [mine for mine, limit in zip(given_, limits, strict=True) if mine < limit]
-    assert not unfilled or max(given_) - min(unfilled) <= 1
+    divided = [generation.max_tokens for generation in divide_tokens(generations, tokens)]
+    assert sum(divided) == min(tokens, sum(limits))
+    assert all(size <= limit for size, limit in zip(divided, limits, strict=True))
+    unfilled = [size for size, limit in zip(divided, limits, strict=True) if size < limit]
+    assert not unfilled or max(divided) - min(unfilled) <= 1
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_a_share_is_divided_evenly_and_to_the_token(limits: list[int], tokens: i
         (Refused("more_than_live_streams", 2), 400, "request_too_large", None),
     ],
 )
-def test_refusals_as_clients_know_them(refused: Refused, status: int, code: str, retry: str | None) -> None:
+def test_refusals_have_openais_status_and_code(refused: Refused, status: int, code: str, retry: str | None) -> None:
     error = refusal(refused, 100, 3)
     assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
 
 
-def test_rate_headers_are_those_of_openai() -> None:
+def test_rate_limit_headers_are_those_of_openai() -> None:
     rates = RateStates(RateState(60, 59, 1.0), None)
     assert rate_headers(rates) == {
         "x-ratelimit-limit-requests": "60",
@@ -72,7 +72,7 @@ def test_rate_headers_are_those_of_openai() -> None:
     ("method", "path"),
     [("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/a"), ("PUT", "/v1/keys/a/share")],
 )
-def test_nobody_administers_without_a_key_for_it(client: TestClient, method: str, path: str) -> None:
+def test_administration_needs_a_key_with_its_scope(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path, json={})
     assert response.status_code == 403
     error = response.json()["error"]
@@ -84,7 +84,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Guarded:
-    """A running service with an administrator's key."""
+    """Holds a running service with an administrator's key."""
 
     def __init__(self, service: RunningService, secret: str) -> None:
         self.service = service
@@ -104,15 +104,15 @@ class Guarded:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=secret, max_retries=0, timeout=300)
 
     def ask(self, secret: str, **fields: Any) -> Any:
-        asked = {"model": "privmix", "prompt": PROMPT, "max_tokens": 6, "extra_body": {"ignore_eos": True}, **fields}
-        return self.client(secret).completions.create(**asked)
+        body = {"model": "privmix", "prompt": PROMPT, "max_tokens": 6, "extra_body": {"ignore_eos": True}, **fields}
+        return self.client(secret).completions.create(**body)
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     ensemble = write_ensemble(folder / "ensemble", 2)
-    # Fewer places than clients, so that keys take turns.
+    # The capacity is smaller than the number of clients, so that requests queue.
     sections: dict[str, dict[str, Any]] = {
         "http": {"max_tokens": 200},
         "engine": {"kind": "transformers", "context_length": 256},
@@ -124,7 +124,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.mark.slow
-def test_a_key_from_its_making_to_its_end(guarded: Guarded) -> None:
+def test_a_key_can_be_created_used_rotated_limited_and_revoked(guarded: Guarded) -> None:
     secret = guarded.create("clinic", owner="ada", share={"tokens": 40, "requests_per_minute": 600})
     raw = guarded.client(secret).completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=6)
     assert raw.headers["x-ratelimit-limit-requests"] == "600"
@@ -146,8 +146,8 @@ def test_a_key_from_its_making_to_its_end(guarded: Guarded) -> None:
 @pytest.mark.slow
 def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     database = str(guarded.service.ledger.with_name("keys.db"))
-    made = CliRunner().invoke(app, ["keys", "create", "team", "--tokens", "5", "--database", database, "--json"])
-    secret = json.loads(made.stdout)["secret"]
+    created = CliRunner().invoke(app, ["keys", "create", "team", "--tokens", "5", "--database", database, "--json"])
+    secret = json.loads(created.stdout)["secret"]
     answer = guarded.ask(secret, max_tokens=9)
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
     assert answer.model_extra["privmix"] == {"ended_by": "share"}
@@ -156,8 +156,8 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     assert refused.value.code == "share_exhausted"
     CliRunner().invoke(app, ["keys", "limit", "team", "--tokens", "8", "--database", database])
     assert guarded.ask(secret, n=2).usage.completion_tokens == 3
-    used = CliRunner().invoke(app, ["budget", "--ledger", str(guarded.service.ledger), "--by-key", "--json"])
-    by_name = {each["name"]: each["usage"]["spent"] for each in json.loads(used.stdout)["keys"]}
+    report = CliRunner().invoke(app, ["budget", "--ledger", str(guarded.service.ledger), "--by-key", "--json"])
+    by_name = {key["name"]: key["usage"]["spent"] for key in json.loads(report.stdout)["keys"]}
     assert by_name["team"] == 8
     CliRunner().invoke(app, ["keys", "revoke", "team", "--database", database])
     with pytest.raises(openai.AuthenticationError):
@@ -165,7 +165,7 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_is_charged_for_what_was_released_and_no_more(guarded: Guarded) -> None:
+def test_a_client_that_disconnects_is_charged_only_for_released_tokens(guarded: Guarded) -> None:
     secret = guarded.create("leaving", share={"tokens": 200})
     before = settled(guarded.service, guarded.http)
     stream = guarded.ask(secret, max_tokens=100, stream=True)
@@ -179,7 +179,7 @@ def test_a_client_that_leaves_is_charged_for_what_was_released_and_no_more(guard
 
 
 @pytest.mark.slow
-def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(guarded: Guarded) -> None:
+def test_fifty_concurrent_clients_on_ten_keys_spend_each_share_exactly(guarded: Guarded) -> None:
     names = [f"racer-{number}" for number in range(KEYS)]
     secrets = {name: guarded.create(name, share={"tokens": SHARE}) for name in names}
     before = settled(guarded.service, guarded.http)
@@ -189,21 +189,21 @@ def test_fifty_clients_on_ten_keys_spend_each_share_to_the_token(guarded: Guarde
         released = 0
         async with openai.AsyncOpenAI(
             base_url=f"{guarded.url}/v1", api_key=secrets[name], max_retries=0, timeout=600
-        ) as asking:
+        ) as session:
             while True:
                 try:
-                    answer = await asking.completions.create(model="privmix", prompt=PROMPT, max_tokens=3 + number % 5)
+                    answer = await session.completions.create(model="privmix", prompt=PROMPT, max_tokens=3 + number % 5)
                 except openai.RateLimitError as error:
                     return name, released, str(error.code)
                 assert answer.usage is not None
                 released += answer.usage.completion_tokens
 
-    async def race() -> list[tuple[str, int, str]]:
+    async def run_all() -> list[tuple[str, int, str]]:
         return await asyncio.gather(*(client(number) for number in range(CLIENTS)))
 
-    outcomes = asyncio.run(race())
+    outcomes = asyncio.run(run_all())
     assert {code for *_, code in outcomes} == {"share_exhausted"}
-    released = {name: sum(tokens for each, tokens, _ in outcomes if each == name) for name in names}
+    released = {name: sum(tokens for key, tokens, _ in outcomes if key == name) for name in names}
     usages = {name: guarded.usage(name) for name in names}
     assert released == dict.fromkeys(names, SHARE)
     assert {name: (usage["spent"], usage["held"]) for name, usage in usages.items()} == dict.fromkeys(names, (SHARE, 0))
@@ -214,13 +214,13 @@ REQUESTS = 10_000
 
 
 def valid(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """JSON values that a schema of the service's own description accepts, or nearly."""
+    """Generates JSON values that a schema of the service's OpenAPI description accepts, approximately."""
     if "$ref" in schema:
         return st.deferred(lambda: valid(schemas[schema["$ref"].rsplit("/", 1)[-1]], schemas))
     if "const" in schema or "enum" in schema:
         return st.sampled_from(schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
-        return st.one_of([valid(each, schemas) for each in schema["anyOf"]])
+        return st.one_of([valid(option, schemas) for option in schema["anyOf"]])
     match schema.get("type"):
         case "string":
             return st.sampled_from(["privmix", "user", "The patient"]) | st.text(max_size=8)
@@ -245,8 +245,8 @@ def valid(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy[
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_ten_thousand_requests_of_a_key_that_has_nothing_left_cost_nothing(guarded: Guarded) -> None:
-    """Bodies from the service's description, and mutations of them: each is refused at once, and nothing breaks."""
+def test_ten_thousand_requests_of_a_key_with_an_exhausted_share_cost_nothing(guarded: Guarded) -> None:
+    """Sends bodies from the service's OpenAPI description with mutations. Each is refused at once."""
     schemas = guarded.http.get("/openapi.json").json()["components"]["schemas"]
     secret = guarded.create("spent", share={"tokens": 0})
     before = settled(guarded.service, guarded.http)
@@ -270,6 +270,6 @@ def test_ten_thousand_requests_of_a_key_that_has_nothing_left_cost_nothing(guard
 
         ask()
     assert sum(statuses.values()) >= REQUESTS
-    assert statuses[429] > REQUESTS / 100, "some bodies are good and fail for their share alone"
+    assert statuses[429] > REQUESTS / 100, "some bodies are valid and are refused only because of the share"
     assert guarded.usage("spent")["spent"] == guarded.usage("spent")["held"] == 0
     assert settled(guarded.service, guarded.http) == before

@@ -1,4 +1,7 @@
-"""Every refusal names the parameter, in OpenAI's shape, before the coordinator is asked, and repeats nothing."""
+"""Claim: an invalid request is refused before it reaches the coordinator, by an error that names the parameter.
+
+Errors have OpenAI's format and repeat no input of the client.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -16,7 +19,7 @@ CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "conte
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
-# What both routes refuse: the fields given, the parameter named, the code.
+# Refused by both routes: the changed fields, the parameter that the error names, and its code.
 SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": None}, "model", "missing_required_parameter"),
     ({"model": 3}, "model", "invalid_type"),
@@ -171,7 +174,7 @@ def check(body: Any, param: str | None, code: str) -> None:
 
 
 @pytest.mark.parametrize(("route", "body", "param", "code"), REFUSED)
-def test_a_request_that_cannot_be_served_is_refused_by_name(
+def test_an_invalid_request_is_refused_by_the_name_of_its_field(
     client: TestClient, route: str, body: dict[str, Any], param: str, code: str
 ) -> None:
     response = client.post(route, json=body)
@@ -182,7 +185,7 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(
 
 @pytest.mark.parametrize("route", [COMPLETIONS, CHATS])
 @pytest.mark.parametrize("model", ["gpt-4o", "", "part-000", "PRIVMIX", SECRET])
-def test_only_the_served_names_are_models(client: TestClient, route: str, model: str) -> None:
+def test_an_unknown_model_is_refused(client: TestClient, route: str, model: str) -> None:
     response = client.post(route, json=(CHAT if route == CHATS else COMPLETION) | {"model": model})
     assert response.status_code == 404
     check(response.json(), "model", "model_not_found")
@@ -210,14 +213,14 @@ def test_greedy_decoding_is_refused_with_the_reason_and_the_fix(client: TestClie
         (b'{"n": ' + b"9" * 10_000 + b"}", "body"),
     ],
 )
-def test_a_body_that_is_not_json_in_utf8(client: TestClient, route: str, body: bytes, param: str) -> None:
+def test_a_body_that_is_not_json_in_utf8_is_refused(client: TestClient, route: str, body: bytes, param: str) -> None:
     response = client.post(route, content=body)
     assert response.status_code == 400
     check(response.json(), param, "invalid_json")
 
 
 @pytest.mark.parametrize("body", [b"null", b"3", b"[]", b'"Wilhelmina"', b"NaN"])
-def test_a_body_that_is_no_object(client: TestClient, body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(client: TestClient, body: bytes) -> None:
     response = client.post(COMPLETIONS, content=body)
     assert response.status_code == 400
     check(response.json(), "body", "invalid_type")
@@ -225,21 +228,21 @@ def test_a_body_that_is_no_object(client: TestClient, body: bytes) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "n", "max_tokens", "top_k"])
-def test_numbers_that_are_none(client: TestClient, field: str, number: str) -> None:
+def test_non_finite_numbers_are_refused(client: TestClient, field: str, number: str) -> None:
     body = json.dumps(COMPLETION)[:-1] + f', "{field}": {number}}}'
     response = client.post(COMPLETIONS, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
 
 
-def test_a_body_over_the_limit(client: TestClient) -> None:
+def test_a_body_over_the_limit_is_refused(client: TestClient) -> None:
     response = client.post(COMPLETIONS, json=COMPLETION | {"prompt": "a" * (64 * 1024)})
     assert response.status_code == 413
     check(response.json(), "body", "body_too_large")
 
 
 @pytest.mark.anyio
-async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit(client: TestClient) -> None:
+async def test_a_body_of_unknown_length_is_read_only_to_the_limit(client: TestClient) -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -255,14 +258,14 @@ async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit(client
     assert sent <= 64 + 2
 
 
-def test_a_compressed_body(client: TestClient) -> None:
+def test_a_compressed_body_is_refused(client: TestClient) -> None:
     response = client.post(COMPLETIONS, json=COMPLETION, headers={"content-encoding": "gzip"})
     assert response.status_code == 415
     check(response.json(), "body", "unsupported_encoding")
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/doc", "/v1/Wilhelmina"])
-def test_unknown_routes(client: TestClient, path: str) -> None:
+def test_an_unknown_route_is_refused(client: TestClient, path: str) -> None:
     response = client.post(path, json=COMPLETION)
     assert response.status_code == 404
     check(response.json(), None, "route_not_found")
@@ -271,14 +274,14 @@ def test_unknown_routes(client: TestClient, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", COMPLETIONS), ("PUT", CHATS), ("POST", "/v1/models"), ("DELETE", "/v1/privacy")]
 )
-def test_methods_that_a_route_does_not_take(client: TestClient, method: str, path: str) -> None:
+def test_an_unsupported_method_is_refused(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
     assert response.status_code == 405
     assert response.headers["allow"]
     check(response.json(), None, "method_not_allowed")
 
 
-def test_a_model_that_is_not_served_has_no_description(client: TestClient) -> None:
+def test_an_unknown_model_has_no_description(client: TestClient) -> None:
     response = client.get("/v1/models/part-000")
     assert response.status_code == 404
     check(response.json(), "model", "model_not_found")
@@ -288,7 +291,9 @@ def test_a_model_that_is_not_served_has_no_description(client: TestClient) -> No
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", COMPLETIONS), ("POST", CHATS), ("GET", "/v1/models"), ("GET", "/v1/privacy")]
 )
-def test_without_a_key(make_client: MakeClient, header: dict[str, str], method: str, path: str) -> None:
+def test_a_request_without_a_valid_key_is_refused(
+    make_client: MakeClient, header: dict[str, str], method: str, path: str
+) -> None:
     guarded = make_client(api_keys=("one", "zwölf"))
     response = guarded.request(method, path, headers=header)
     assert response.status_code == 401
@@ -297,7 +302,7 @@ def test_without_a_key(make_client: MakeClient, header: dict[str, str], method: 
 
 
 @pytest.mark.parametrize("key", ["one", "two"])
-def test_with_a_key(make_client: MakeClient, key: str) -> None:
+def test_a_request_with_a_key_is_accepted(make_client: MakeClient, key: str) -> None:
     guarded = make_client(api_keys=("one", "two"))
     assert guarded.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
 
@@ -306,14 +311,18 @@ def test_probes_need_no_key(make_client: MakeClient) -> None:
     assert make_client(api_keys=("one",)).get("/health").status_code == 503
 
 
-def test_without_a_chat_template(make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_without_a_chat_template_is_refused(
+    make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompts._tokenizer, "chat_template", None)
     response = make_client().post(CHATS, json=CHAT)
     assert response.status_code == 400
     check(response.json(), "messages", "chat_not_supported")
 
 
-def test_a_chat_template_that_refuses(make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_that_its_template_refuses_is_refused(
+    make_client: MakeClient, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompts._tokenizer, "chat_template", "{{ raise_exception(messages[0]['content']) }}")
     response = make_client().post(CHATS, json=CHAT)
     assert response.status_code == 400

@@ -1,4 +1,4 @@
-"""The running service, asked by the unmodified `openai` client: what it answers, and what that costs."""
+"""Claim: the running service answers the unmodified `openai` client and charges exactly the released tokens."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def costs(service: RunningService, before: int, tokens: int) -> None:
-    """Exactly these tokens were charged."""
+    """Checks that exactly `tokens` tokens were charged."""
     eventually(service, lambda _, now: now == before + tokens)
     assert settled(service) == before + tokens
 
 
-def test_a_completion_is_charged_by_the_token(service: RunningService, client: openai.OpenAI) -> None:
+def test_a_completion_is_charged_exactly(service: RunningService, client: openai.OpenAI) -> None:
     before = settled(service)
     answer = ask(client)
     (choice,) = answer.choices
@@ -61,7 +61,7 @@ def test_a_completion_is_charged_by_the_token(service: RunningService, client: o
     costs(service, before, answer.usage.completion_tokens)
 
 
-def test_a_stream_brings_the_same_things_piece_by_piece(service: RunningService, client: openai.OpenAI) -> None:
+def test_a_stream_has_the_parts_of_a_complete_answer(service: RunningService, client: openai.OpenAI) -> None:
     before = settled(service)
     chunks = list(ask(client, stream=True, max_tokens=24, stream_options={"include_usage": True}))
     *pieces, last = chunks
@@ -73,7 +73,7 @@ def test_a_stream_brings_the_same_things_piece_by_piece(service: RunningService,
     costs(service, before, last.usage.completion_tokens)
 
 
-def test_a_stream_on_the_wire(service: RunningService) -> None:
+def test_a_stream_is_sent_as_server_sent_events(service: RunningService) -> None:
     body = {"model": "privmix", "prompt": PROMPT, "max_tokens": 4, "stream": True}
     headers = {"x-request-id": "on-the-wire"}
     with httpx.stream("POST", f"{service.base_url}/v1/completions", json=body, headers=headers, timeout=300) as answer:
@@ -85,12 +85,12 @@ def test_a_stream_on_the_wire(service: RunningService) -> None:
     assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-2])
 
 
-def test_a_stream_comes_while_it_is_generated(client: openai.OpenAI) -> None:
+def test_a_stream_is_sent_while_it_is_generated(client: openai.OpenAI) -> None:
     stream = ask(client, stream=True, max_tokens=64, n=2)
     assert sum(1 for _ in stream.response.iter_raw()) > 8
 
 
-def test_a_chat(service: RunningService, client: openai.OpenAI) -> None:
+def test_a_chat_is_answered(service: RunningService, client: openai.OpenAI) -> None:
     answer = chat(client)
     (choice,) = answer.choices
     assert answer.object == "chat.completion"
@@ -99,7 +99,7 @@ def test_a_chat(service: RunningService, client: openai.OpenAI) -> None:
     assert 1 <= answer.usage.completion_tokens <= 12
 
 
-def test_a_streamed_chat(client: openai.OpenAI) -> None:
+def test_a_chat_is_streamed(client: openai.OpenAI) -> None:
     first, *rest = [chunk.choices[0] for chunk in chat(client, stream=True)]
     assert first.delta.role == "assistant"
     assert "".join(choice.delta.content or "" for choice in (first, *rest))
@@ -114,7 +114,7 @@ def test_choices_of_several_prompts_are_all_charged(service: RunningService, cli
     costs(service, before, answer.usage.completion_tokens)
 
 
-def test_streamed_choices_are_told_apart(client: openai.OpenAI) -> None:
+def test_streamed_choices_have_an_index(client: openai.OpenAI) -> None:
     ends = {}
     for chunk in ask(client, n=3, stream=True):
         (choice,) = chunk.choices
@@ -150,17 +150,17 @@ def _usage() -> dict[str, Any]:
 def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
     answer = ask(client, echo=True, n=2)
     assert all(choice.text.startswith(PROMPT) and len(choice.text) > len(PROMPT) for choice in answer.choices)
-    streamed = "".join(chunk.choices[0].text for chunk in ask(client, echo=True, stream=True))
-    assert streamed.startswith(PROMPT)
-    assert streamed.count(PROMPT) == 1
+    text = "".join(chunk.choices[0].text for chunk in ask(client, echo=True, stream=True))
+    assert text.startswith(PROMPT)
+    assert text.count(PROMPT) == 1
 
 
-def test_sampling_options_are_taken(client: openai.OpenAI) -> None:
+def test_sampling_options_are_accepted(client: openai.OpenAI) -> None:
     answer = ask(client, temperature=0.7, top_p=0.9, extra_body={"top_k": 40})
     assert answer.usage.completion_tokens >= 1
 
 
-def test_a_prompt_to_the_edge_of_the_context(client: openai.OpenAI) -> None:
+def test_prompt_and_answer_may_fill_the_context_exactly(client: openai.OpenAI) -> None:
     answer = ask(client, prompt=[504] * 510, max_tokens=2)
     assert answer.usage.prompt_tokens == 510
     with pytest.raises(openai.BadRequestError) as refusal:
@@ -240,7 +240,7 @@ def test_refusals_cost_nothing(service: RunningService) -> None:
     assert service.privacy() == before
 
 
-def test_what_the_service_says_of_itself(service: RunningService, client: openai.OpenAI) -> None:
+def test_the_service_reports_models_health_and_statement(service: RunningService, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["privmix"]
     assert client.models.retrieve("privmix").owned_by == "privmix"
     health = httpx.get(f"{service.base_url}/health", timeout=60).json()
@@ -253,7 +253,7 @@ def test_what_the_service_says_of_itself(service: RunningService, client: openai
 
 
 def logs(service: RunningService) -> str:
-    """What the service and Ray wrote: the session's directory is in the command lines of Ray's processes."""
+    """Returns the logs of the service and Ray. The command lines of Ray's processes name the session's directory."""
     lines = " ".join(" ".join(process.cmdline()) for process in service.tree())
     sessions = {Path(path) for path in re.findall(r"(/[^ =:]*/session_[0-9_-]+)/", lines)}
     assert sessions
@@ -261,22 +261,22 @@ def logs(service: RunningService) -> str:
     return "\n".join(file.read_text(errors="replace") for file in (service.config.with_suffix(".log"), *files))
 
 
-def test_the_logs_hold_no_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
+def test_the_logs_contain_no_private_text(service: RunningService, client: openai.OpenAI, prompts: Prompts) -> None:
     prompt = f"{SECRET} called because"
     (tokens,) = asyncio.run(prompts.tokens([prompt]))
     answer = ask(client, prompt=prompt, user=SECRET, max_tokens=48)
     httpx.get(f"{service.base_url}/v1/{SECRET}?q={SECRET}", timeout=60)
-    written = logs(service)
-    assert answer.id in written
-    assert SECRET not in written
+    log = logs(service)
+    assert answer.id in log
+    assert SECRET not in log
     text = max(answer.choices[0].text.splitlines(), key=len)
     assert len(text) > 20
-    assert text not in written
+    assert text not in log
     for separator in (", ", ",", " "):
-        assert separator.join(map(str, tokens)) not in written
+        assert separator.join(map(str, tokens)) not in log
 
 
-def test_a_request_is_one_line_of_json(service: RunningService, client: openai.OpenAI) -> None:
+def test_a_request_has_one_log_line_in_json(service: RunningService, client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(model="privmix", prompt=PROMPT, max_tokens=5)
     answer = raw.parse()
     (line,) = [json.loads(line) for line in logs(service).splitlines() if answer.id in line]
@@ -292,12 +292,14 @@ def test_a_request_is_one_line_of_json(service: RunningService, client: openai.O
 
 
 def test_requests_in_close_succession_are_all_answered(client: openai.OpenAI) -> None:
-    """A coordinator that falls idle hands its lease back; a request that comes just then must not be forgotten."""
+    """A coordinator returns its lease when it becomes idle. A request at that moment must not be lost."""
     for _ in range(40):
         assert ask(client, max_tokens=1).usage.completion_tokens == 1
 
 
-def test_an_idle_service_has_charged_what_it_released(service: RunningService, client: openai.OpenAI) -> None:
+def test_an_idle_service_has_charged_exactly_the_released_tokens(
+    service: RunningService, client: openai.OpenAI
+) -> None:
     before = settled(service)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda number: ask(client, prompt=f"Story {number}:", max_tokens=5 + number), range(8)))
@@ -317,7 +319,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSmall]:
-    """Starts services with a budget of `TOKENS` tokens, each over an ensemble of its own, as a ledger demands."""
+    """Starts services with a budget of `TOKENS` tokens, each with its own ensemble, because ledgers are not shared."""
     with ExitStack() as started:
 
         def start(when_exhausted: str) -> RunningService:
@@ -355,7 +357,7 @@ def test_a_budget_ends_in_the_middle_of_a_stream_and_then_refuses(small: StartSm
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_budget_ends_and_the_public_model_answers_marked(small: StartSmall) -> None:
+def test_the_public_model_answers_with_a_mark_after_the_budget_is_exhausted(small: StartSmall) -> None:
     service = small("public")
     client = client_of(service)
     marks = []

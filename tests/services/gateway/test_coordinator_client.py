@@ -1,7 +1,7 @@
-"""The channels to the coordinators, over real Ray: many requests on one stream, and what happens when it breaks.
+"""Claim: requests share one stream per coordinator over real Ray, and survive the loss of a coordinator.
 
-The actor here keeps the coordinator's side of the contract and repeats each prompt, token by token; what the real one
-answers over HTTP is in test_service.py.
+The actor here implements the coordinator's side of the protocol and repeats each prompt token by token. test_service.py
+tests the real coordinator over HTTP.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from ray.actor import ActorHandle
 
 from services.coordinator.messages import Delta, Generation, Overloaded, Unavailable
 from services.gateway.answers import Answer
-from services.gateway.delivery import streamed, whole
+from services.gateway.coordinator_client import CoordinatorClient, ResponseQueue
 from services.gateway.errors import ApiError
-from services.gateway.hub import Hub, Mailbox
 from services.gateway.responses import ChatStyle, CompletionStyle, Style
-from services.gateway.seen import SeenTokens
+from services.gateway.streaming import complete_answer, stream_answer
+from services.gateway.traffic_counters import TokenCounters
 from services.privacy.mollifiers.shaping import SamplingOptions
 
 pytestmark = pytest.mark.anyio
@@ -33,72 +33,74 @@ OVERLOADED, UNAVAILABLE, BROKEN = -1, -2, -4
 REFUSALS = {
     OVERLOADED: Overloaded(7.0),
     UNAVAILABLE: Unavailable("shard 3 does not answer"),
-    BROKEN: KeyError("no such luck"),
+    BROKEN: KeyError("an unexpected error"),
 }
 PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY = range(10_000, 10_008)
-"""Tokens with a meaning: all but token 0 is the public model's; more without end; no budget; no answer; nothing; a
-shard is away; each token takes a while; the coordinator's process ends."""
+"""Prompt tokens with a meaning: all tokens except 0 come from the public model; repeat for ever; the budget is
+exhausted; the generation fails; generate nothing; a shard is away; generate slowly; kill the coordinator's process."""
 SLOW_S = 0.02
 BUSY_S = 0.2
-"""How long a cancellation waits for the coordinator, which may be in the middle of a step."""
+"""How long a cancellation takes, because the real coordinator may be in the middle of a step."""
 
 
 def _own(id_: str) -> str:
-    """The generation's own id, of which each submission has a variant."""
+    """Returns the generation's id. Each submission adds a suffix to it."""
     return id_.partition("-")[0]
 
 
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Repeater:
-    def __init__(self, most: int = 10_000) -> None:
-        self._most = most
-        self._lines: dict[str, asyncio.Queue[list[Delta]]] = {}
+    """Accepts at most `capacity` generations and repeats their prompts."""
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._queues: dict[str, asyncio.Queue[list[Delta]]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: list[str] = []
 
-    def _line(self, name: str) -> asyncio.Queue[list[Delta]]:
-        return self._lines.setdefault(name, asyncio.Queue())
+    def _queue(self, channel: str) -> asyncio.Queue[list[Delta]]:
+        return self._queues.setdefault(channel, asyncio.Queue())
 
-    async def submit(self, line: str, generations: Sequence[Generation]) -> None:
+    async def submit(self, channel: str, generations: Sequence[Generation]) -> None:
         refusal = REFUSALS.get(generations[0].prompt[0])
         if refusal:
             raise refusal
-        if len(self._answering) + len(generations) > self._most:
+        if len(self._answering) + len(generations) > self._capacity:
             raise Overloaded(3.0)
         for generation in generations:
-            self._answering[generation.id] = asyncio.create_task(self._answer(self._line(line), generation))
+            self._answering[generation.id] = asyncio.create_task(self._answer(self._queue(channel), generation))
 
-    async def _answer(self, line: asyncio.Queue[list[Delta]], generation: Generation) -> None:
+    async def _answer(self, queue: asyncio.Queue[list[Delta]], generation: Generation) -> None:
         try:
-            await self._repeat(line, generation)
+            await self._repeat(queue, generation)
         finally:
             self._answering.pop(generation.id, None)
 
-    async def _repeat(self, line: asyncio.Queue[list[Delta]], generation: Generation) -> None:
+    async def _repeat(self, queue: asyncio.Queue[list[Delta]], generation: Generation) -> None:
         public = PUBLIC in generation.prompt
         released = len(generation.released)
         for token in generation.prompt:
             if token == DEADLY:
                 os.kill(os.getpid(), signal.SIGKILL)
             if token in (END, ERROR):
-                await line.put([Delta(generation.id, "", (), "privacy_budget" if token == END else "error", public)])
+                await queue.put([Delta(generation.id, "", (), "privacy_budget" if token == END else "error", public)])
                 return
             if token == AWAY:
-                await line.put([Delta(generation.id, "", (), "error", retry_after=30.0)])
+                await queue.put([Delta(generation.id, "", (), "error", retry_after=30.0)])
                 return
             if token == SILENCE:
                 await asyncio.sleep(3600)
             while token == FOR_EVER:
-                await line.put([Delta(generation.id, "again ", (token,))])
+                await queue.put([Delta(generation.id, "again ", (token,))])
                 await asyncio.sleep(0.01)
             if token in (PUBLIC, SLOW):
                 continue
             if released:
                 released -= 1
                 continue
-            await line.put([Delta(generation.id, f"{token} ", (token,), None, public and token > 0)])
+            await queue.put([Delta(generation.id, f"{token} ", (token,), None, public and token > 0)])
             await asyncio.sleep(SLOW_S if SLOW in generation.prompt else 0)
-        await line.put([Delta(generation.id, "", (), "length", public)])
+        await queue.put([Delta(generation.id, "", (), "length", public)])
 
     async def cancel(self, ids: Sequence[str]) -> None:
         await asyncio.sleep(BUSY_S)
@@ -119,11 +121,11 @@ class Repeater:
     async def pid(self) -> int:
         return os.getpid()
 
-    async def lines(self) -> int:
-        return len(self._lines)
+    async def channels(self) -> int:
+        return len(self._queues)
 
-    async def events(self, line: str) -> AsyncIterator[list[Delta]]:
-        queue = self._line(line)
+    async def events(self, channel: str) -> AsyncIterator[list[Delta]]:
+        queue = self._queue(channel)
         try:
             while True:
                 batch = await queue.get()
@@ -131,19 +133,19 @@ class Repeater:
                     batch += queue.get_nowait()
                 yield batch
         finally:
-            del self._lines[line]
+            del self._queues[channel]
 
     async def health(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """A namespace of a running Ray."""
-    ours = not ray.is_initialized()
-    if ours:
+    """Starts Ray unless it runs, and yields a new namespace."""
+    started = not ray.is_initialized()
+    if started:
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield uuid4().hex
-    if ours:
+    if started:
         ray.shutdown()
 
 
@@ -154,18 +156,18 @@ def coordinator(cluster: str) -> Iterator[ActorHandle]:
     ray.kill(actor)
 
 
-def start(namespace: str, name: str = "coordinator", most: int = 10_000, restarts: int = 0) -> ActorHandle:
-    """A coordinator under its name, which a killed one may hold a moment longer."""
+def start(namespace: str, name: str = "coordinator", capacity: int = 10_000, restarts: int = 0) -> ActorHandle:
+    """Starts a coordinator. Retries, because a killed actor may hold its name for a moment."""
     options = {"name": name, "namespace": namespace, "max_restarts": restarts}
     for _ in range(100):
         try:
-            actor = Repeater.options(**options).remote(most)  # type: ignore[attr-defined]
+            actor = Repeater.options(**options).remote(capacity)  # type: ignore[attr-defined]
         except ValueError:
             time.sleep(0.1)
             continue
         ray.get(actor.health.remote())
         return actor
-    raise TimeoutError("the name of the killed coordinator stays taken")
+    raise TimeoutError("the killed coordinator still holds its name")
 
 
 @asynccontextmanager
@@ -174,54 +176,58 @@ async def connected(
     stall_timeout_s: float = 30.0,
     recovery_s: float = 0.0,
     coordinators: Sequence[str] = ("coordinator",),
-) -> AsyncIterator[Hub]:
-    hub = Hub(namespace, coordinators, stall_timeout_s, recovery_s)
-    async with hub.running():
-        await until_connected(hub, len(coordinators))
-        yield hub
+) -> AsyncIterator[CoordinatorClient]:
+    client = CoordinatorClient(namespace, coordinators, stall_timeout_s, recovery_s)
+    async with client.running():
+        await until_connected(client, len(coordinators))
+        yield client
 
 
-async def until(call: Any, true: Callable[[Any], bool]) -> None:
-    """Ask the actor until the answer is this."""
+async def until(call: Any, condition: Callable[[Any], bool]) -> None:
+    """Calls the actor until the result meets the condition."""
     async with asyncio.timeout(30):
-        while not true(await call.remote()):
+        while not condition(await call.remote()):
             await asyncio.sleep(0.05)
 
 
-def of_size(count: int) -> Callable[[Sequence[str]], bool]:
+def has_size(count: int) -> Callable[[Sequence[str]], bool]:
     return lambda names: len(names) == count
 
 
-async def until_connected(hub: Hub, coordinators: int = 1) -> None:
+async def until_connected(client: CoordinatorClient, coordinators: int = 1) -> None:
     async with asyncio.timeout(30):
-        while hub.connected < coordinators:
+        while client.connected < coordinators:
             await asyncio.sleep(0.01)
 
 
-def asking(*prompts: Sequence[int]) -> list[Generation]:
+def new_generations(*prompts: Sequence[int]) -> list[Generation]:
     return [Generation(uuid4().hex, tuple(prompt), SamplingOptions(), 100) for prompt in prompts]
 
 
-def answering(generations: Sequence[Generation], style: Style | None = None) -> Answer:
+def new_answer(generations: Sequence[Generation], style: Style | None = None) -> Answer:
     return Answer(style or CompletionStyle(None), "privmix", generations, 9)
 
 
-async def ask(hub: Hub, *prompts: Sequence[int]) -> dict[str, Any]:
-    generations = asking(*prompts)
-    body = await whole(hub.submit, generations, answering(generations))
+async def ask(client: CoordinatorClient, *prompts: Sequence[int]) -> dict[str, Any]:
+    generations = new_generations(*prompts)
+    body = await complete_answer(client.submit, generations, new_answer(generations))
     return json.loads(body.model_dump_json())
 
 
-async def refused(hub: Hub, *prompts: Sequence[int]) -> ApiError:
+async def refused(client: CoordinatorClient, *prompts: Sequence[int]) -> ApiError:
     with pytest.raises(ApiError) as refusal:
-        await ask(hub, *prompts)
+        await ask(client, *prompts)
     return refusal.value
 
 
-async def chunks(hub: Hub, *prompts: Sequence[int], style: Style | None = None, usage: bool = False) -> list[list[Any]]:
-    """The events of a stream, by write."""
-    generations = asking(*prompts)
-    writes = [write async for write in streamed(hub.submit, generations, answering(generations, style), 0.05, usage)]
+async def chunks(
+    client: CoordinatorClient, *prompts: Sequence[int], style: Style | None = None, usage: bool = False
+) -> list[list[Any]]:
+    """Returns the events of a stream as one list for each write."""
+    generations = new_generations(*prompts)
+    writes = [
+        write async for write in stream_answer(client.submit, generations, new_answer(generations, style), 0.05, usage)
+    ]
     return [[_body(event) for event in write.decode().split("\n\n") if event] for write in writes]
 
 
@@ -231,19 +237,19 @@ def _body(event: str) -> Any:
 
 
 async def test_every_request_gets_its_own_deltas(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
+    async with connected(cluster) as client:
         prompts = [list(range(first, first + 20)) for first in range(0, 1000, 20)]
-        answers = await asyncio.gather(*(ask(hub, prompt, prompt[::-1]) for prompt in prompts))
+        answers = await asyncio.gather(*(ask(client, prompt, prompt[::-1]) for prompt in prompts))
         for prompt, answer in zip(prompts, answers, strict=True):
             texts = [choice["text"] for choice in answer["choices"]]
             assert texts == ["".join(f"{token} " for token in tokens) for tokens in (prompt, prompt[::-1])]
             assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 40, "total_tokens": 49}
-        await until(coordinator.lines, lambda lines: lines == 1)
+        await until(coordinator.channels, lambda channels: channels == 1)
 
 
-async def test_a_stream_is_the_whole_answer_in_few_writes(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        writes = await chunks(hub, range(1, 101), range(101, 201), usage=True)
+async def test_a_stream_contains_the_complete_answer_in_few_writes(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
+        writes = await chunks(client, range(1, 101), range(101, 201), usage=True)
     events = [event for write in writes for event in write]
     assert events.pop() == "[DONE]"
     closing = events.pop()
@@ -256,8 +262,8 @@ async def test_a_stream_is_the_whole_answer_in_few_writes(coordinator: ActorHand
 
 
 async def test_a_chat_stream_opens_with_the_role(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        writes = await chunks(hub, [5], style=ChatStyle())
+    async with connected(cluster) as client:
+        writes = await chunks(client, [5], style=ChatStyle())
     events = [event for write in writes for event in write][:-1]
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -266,18 +272,20 @@ async def test_a_chat_stream_opens_with_the_role(coordinator: ActorHandle, clust
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-async def test_an_echo_comes_first_and_once(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
+async def test_an_echo_is_sent_first_and_once(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
         style = CompletionStyle(["the prompt: ", ""])
-        writes = await chunks(hub, [5], [6], style=style)
+        writes = await chunks(client, [5], [6], style=style)
         events = [event for write in writes for event in write][:-1]
         texts = {
             index: "".join(e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == index)
             for index in (0, 1)
         }
         assert texts == {0: "the prompt: 5 ", 1: "6 "}
-        generations = asking([5], [6])
-        body = json.loads((await whole(hub.submit, generations, answering(generations, style))).model_dump_json())
+        generations = new_generations([5], [6])
+        body = json.loads(
+            (await complete_answer(client.submit, generations, new_answer(generations, style))).model_dump_json()
+        )
         assert [choice["text"] for choice in body["choices"]] == ["the prompt: 5 ", "6 "]
 
 
@@ -288,78 +296,76 @@ async def test_an_echo_comes_first_and_once(coordinator: ActorHandle, cluster: s
         (UNAVAILABLE, 503, "service_unavailable", {}),
     ],
 )
-async def test_a_refused_submission(
+async def test_a_refused_submission_is_an_error_and_cancels_nothing(
     coordinator: ActorHandle, cluster: str, first: int, status: int, code: str, headers: dict[str, str]
 ) -> None:
     before = await coordinator.cancelled.remote()
-    async with connected(cluster) as hub:
-        refusal = await refused(hub, [first])
+    async with connected(cluster) as client:
+        refusal = await refused(client, [first])
         assert (refusal.status, refusal.code, refusal.headers) == (status, code, headers)
         with pytest.raises(ApiError) as streaming:
-            await chunks(hub, [first])
+            await chunks(client, [first])
         assert (streaming.value.status, streaming.value.code) == (status, code)
         await asyncio.sleep(0.2)
         assert await coordinator.cancelled.remote() == before
 
 
-async def test_a_coordinator_that_fails_unexpectedly_is_not_taken_for_a_refusal(
-    coordinator: ActorHandle, cluster: str
-) -> None:
-    async with connected(cluster) as hub:
+async def test_an_unexpected_error_of_the_coordinator_is_not_a_refusal(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
         with pytest.raises(KeyError):
-            await ask(hub, [BROKEN])
+            await ask(client, [BROKEN])
 
 
-async def test_a_budget_that_ends_in_the_middle(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        answer = await ask(hub, [1, 2, END])
+async def test_a_budget_that_ends_during_an_answer_ends_its_choices(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
+        answer = await ask(client, [1, 2, END])
         assert answer["choices"][0] == {"index": 0, "text": "1 2 ", "logprobs": None, "finish_reason": "length"}
         assert answer["privmix"] == {"ended_by": "privacy_budget"}
         assert answer["usage"]["completion_tokens"] == 2
-        events = [event for write in await chunks(hub, [1, 2, END]) for event in write]
+        events = [event for write in await chunks(client, [1, 2, END]) for event in write]
         assert events[-1] == "[DONE]"
         assert events[-2]["choices"][0]["finish_reason"] == "length"
         assert events[-2]["privmix"] == {"ended_by": "privacy_budget"}
 
 
 async def test_a_budget_that_ends_before_the_first_token(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        for attempt in (ask(hub, [END]), ask(hub, [END], [END]), chunks(hub, [END])):
+    async with connected(cluster) as client:
+        for attempt in (ask(client, [END]), ask(client, [END], [END]), chunks(client, [END])):
             with pytest.raises(ApiError) as refusal:
                 await attempt
             assert (refusal.value.status, refusal.value.code) == (429, "privacy_budget_exhausted")
 
 
-async def test_an_answer_that_fails_in_the_middle(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        failure = await refused(hub, [1, ERROR])
+async def test_a_failed_answer_says_whether_a_retry_helps(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
+        failure = await refused(client, [1, ERROR])
         assert (failure.status, failure.code, failure.headers) == (
             503,
             "generation_failed",
             {"x-should-retry": "false"},
         )
-        assert (await refused(hub, [ERROR])).headers == {"x-should-retry": "false"}
-        assert (await refused(hub, [AWAY])).headers == {"retry-after": "30"}, "until a shard is replaced"
-        assert (await refused(hub, [1, AWAY])).headers["x-should-retry"] == "false", "its first token was charged"
+        assert (await refused(client, [ERROR])).headers == {"x-should-retry": "false"}
+        assert (await refused(client, [AWAY])).headers == {"retry-after": "30"}, "the time until a shard is replaced"
+        assert (await refused(client, [1, AWAY])).headers["x-should-retry"] == "false", "its first token was charged"
 
 
-async def test_what_the_public_model_answered_is_marked(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        assert (await ask(hub, [PUBLIC, 1, 2]))["privmix"] == {"answered_by": "public"}
-        assert (await ask(hub, [PUBLIC, 1], [2]))["privmix"] == {"answered_by": "mixed"}
-        assert (await ask(hub, [PUBLIC, 0, 2]))["privmix"] == {"answered_by": "mixed"}
-        assert "privmix" not in await ask(hub, [1, 2])
+async def test_tokens_of_the_public_model_are_marked(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
+        assert (await ask(client, [PUBLIC, 1, 2]))["privmix"] == {"answered_by": "public"}
+        assert (await ask(client, [PUBLIC, 1], [2]))["privmix"] == {"answered_by": "mixed"}
+        assert (await ask(client, [PUBLIC, 0, 2]))["privmix"] == {"answered_by": "mixed"}
+        assert "privmix" not in await ask(client, [1, 2])
         for prompt, marked in (([PUBLIC, 1, 2], True), ([1, 2], False)):
-            events = [event for write in await chunks(hub, prompt) for event in write][:-1]
+            events = [event for write in await chunks(client, prompt) for event in write][:-1]
             assert [event.get("privmix") for event in events if event["choices"][0]["text"]] == [
                 {"answered_by": "public"} if marked else None
             ] * len([event for event in events if event["choices"][0]["text"]])
 
 
 async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        generations = asking([FOR_EVER], [1])
-        waiting = asyncio.create_task(whole(hub.submit, generations, answering(generations)))
+    async with connected(cluster) as client:
+        generations = new_generations([FOR_EVER], [1])
+        waiting = asyncio.create_task(complete_answer(client.submit, generations, new_answer(generations)))
         await asyncio.sleep(0.5)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -367,30 +373,30 @@ async def test_an_abandoned_request_is_cancelled(coordinator: ActorHandle, clust
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
         assert generations[1].id not in await coordinator.cancelled.remote()
 
-        generations = asking([FOR_EVER])
-        stream = streamed(hub.submit, generations, answering(generations), 0.0, False)
+        generations = new_generations([FOR_EVER])
+        stream = stream_answer(client.submit, generations, new_answer(generations), 0.0, False)
         await anext(stream)
         await stream.aclose()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
 
 
-async def test_a_request_that_is_abandoned_while_it_is_submitted_is_cancelled(
+async def test_a_request_that_is_abandoned_during_its_submission_is_cancelled(
     coordinator: ActorHandle, cluster: str
 ) -> None:
-    async with connected(cluster) as hub:
-        generations = asking([FOR_EVER])
-        waiting = asyncio.create_task(whole(hub.submit, generations, answering(generations)))
+    async with connected(cluster) as client:
+        generations = new_generations([FOR_EVER])
+        waiting = asyncio.create_task(complete_answer(client.submit, generations, new_answer(generations)))
         await asyncio.sleep(0)
         waiting.cancel()
         await until(coordinator.cancelled, lambda cancelled: generations[0].id in cancelled)
 
 
-async def test_a_request_that_is_abandoned_just_when_a_delta_arrives_ends() -> None:
-    (generation,) = asking([FOR_EVER])
-    mailbox = Mailbox([generation], 60.0, SeenTokens(), time.monotonic())
-    waiting = asyncio.create_task(mailbox.take())
+async def test_a_cancellation_that_coincides_with_a_delta_is_not_lost() -> None:
+    (generation,) = new_generations([FOR_EVER])
+    queue = ResponseQueue([generation], 60.0, TokenCounters(), time.monotonic())
+    waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0.05)
-    mailbox.put(Delta(generation.id, "a", (1,)))
+    queue.put(Delta(generation.id, "a", (1,)))
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -398,24 +404,26 @@ async def test_a_request_that_is_abandoned_just_when_a_delta_arrives_ends() -> N
 
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Replica:
-    """What Serve makes of a gateway: a request is a call. When its client leaves, Ray cancels it and what it called."""
+    """Imitates a Serve replica: a request is a Ray call, which Ray cancels with all its calls if the client leaves."""
 
     def __init__(self, namespace: str) -> None:
         self._connected = connected(namespace)
 
     async def start(self) -> None:
-        self._hub = await self._connected.__aenter__()
+        self._client = await self._connected.__aenter__()
 
     async def stop(self) -> None:
         await self._connected.__aexit__(None, None, None)
 
     async def answer(self, generations: Sequence[Generation]) -> None:
-        self._answering = asyncio.create_task(whole(self._hub.submit, generations, answering(generations)))
+        self._answering = asyncio.create_task(
+            complete_answer(self._client.submit, generations, new_answer(generations))
+        )
         await asyncio.wait([self._answering])
         await asyncio.sleep(3600)
 
     async def leave(self) -> None:
-        """The client has left: the answer is no longer waited for."""
+        """Cancels the answer, as the gateway does when its client has left."""
         self._answering.cancel()
         await asyncio.wait([self._answering])
 
@@ -423,7 +431,7 @@ class Replica:
 async def test_a_request_whose_calls_ray_cancels_is_cancelled(coordinator: ActorHandle, cluster: str) -> None:
     replica = Replica.remote(cluster)  # type: ignore[attr-defined]
     await replica.start.remote()
-    generations = asking([FOR_EVER])
+    generations = new_generations([FOR_EVER])
     call = replica.answer.remote(generations)
     await until(coordinator.answering, lambda answering: generations[0].id in answering)
     await replica.leave.remote()
@@ -433,19 +441,19 @@ async def test_a_request_whose_calls_ray_cancels_is_cancelled(coordinator: Actor
     ray.kill(replica)
 
 
-async def test_a_coordinator_that_says_nothing_is_given_up(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster, stall_timeout_s=1.0) as hub:
-        failure = await refused(hub, [SILENCE])
+async def test_a_silent_coordinator_fails_the_request(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster, stall_timeout_s=1.0) as client:
+        failure = await refused(client, [SILENCE])
         assert (failure.status, failure.code) == (503, "stalled")
 
 
-async def test_a_coordinator_that_is_lost_for_good_fails_what_waits(cluster: str) -> None:
+async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
-    async with connected(namespace) as hub:
-        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(8)]
-        generations = asking([FOR_EVER])
-        stream = streamed(hub.submit, generations, answering(generations), 0.0, False)
+    async with connected(namespace) as client:
+        waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(8)]
+        generations = new_generations([FOR_EVER])
+        stream = stream_answer(client.submit, generations, new_answer(generations), 0.0, False)
         await anext(stream)
         await asyncio.sleep(0.5)
         ray.kill(doomed)
@@ -456,11 +464,11 @@ async def test_a_coordinator_that_is_lost_for_good_fails_what_waits(cluster: str
             assert failure.headers == {"x-should-retry": "false"}
         *_, last = [write async for write in stream]
         assert _body(last.decode().strip())["error"]["code"] == "coordinator_lost"
-        assert (await refused(hub, [1])).code == "service_unavailable"
+        assert (await refused(client, [1])).code == "service_unavailable"
 
         successor = start(namespace)
-        await until_connected(hub)
-        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 "
+        await until_connected(client)
+        assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
         ray.kill(successor)
 
 
@@ -469,14 +477,14 @@ async def kill(coordinator: ActorHandle) -> None:
 
 
 @pytest.mark.slow
-async def test_answers_go_on_with_another_coordinator(cluster: str) -> None:
-    """Whole, in order, without a repetition, though several choices of a request are on different coordinators."""
+async def test_answers_continue_on_another_coordinator(cluster: str) -> None:
+    """Answers are complete, in order and without repetition, even if their choices are on different coordinators."""
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1", "coordinator-2")
     actors = [start(namespace, name) for name in names]
     prompts = [[SLOW, *range(first, first + 100)] for first in range(0, 1000, 100)]
-    async with connected(namespace, recovery_s=30.0, coordinators=names) as hub:
-        waiting = [asyncio.create_task(ask(hub, prompt, prompt[::-1])) for prompt in prompts]
-        streaming = asyncio.create_task(chunks(hub, [SLOW, *range(100)], usage=True))
+    async with connected(namespace, recovery_s=30.0, coordinators=names) as client:
+        waiting = [asyncio.create_task(ask(client, prompt, prompt[::-1])) for prompt in prompts]
+        streaming = asyncio.create_task(chunks(client, [SLOW, *range(100)], usage=True))
         for doomed in actors[:2]:
             await asyncio.sleep(0.5)
             await kill(doomed)
@@ -491,71 +499,71 @@ async def test_answers_go_on_with_another_coordinator(cluster: str) -> None:
         assert events.pop()["usage"]["completion_tokens"] == 100
         text = "".join(choice["text"] for event in events for choice in event["choices"])
         assert text == "".join(f"{token} " for token in range(100))
-        assert hub.live == 0
+        assert client.live == 0
     ray.kill(actors[2])
 
 
 @pytest.mark.slow
-async def test_answers_go_on_with_the_same_coordinator_once_it_is_restarted(cluster: str) -> None:
+async def test_answers_continue_on_the_same_coordinator_after_its_restart(cluster: str) -> None:
     namespace = uuid4().hex
     actor = start(namespace, restarts=-1)
-    async with connected(namespace, recovery_s=30.0) as hub:
-        waiting = asyncio.create_task(ask(hub, [SLOW, *range(100)]))
+    async with connected(namespace, recovery_s=30.0) as client:
+        waiting = asyncio.create_task(ask(client, [SLOW, *range(100)]))
         await asyncio.sleep(0.5)
         await kill(actor)
         await asyncio.sleep(0.2)
-        new = asyncio.create_task(ask(hub, [7]))
+        new = asyncio.create_task(ask(client, [7]))
         assert (await waiting)["choices"][0]["text"] == "".join(f"{token} " for token in range(100))
-        assert (await new)["choices"][0]["text"] == "7 ", "a request that comes meanwhile waits, too"
+        assert (await new)["choices"][0]["text"] == "7 ", "a request that arrives meanwhile waits too"
     ray.kill(actor)
 
 
 async def test_a_request_goes_to_the_coordinator_with_the_least_load(cluster: str) -> None:
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
     actors = [start(namespace, name) for name in names]
-    async with connected(namespace, coordinators=names) as hub:
-        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(6)]
+    async with connected(namespace, coordinators=names) as client:
+        waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(6)]
         for actor in actors:
-            await until(actor.answering, of_size(3))
+            await until(actor.answering, has_size(3))
         await kill(actors[0])
-        await until(actors[1].answering, of_size(6))
-        for each in waiting:
-            each.cancel()
+        await until(actors[1].answering, has_size(6))
+        for request in waiting:
+            request.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 ", "a lost coordinator gets nothing"
+        assert (await ask(client, [1]))["choices"][0]["text"] == "1 ", "a lost coordinator gets no requests"
     ray.kill(actors[1])
 
 
 @pytest.mark.slow
-async def test_a_request_that_one_coordinator_has_no_room_for_goes_to_another(cluster: str) -> None:
+async def test_a_request_goes_to_another_coordinator_if_one_is_full(cluster: str) -> None:
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
-    actors = [start(namespace, name, most) for name, most in zip(names, (1, 3), strict=True)]
-    async with connected(namespace, recovery_s=30.0, coordinators=names) as hub:
-        waiting = [asyncio.create_task(ask(hub, [FOR_EVER])) for _ in range(4)]
-        for actor, most in zip(actors, (1, 3), strict=True):
-            await until(actor.answering, of_size(most))
-        failure = await refused(hub, [1])
-        assert (failure.status, failure.code) == (429, "overloaded"), "at once, when none has room"
-        for each in waiting:
-            each.cancel()
+    actors = [start(namespace, name, capacity) for name, capacity in zip(names, (1, 3), strict=True)]
+    async with connected(namespace, recovery_s=30.0, coordinators=names) as client:
+        waiting = [asyncio.create_task(ask(client, [FOR_EVER])) for _ in range(4)]
+        for actor, capacity in zip(actors, (1, 3), strict=True):
+            await until(actor.answering, has_size(capacity))
+        failure = await refused(client, [1])
+        assert (failure.status, failure.code) == (429, "overloaded"), "refused at once if all are full"
+        for request in waiting:
+            request.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     for actor in actors:
         ray.kill(actor)
 
 
 @pytest.mark.slow
-async def test_a_request_that_ends_every_coordinator_is_given_up(cluster: str) -> None:
+async def test_a_request_that_kills_every_coordinator_fails(cluster: str) -> None:
     namespace = uuid4().hex
     actor = start(namespace, restarts=-1)
-    async with connected(namespace, stall_timeout_s=180.0, recovery_s=60.0) as hub:
-        failure = await refused(hub, [1, DEADLY])
+    async with connected(namespace, stall_timeout_s=180.0, recovery_s=60.0) as client:
+        failure = await refused(client, [1, DEADLY])
         assert (failure.status, failure.code) == (503, "coordinator_lost")
         await asyncio.sleep(1)
-        assert (await ask(hub, [1]))["choices"][0]["text"] == "1 "
+        assert (await ask(client, [1]))["choices"][0]["text"] == "1 "
     ray.kill(actor)
 
 
-async def test_what_leaves_while_its_coordinator_is_away_is_not_submitted_again(cluster: str) -> None:
+async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
     used: list[int | None] = []
@@ -563,42 +571,42 @@ async def test_what_leaves_while_its_coordinator_is_away_is_not_submitted_again(
     async def ended(tokens: int | None) -> None:
         used.append(tokens)
 
-    async with connected(namespace, recovery_s=30.0) as hub:
-        async with hub.submit(asking([FOR_EVER]), ended=ended) as mailbox:
-            await mailbox.take()
+    async with connected(namespace, recovery_s=30.0) as client:
+        async with client.submit(new_generations([FOR_EVER]), on_end=ended) as queue:
+            await queue.take()
             ray.kill(doomed)
-            while hub.connected:
+            while client.connected:
                 await asyncio.sleep(0.01)
         successor = start(namespace)
-        await until_connected(hub)
+        await until_connected(client)
         await asyncio.sleep(0.5)
-        assert used == [None], "nobody knows what the lost coordinator released last"
+        assert used == [None], "the last releases of the lost coordinator are unknown"
         assert await successor.answering.remote() == []
     ray.kill(successor)
 
 
-async def test_a_gateway_that_leaves_hangs_up(coordinator: ActorHandle, cluster: str) -> None:
-    async with connected(cluster) as hub:
-        await ask(hub, [1])
-    await until(coordinator.lines, lambda lines: lines == 0)
+async def test_a_gateway_that_stops_closes_its_channel(coordinator: ActorHandle, cluster: str) -> None:
+    async with connected(cluster) as client:
+        await ask(client, [1])
+    await until(coordinator.channels, lambda channels: channels == 0)
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
 class Gateway:
-    """A gateway in a process of its own."""
+    """Runs a gateway in a separate process."""
 
     async def read(self, namespace: str) -> None:
-        async with connected(namespace) as hub:
-            await ask(hub, [FOR_EVER])
+        async with connected(namespace) as client:
+            await ask(client, [FOR_EVER])
 
     async def pid(self) -> int:
         return os.getpid()
 
 
-async def test_a_gateway_that_is_killed_hangs_up(coordinator: ActorHandle, cluster: str) -> None:
+async def test_the_channel_of_a_killed_gateway_is_closed(coordinator: ActorHandle, cluster: str) -> None:
     gateway = Gateway.remote()  # type: ignore[attr-defined]
     pid = await gateway.pid.remote()
     gateway.read.remote(cluster)
-    await until(coordinator.lines, lambda lines: lines == 1)
+    await until(coordinator.channels, lambda channels: channels == 1)
     os.kill(pid, signal.SIGKILL)
-    await until(coordinator.lines, lambda lines: lines == 0)
+    await until(coordinator.channels, lambda channels: channels == 0)

@@ -1,4 +1,4 @@
-"""The pages that a browser shows, from files beside this one: no page loads anything from another host."""
+"""Serves the HTML pages of the gateway. They load nothing from other hosts."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse
 
 _FOLDER = Path(__file__).parent / "static"
-# Inline scripts and styles of our own; nothing from elsewhere, nothing in frames.
+# Allows the inline scripts and styles of the pages and requests to this host only.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -15,8 +15,8 @@ _POLICY = (
 _HEADERS = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
 
 
-def pages() -> APIRouter:
-    """`/docs` and `/console`; they need no key, because they hold nothing but themselves."""
+def static_pages() -> APIRouter:
+    """Returns the routes `/docs` and `/console`. They need no key, because the pages contain no data."""
     router = APIRouter(include_in_schema=False)
     for path, file in {"/docs": "docs.html", "/console": "console.html"}.items():
         text = (_FOLDER / file).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Streams go on when what they need is lost, with real actors: coordinators, shard, fleet, budget and its database.
+"""Claim: streams survive the loss of coordinators, a shard, the fleet, the budget and its database.
 
-The processes are killed without warning while eight answers grow. Every answer ends whole, and each of its tokens was
-charged once.
+The test kills the processes of real actors while eight answers are generated. Every answer completes, and each of its
+tokens is charged once.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettin
 from services.coordinator.messages import Delta, Generation
 from services.coordinator.text import Detokenizer, TextStream
 from services.fleet.fleet import FleetActor, FleetSettings
-from services.gateway.hub import Hub
+from services.gateway.coordinator_client import CoordinatorClient
 from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.tiny import write_tiny_model
 
-NAMESPACE = "continuing"
+NAMESPACE = "recovery"
 COORDINATORS = ("coordinator", "coordinator-1")
 PROMPT = (504, 253, 260)
 STREAMS, TOKENS, LEASE = 8, 60, 4
 AWAY_S = 3.0
-# How long a shard takes to start again on a machine that is busy with other tests.
+# The time that a shard may take to restart on a busy machine.
 PATIENCE_S = 300.0
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -59,7 +59,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("continuing")
+    folder = tmp_path_factory.mktemp("recovery")
     model, ledger = write_tiny_model(folder / "model"), folder / "ledger.db"
     adapters = write_adapters(folder / "parts", ["part-000"], model)
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
@@ -89,44 +89,45 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Hub]:
-    hub = Hub(NAMESPACE, COORDINATORS, stall_timeout_s=PATIENCE_S + 30, recovery_s=PATIENCE_S)
-    async with hub.running(), asyncio.timeout(560):
-        while hub.connected < len(COORDINATORS):
+async def connected() -> AsyncIterator[CoordinatorClient]:
+    client = CoordinatorClient(NAMESPACE, COORDINATORS, stall_timeout_s=PATIENCE_S + 30, recovery_s=PATIENCE_S)
+    async with client.running(), asyncio.timeout(560):
+        while client.connected < len(COORDINATORS):
             await asyncio.sleep(0.1)
-        yield hub
+        yield client
 
 
-async def stream(hub: Hub, number: int) -> list[Delta]:
+async def stream(client: CoordinatorClient, number: int) -> list[Delta]:
     generation = Generation(f"{number:032d}", PROMPT, SamplingOptions(top_k=200), TOKENS, ignore_eos=True)
     deltas: list[Delta] = []
-    async with hub.submit([generation]) as mailbox:
-        while not mailbox.drained:
-            deltas += await mailbox.take()
+    async with client.submit([generation]) as queue:
+        while not queue.drained:
+            deltas += await queue.take()
     return deltas
 
 
 def processes(title: str) -> list[psutil.Process]:
-    """Those that run actors of this class."""
-    found = []
+    """Returns the processes that run actors of this class."""
+    matches = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if " ".join(process.cmdline()).startswith(f"ray::{title}"):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
-async def lose(service: Service, what: str) -> None:
-    if what != "database":
-        random.choice(processes(what)).kill()
+async def interrupt(service: Service, component: str) -> None:
+    """Kills a process of this component, or moves the ledger's database away for some seconds."""
+    if component != "database":
+        random.choice(processes(component)).kill()
         return
-    away = service.ledger.rename(service.ledger.with_suffix(".away"))
+    moved = service.ledger.rename(service.ledger.with_suffix(".away"))
     await asyncio.sleep(AWAY_S)
-    away.rename(service.ledger)
+    moved.rename(service.ledger)
 
 
 def check(service: Service, streams: Sequence[Sequence[Delta]]) -> int:
-    """Every answer is whole, and reads as one that nothing interrupted; returns the tokens released."""
+    """Checks that every answer is complete and equals an uninterrupted one. Returns the number of released tokens."""
     detokenizer = Detokenizer.load(service.model)
     for deltas in streams:
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
@@ -138,29 +139,29 @@ def check(service: Service, streams: Sequence[Sequence[Delta]]) -> int:
     return STREAMS * TOKENS
 
 
-@pytest.mark.parametrize("lost", ["Coordinator", "Shard", "Budget", "Fleet", "database"])
-async def test_streams_end_whole(service: Service, lost: str) -> None:
+@pytest.mark.parametrize("component", ["Coordinator", "Shard", "Budget", "Fleet", "database"])
+async def test_streams_complete_after_the_loss_of_a_component(service: Service, component: str) -> None:
     before = await service.settled()
-    async with connected() as hub:
-        answering = [asyncio.create_task(stream(hub, number)) for number in range(STREAMS)]
+    async with connected() as client:
+        answering = [asyncio.create_task(stream(client, number)) for number in range(STREAMS)]
         await asyncio.sleep(1)
-        began = time.monotonic()
-        await lose(service, lost)
+        lost = time.monotonic()
+        await interrupt(service, component)
         assert not any(answer.done() for answer in answering)
         streams = await asyncio.gather(*answering)
-        print(f"{lost}: streams ended {time.monotonic() - began:.1f} s after it")
+        print(f"{component}: streams ended {time.monotonic() - lost:.1f} s after its loss")
     released = check(service, streams)
     charged = await service.settled() - before
-    if lost == "Coordinator":  # its leases stay charged
+    if component == "Coordinator":  # Its leases stay charged.
         assert released <= charged <= released + 2 * max(LEASE, 2 * STREAMS)
     else:
         assert charged == released
 
 
-async def test_streams_end_whole_when_every_coordinator_is_lost_with_the_fleet(service: Service) -> None:
+async def test_streams_complete_after_the_loss_of_all_coordinators_and_the_fleet(service: Service) -> None:
     before = await service.settled()
-    async with connected() as hub:
-        answering = [asyncio.create_task(stream(hub, number)) for number in range(STREAMS)]
+    async with connected() as client:
+        answering = [asyncio.create_task(stream(client, number)) for number in range(STREAMS)]
         await asyncio.sleep(1)
         for process in processes("Coordinator") + processes("Fleet"):
             process.kill()

@@ -1,4 +1,4 @@
-"""Several models behind one gateway: who is asked, what is listed, and what is refused while one drains."""
+"""Claim: one gateway serves several models independently, and a model that drains refuses new requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from services.ensembles.records import EnsembleEntry
 from services.gateway.app import build_app
 from services.gateway.errors import ApiError
-from services.gateway.served import Models
+from services.gateway.models import Models
 from services.gateway.settings import GatewaySettings
 from services.training import public_model
 from tests.services.gateway.conftest import NOBODY, ensemble
@@ -33,9 +33,9 @@ def error(response: Any) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_a_request_is_for_the_model_that_it_names(client: TestClient) -> None:
-    listed = client.get("/v1/models").json()["data"]
-    assert [(model["id"], model["max_model_len"]) for model in listed] == [("clinic", 512), ("court", 64)]
+def test_a_request_goes_to_the_model_that_it_names(client: TestClient) -> None:
+    models = client.get("/v1/models").json()["data"]
+    assert [(model["id"], model["max_model_len"]) for model in models] == [("clinic", 512), ("court", 64)]
     long = {"prompt": [1] * 100, "max_tokens": 4}
     assert error(client.post("/v1/completions", json={"model": "court", **long})) == (400, "context_length_exceeded")
     assert error(client.post("/v1/completions", json={"model": "clinic", **long})) == (503, "service_unavailable")
@@ -46,12 +46,12 @@ def test_a_request_is_for_the_model_that_it_names(client: TestClient) -> None:
 
 
 def test_health_names_the_model_whose_actors_do_not_answer(client: TestClient) -> None:
-    told = client.get("/health").json()
-    assert told["status"] == "unavailable"
-    assert {"clinic/coordinator", "court/budget"} <= set(told["missing"])
+    health = client.get("/health").json()
+    assert health["status"] == "unavailable"
+    assert {"clinic/coordinator", "court/budget"} <= set(health["missing"])
 
 
-def test_a_model_that_drains_takes_nothing_and_the_other_goes_on(models: Models, client: TestClient) -> None:
+def test_a_model_that_drains_refuses_requests_and_the_other_continues(models: Models, client: TestClient) -> None:
     models.named("court").state = "draining"
     for route, body in (("completions", BODY), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         response = client.post(f"/v1/{route}", json={"model": "court", **body})
@@ -72,16 +72,16 @@ def test_a_request_counts_until_it_ends(models: Models, client: TestClient) -> N
 
 
 @pytest.mark.anyio
-async def test_models_come_and_go(models: Models) -> None:
+async def test_models_can_be_added_and_removed(models: Models) -> None:
     school, broken = ensemble("school"), ensemble("broken", model=public_model.resolve().parent / "nothing-here")
     async with models.running():
         clinic = models.named("clinic")
         assert await models.serve([EnsembleEntry(ensemble=CLINIC), EnsembleEntry(ensemble=school)])
         assert set(models.names) == {"clinic", "school"}
-        assert models.named("clinic") is clinic, "what stays is not opened again"
+        assert models.named("clinic") is clinic, "a model that stays is not opened again"
         assert not await models.serve(
             [EnsembleEntry(ensemble=CLINIC, state="draining"), EnsembleEntry(ensemble=broken)]
         )
-        assert set(models.names) == {"clinic"}, "one that cannot be opened does not stop the others"
+        assert set(models.names) == {"clinic"}, "an invalid model does not affect the others"
         assert clinic.state == "draining"
     assert not models.names

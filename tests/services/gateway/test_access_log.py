@@ -1,4 +1,4 @@
-"""Request ids, the log line, and what a client sees of an error that nobody expected."""
+"""Claim: each request has an id and one log line without private text, and unexpected errors reveal nothing."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ def test_a_request_id_is_kept(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "two words", "x" * 129, "line\tbreak", "ünicode"])
-def test_a_request_id_that_is_none_is_replaced(client: TestClient, given: str | None) -> None:
+def test_an_invalid_request_id_is_replaced(client: TestClient, given: str | None) -> None:
     headers = {} if given is None else {b"x-request-id": given.encode()}
     ids = {client.get("/v1/models", headers=headers).headers["x-request-id"] for _ in range(2)}
     assert len(ids) == 2
@@ -52,34 +52,34 @@ def test_one_line_for_each_request_without_text(
 
 
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the gateway wrote. Nobody is behind it, of which its channels write besides."""
-    ours = (entry for entry in caplog.records if entry.name.startswith("services.gateway"))
-    return [entry for entry in ours if entry.name != "services.gateway.channel"]
+    """Returns the gateway's log records without those of its channels, which cannot connect here."""
+    entries = (entry for entry in caplog.records if entry.name.startswith("services.gateway"))
+    return [entry for entry in entries if entry.name != "services.gateway.channel"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
-    """All fields of the one line that the gateway wrote, as Ray Serve's JSON would have them."""
+    """Returns all fields of the gateway's only log line, as in Ray Serve's JSON."""
     (entry,) = written(caplog)
     return vars(entry)
 
 
-@pytest.mark.parametrize(("shown", "key"), [("first-key", "api-key-1"), ("second-key", "api-key-2"), ("no-key", None)])
+@pytest.mark.parametrize(("secret", "key"), [("first-key", "api-key-1"), ("second-key", "api-key-2"), ("no-key", None)])
 def test_a_key_is_logged_by_its_id(
-    make_client: MakeClient, caplog: pytest.LogCaptureFixture, shown: str, key: str | None
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, secret: str, key: str | None
 ) -> None:
     client = make_client(api_keys=("first-key", "second-key"))
     with caplog.at_level(logging.DEBUG, "services.gateway"):
-        client.get("/v1/models", headers={"authorization": f"Bearer {shown}"})
+        client.get("/v1/models", headers={"authorization": f"Bearer {secret}"})
     line = only_line(caplog)
     assert line["privmix.key"] == key
     assert line["http.route"] == "/v1/models"
-    assert shown not in str(line)
+    assert secret not in str(line)
 
 
-def test_an_unexpected_error_is_a_500_and_tells_its_place_only(
+def test_an_unexpected_error_is_a_500_and_logs_only_its_place(
     make_client: MakeClient, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tokenizer that is missing something fails deep inside, with the prompt in its message."""
+    """The tokenizer fails with the prompt in its message."""
 
     class Broken:
         def encode(self, text: str, add_special_tokens: bool) -> None:
@@ -94,26 +94,26 @@ def test_an_unexpected_error_is_a_500_and_tells_its_place_only(
     assert "Wilhelmina" not in json.dumps(error) + caplog.text
     assert "failed with KeyError" in caplog.text
     assert {vars(entry)["request_id"] for entry in written(caplog)} == {"mine"}
-    assert "test_access.py" in caplog.text
+    assert "test_access_log.py" in caplog.text
 
 
-def test_what_is_served(client: TestClient) -> None:
+def test_all_model_names_are_listed(client: TestClient) -> None:
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["privmix", "clinic"]
     assert client.get("/v1/models/clinic").json() == listed["data"][1]
 
 
-def test_health_names_what_is_missing(client: TestClient) -> None:
+def test_health_names_missing_actors(client: TestClient) -> None:
     response = client.get("/health")
     assert response.status_code == 503
-    found = response.json()
-    assert found["status"] == "unavailable"
-    assert found["missing"] == list(found["troubles"]) == ["coordinator", "budget"]
+    health = response.json()
+    assert health["status"] == "unavailable"
+    assert health["missing"] == list(health["troubles"]) == ["coordinator", "budget"]
 
 
-def test_a_gateway_without_the_others_is_alive_and_not_ready(client: TestClient) -> None:
-    """A restart of this process would mend nothing."""
+def test_a_gateway_without_other_actors_is_alive_but_not_ready(client: TestClient) -> None:
+    """Restarting the gateway's process would not help."""
     assert client.get("/livez").status_code == 200
     refused = client.get("/readyz")
     assert refused.status_code == 503
@@ -121,7 +121,7 @@ def test_a_gateway_without_the_others_is_alive_and_not_ready(client: TestClient)
     assert int(refused.headers["retry-after"]) > 0
 
 
-def test_a_statement_that_cannot_be_had(client: TestClient) -> None:
+def test_a_missing_budget_actor_makes_the_statement_unavailable(client: TestClient) -> None:
     response = client.get("/v1/privacy")
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "service_unavailable"

@@ -1,4 +1,4 @@
-"""The ensembles that a gateway serves, by model name."""
+"""Holds the ensembles that a gateway serves, by model name."""
 
 import asyncio
 import logging
@@ -12,12 +12,12 @@ import ray
 from ray.exceptions import RayError
 
 from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, State
+from services.gateway.coordinator_client import CoordinatorClient
 from services.gateway.errors import draining, model_not_found
-from services.gateway.hub import Hub
 from services.gateway.prompts import Prompts
-from services.gateway.seen import SeenRequests
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
+from services.gateway.traffic_counters import RequestCounters
 from services.keys.messages import TrafficUpdate
 
 LOOK_S = 1.0
@@ -26,25 +26,27 @@ ASK_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Served:
-    """One ensemble: its tokenizer, the channels to its coordinators, and its status."""
+class ServedModel:
+    """Holds what a gateway needs to serve one ensemble: its tokenizer, its coordinators and its status."""
 
-    def __init__(self, ensemble: Ensemble, prompts: Prompts, hub: Hub, status: Status) -> None:
+    def __init__(self, ensemble: Ensemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
         self.ensemble = ensemble
         self.prompts = prompts
-        self.hub = hub
+        self.client = client
         self.status = status
         self.state: State = "serving"
         self._requests = 0
 
     @classmethod
-    def of(cls, ensemble: Ensemble, settings: GatewaySettings) -> "Served":
-        """Load what a gateway needs of an ensemble. Takes seconds: reads the tokenizer.
+    def of(cls, ensemble: Ensemble, settings: GatewaySettings) -> "ServedModel":
+        """Loads an ensemble. This takes seconds, because it reads the tokenizer.
 
         Raises:
-            OSError, ValueError: the model directory has no tokenizer that can be used.
+            OSError, ValueError: the model directory has no usable tokenizer.
         """
-        hub = Hub(ensemble.namespace, ensemble.coordinators, ensemble.stall_timeout_s, ensemble.recovery_s)
+        client = CoordinatorClient(
+            ensemble.namespace, ensemble.coordinators, ensemble.stall_timeout_s, ensemble.recovery_s
+        )
         status = Status(
             ensemble.namespace,
             ensemble.coordinators,
@@ -53,19 +55,19 @@ class Served:
             settings.health_timeout_s,
             settings.statement_timeout_s,
         )
-        return cls(ensemble, prompts_of(ensemble.model), hub, status)
+        return cls(ensemble, prompts_of(ensemble.model), client, status)
 
     @property
     def live(self) -> int:
-        """How much is under way: requests, or generations whose client has left and that have not ended."""
-        return max(self._requests, self.hub.live)
+        """The number of open requests, or of running generations if it is larger because clients have left."""
+        return max(self._requests, self.client.live)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request until the context is left.
+        """Counts a request until the context exits.
 
         Raises:
-            ApiError: 503, the ensemble takes no new ones.
+            ApiError: 503, the ensemble drains.
         """
         if self.state == "draining":
             raise draining(self.ensemble.name)
@@ -77,23 +79,23 @@ class Served:
 
 
 class Models:
-    """The ensembles of this service. It follows the list that the ensembles actor keeps, so gateways need no restart.
+    """Serves the ensembles in the list of the ensembles actor. Follows changes of the list without a restart.
 
     Attributes:
-        seen: counts of requests to all ensembles.
+        counters: counts the requests to all ensembles.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self.seen = SeenRequests()
+        self.counters = RequestCounters()
         self._settings = settings
         self._gateway = uuid4().hex
         self._version = 0
-        self._served: dict[Ensemble, Served] = {}
+        self._served: dict[Ensemble, ServedModel] = {}
         self._open: dict[Ensemble, AsyncExitStack] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve the present ensembles, and follow changes of the list until the context is left."""
+        """Serves the current ensembles and follows changes of the list until the context exits."""
         current = await self._heartbeat()
         if current is None:
             await self.serve([EnsembleEntry(ensemble=ensemble) for ensemble in self._settings.ensembles])
@@ -109,29 +111,31 @@ class Models:
             await self.serve(())
 
     @property
-    def all(self) -> list[Served]:
-        """In the order of the service's list."""
+    def all(self) -> list[ServedModel]:
+        """All served models in the order of the list."""
         return list(self._served.values())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every model name, also the other names of an ensemble."""
+        """All model names, including the aliases of an ensemble."""
         return tuple(name for served in self.all for name in served.ensemble.names)
 
-    def named(self, name: str | None) -> Served:
-        """The ensemble of a model name; None is the first.
+    def named(self, name: str | None) -> ServedModel:
+        """Returns the model with this name; the first one if `name` is None.
 
         Raises:
-            ApiError: 404, there is none.
+            ApiError: 404, no model has this name.
         """
         for served in self.all:
             if name is None or name in served.ensemble.names:
                 return served
         raise model_not_found(self.names)
 
-    def heartbeat(self) -> TrafficUpdate:
-        """Return the counts since the last call."""
-        return self.seen.take({each.ensemble.name: each.hub.seen.take(each.hub.live) for each in self.all})
+    def take_update(self) -> TrafficUpdate:
+        """Returns the counts of traffic since the last call."""
+        return self.counters.take(
+            {served.ensemble.name: served.client.counters.take(served.client.live) for served in self.all}
+        )
 
     async def _follow(self) -> None:
         while True:
@@ -143,11 +147,11 @@ class Models:
                 self._version = current.version
 
     async def _heartbeat(self) -> EnsembleList | None:
-        """Report the live requests, and return the list of ensembles; None where the actor does not answer."""
+        """Reports the live requests and returns the list of ensembles; None if the actor does not answer."""
         name = self._settings.ensembles_actor
         if name is None or not ray.is_initialized():
             return None
-        live = {each.ensemble.name: each.live for each in self.all}
+        live = {served.ensemble.name: served.live for served in self.all}
         with suppress(RayError, ValueError, RuntimeError, TimeoutError):
             async with asyncio.timeout(ASK_S):
                 actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
@@ -161,26 +165,26 @@ class Models:
         for ensemble in [ensemble for ensemble in self._open if ensemble not in states]:
             del self._served[ensemble]
             await self._open.pop(ensemble).aclose()
-        opened = [ensemble in self._open or await self._opened(ensemble, states[ensemble]) for ensemble in states]
-        self._served = {each: self._served[each] for each in states if each in self._served}
+        opened = [ensemble in self._open or await self._try_to_open(ensemble, states[ensemble]) for ensemble in states]
+        self._served = {ensemble: self._served[ensemble] for ensemble in states if ensemble in self._served}
         for ensemble, served in self._served.items():
             served.state = states[ensemble]
         return all(opened)
 
-    async def _opened(self, ensemble: Ensemble, state: State) -> bool:
+    async def _try_to_open(self, ensemble: Ensemble, state: State) -> bool:
         try:
-            served = await asyncio.to_thread(Served.of, ensemble, self._settings)
-        except Exception as error:  # whatever is wrong with one, the others go on
+            served = await asyncio.to_thread(ServedModel.of, ensemble, self._settings)
+        except Exception as error:  # An invalid ensemble must not affect the others.
             _log.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
             return False
         served.state = state
         stack = AsyncExitStack()
-        await stack.enter_async_context(served.hub.running())
+        await stack.enter_async_context(served.client.running())
         self._served[ensemble], self._open[ensemble] = served, stack
         return True
 
 
 @cache
 def prompts_of(model: Path) -> Prompts:
-    """Ensembles of one base model share its tokenizer."""
+    """Returns the tokenizer of a model directory. Ensembles with the same base model share it."""
     return Prompts.load(model)

@@ -1,4 +1,4 @@
-"""From the hub to the client: a whole answer, or a stream of chunks."""
+"""Turns the deltas of the coordinators into a complete answer or a stream of chunks."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,30 +8,30 @@ from pydantic import BaseModel
 
 from services.coordinator.messages import Generation
 from services.gateway.answers import Answer
+from services.gateway.coordinator_client import ResponseQueue
 from services.gateway.errors import ApiError
-from services.gateway.hub import Mailbox
 from services.gateway.sse import DONE, error_event, events
 
-Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[Mailbox]]
-"""`Hub.submit`, or an `Entrance`'s."""
+Submit = Callable[[Sequence[Generation]], AbstractAsyncContextManager[ResponseQueue]]
+"""`CoordinatorClient.submit`, or an `Admission`'s."""
 
 
-async def whole(submit: Submit, generations: Sequence[Generation], answer: Answer) -> BaseModel:
-    """Wait for every choice to end.
+async def complete_answer(submit: Submit, generations: Sequence[Generation], answer: Answer) -> BaseModel:
+    """Waits until every choice has ended and returns the body of the response.
 
     Raises:
-        ApiError: the submission was refused, or the answer failed on the way.
+        ApiError: the submission was refused, or a generation failed.
     """
     try:
-        async with submit(generations) as mailbox:
-            while not mailbox.drained:
-                answer.hear(await mailbox.take())
+        async with submit(generations) as queue:
+            while not queue.drained:
+                answer.add(await queue.take())
     except ApiError as failure:
         raise answer.failed(failure) from None
-    return answer.whole()
+    return answer.complete()
 
 
-async def streamed(
+async def stream_answer(
     submit: Submit,
     generations: Sequence[Generation],
     answer: Answer,
@@ -39,9 +39,9 @@ async def streamed(
     include_usage: bool,
     continuous_usage: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events as the answer grows, those of `write_interval_s` in one write.
+    """Yields server-sent events while the answer grows, and combines the events of `write_interval_s` in one write.
 
-    A failure after the first write is an event of its own, after which the stream ends without [DONE].
+    A failure after the first write becomes an error event; then the stream ends without [DONE].
 
     Raises:
         ApiError: as `whole`, while nothing was written.
@@ -49,18 +49,18 @@ async def streamed(
     opening = list(answer.opening())
     begun = ended = False
     try:
-        async with submit(generations) as mailbox:
+        async with submit(generations) as queue:
             while not ended:
-                deltas = await mailbox.take()
-                answer.hear(deltas)
+                deltas = await queue.take()
+                answer.add(deltas)
                 written = events(chain([] if begun else opening, answer.chunks(deltas, continuous_usage)))
-                ended = mailbox.drained
+                ended = queue.drained
                 if ended:
                     written += events([answer.closing()] if include_usage else []) + DONE
                 if written:
                     begun = True
                     yield written
-                await mailbox.gather(write_interval_s)
+                await queue.wait_for_more(write_interval_s)
     except ApiError as failure:
         if not begun:
             raise answer.failed(failure) from None

@@ -1,4 +1,4 @@
-"""One log line and one span for each request: who, what route, how it ended, how long it took; no text, no tokens."""
+"""Writes one log line and one trace span for each request: key, route, status and duration, but no text or tokens."""
 
 import logging
 import re
@@ -23,8 +23,8 @@ _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass
-class Record:
-    """What is logged of a request besides its route and its time; `key` is the id of the key."""
+class AccessRecord:
+    """Holds what the log shows of a request besides its route and duration. `key` is the id of the key."""
 
     request_id: str
     status: int = CLIENT_GONE
@@ -32,16 +32,17 @@ class Record:
     answer: Answer | None = None
 
 
-def record(connection: HTTPConnection) -> Record:
+def access_record(connection: HTTPConnection) -> AccessRecord:
     """The record of the request at hand, for its handler to fill in."""
-    found: Record = connection.scope["privmix.record"]
+    found: AccessRecord = connection.scope["privmix.record"]
     return found
 
 
 class AccessLog:
-    """ASGI middleware: request ids, the log line, and a 500 in OpenAI's shape for what nobody expected.
+    """Implements ASGI middleware for request ids, the access log, and error 500 in OpenAI's format.
 
-    Ray Serve's proxy puts the request id on the response itself; `answer_id` is for servers that do not.
+    Args:
+        answer_id: add the request id to the response. Ray Serve's proxy does it itself.
     """
 
     def __init__(self, app: ASGIApp, answer_id: bool) -> None:
@@ -53,7 +54,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        entry = scope["privmix.record"] = Record(_request_id(headers))
+        entry = scope["privmix.record"] = AccessRecord(_request_id(headers))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -73,36 +74,37 @@ class AccessLog:
                 await unexpected().response()(scope, receive, send_with_id)
             finally:
                 _log(entry, scope, time.monotonic() - started)
-                tracing.say(span, _told(entry, scope))
+                tracing.say(span, _attributes(entry, scope))
 
 
 def _request_id(headers: Headers) -> str:
-    given = headers.get(REQUEST_ID, "")
-    return given if _ACCEPTED_ID.fullmatch(given) else uuid4().hex
+    sent = headers.get(REQUEST_ID, "")
+    return sent if _ACCEPTED_ID.fullmatch(sent) else uuid4().hex
 
 
-def _told(entry: Record, scope: Scope) -> dict[tracing.Attribute, str | int]:
-    """What the log and the trace both say, under OpenTelemetry's names where it has one."""
-    # The path of an unknown route could hold text.
-    told: dict[tracing.Attribute, str | int] = {
+def _attributes(entry: AccessRecord, scope: Scope) -> dict[tracing.Attribute, str | int]:
+    """Returns the attributes of the log line and the span, with OpenTelemetry's names where they exist."""
+    # The route is logged instead of the path, because the path of an unknown route could contain private text.
+    attributes: dict[tracing.Attribute, str | int] = {
         "http.request.method": scope["method"],
         "http.route": getattr(scope.get("route"), "path", "-"),
         "http.response.status_code": entry.status,
         "request_id": entry.request_id,
     }
     if entry.answer:
-        told["privmix.completion_tokens"] = entry.answer.usage.completion_tokens
-    return told
+        attributes["privmix.completion_tokens"] = entry.answer.usage.completion_tokens
+    return attributes
 
 
-def _log(entry: Record, scope: Scope, seconds: float) -> None:
+def _log(entry: AccessRecord, scope: Scope, seconds: float) -> None:
     counts = entry.answer.counts if entry.answer else {}
-    told = {str(name): value for name, value in _told(entry, scope).items()}
-    logger.info("request", extra={**told, **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)})
+    attributes = {str(name): value for name, value in _attributes(entry, scope).items()}
+    extra = {**attributes, **counts, "privmix.key": entry.key, "privmix.seconds": round(seconds, 3)}
+    logger.info("request", extra=extra)
 
 
-def _log_unexpected(entry: Record, error: Exception) -> None:
-    # An exception's message could quote a prompt, so only its type and place are logged.
+def _log_unexpected(entry: AccessRecord, error: Exception) -> None:
+    # Only the type and the traceback are logged, because the message could quote a prompt.
     frames = reversed(traceback.extract_tb(error.__traceback__))
     places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
     logger.error("failed with %s at %s", type(error).__qualname__, places, extra={"request_id": entry.request_id})
