@@ -1,6 +1,6 @@
 """Defines the files and batches of OpenAI's API: https://platform.openai.com/docs/api-reference/batch."""
 
-from typing import Literal, get_args
+from typing import Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
@@ -10,7 +10,6 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 Ending = Literal["completed", "expired", "cancelled"]
 
 OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 class BatchesError(Exception):

@@ -33,9 +33,9 @@ class AccessRecord:
 
 
 def access_record(connection: HTTPConnection) -> AccessRecord:
-    """The record of the request at hand, for its handler to fill in."""
-    found: AccessRecord = connection.scope["privmix.record"]
-    return found
+    """Returns the record of a request, which its handler completes."""
+    entry: AccessRecord = connection.scope["privmix.record"]
+    return entry
 
 
 class AccessLog:

@@ -92,15 +92,15 @@ class ConsoleRoutes:
 
     async def _snapshot(self, identity: Identity, model: str | None) -> Snapshot:
         administers = "administer" in identity.scopes
-        served = self._models.named(model)
+        served, models = self._models.named(model), self._models.all
         watched = self._watch(served)
         traffic, shards, accounts, *statements = await asyncio.gather(
             watched.traffic.get(),
             watched.shards.get(),
             _result_or_none(lambda: self._keys.ask("accounts")) if administers else _none(),
-            *(self._watch(model).statement.get() for model in self._models.all),
+            *(self._watch(entry).statement.get() for entry in models),
         )
-        names = [model.ensemble.name for model in self._models.all]
+        names = [entry.ensemble.name for entry in models]
         by_name = dict(zip(names, statements, strict=True))
         known = {name: statement for name, statement in by_name.items() if statement is not None}
         return Snapshot(

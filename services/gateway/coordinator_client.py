@@ -254,7 +254,7 @@ class CoordinatorClient:
         """Submits the unassigned generations, and retries until coordinators have accepted all of them.
 
         Args:
-            first: whether the request can still be refused as one too many.
+            first: whether the request is new, so that it can be refused if the service is overloaded.
 
         Raises:
             ApiError: no coordinator accepted them in time.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 from uuid import uuid4
 
 from services import tracing
@@ -15,7 +15,6 @@ from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRe
 from services.gateway.settings import GatewaySettings
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
-ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 
 
 @dataclass(frozen=True)

@@ -47,21 +47,21 @@ async def stream_answer(
         ApiError: as `whole`, while nothing was written.
     """
     opening = list(answer.opening())
-    begun = ended = False
+    started = ended = False
     try:
         async with submit(generations) as queue:
             while not ended:
                 deltas = await queue.take()
                 answer.add(deltas)
-                written = events(chain([] if begun else opening, answer.chunks(deltas, continuous_usage)))
+                written = events(chain([] if started else opening, answer.chunks(deltas, continuous_usage)))
                 ended = queue.drained
                 if ended:
                     written += events([answer.closing()] if include_usage else []) + DONE
                 if written:
-                    begun = True
+                    started = True
                     yield written
                 await queue.wait_for_more(write_interval_s)
     except ApiError as failure:
-        if not begun:
+        if not started:
             raise answer.failed(failure) from None
         yield error_event(failure)

@@ -1,4 +1,4 @@
-"""The `langchain-openai` package: chat and completion models, whole and streamed.
+"""Calls the service with `langchain-openai`: chat and completion models, complete and streamed.
 
 Run as `python with_langchain.py URL KEY`; prints one JSON object.
 """
@@ -10,12 +10,19 @@ from typing import Any
 from langchain_openai import ChatOpenAI, OpenAI
 
 URL, KEY = sys.argv[1:]
-ASKED: Any = {"model": "privmix", "base_url": URL, "api_key": KEY, "max_tokens": 8, "max_retries": 0, "timeout": 300}
+PARAMETERS: Any = {
+    "model": "privmix",
+    "base_url": URL,
+    "api_key": KEY,
+    "max_tokens": 8,
+    "max_retries": 0,
+    "timeout": 300,
+}
 HISTORY = [("system", "Be brief."), ("human", "When does the clinic open?"), ("ai", "At nine."), ("human", "Thanks.")]
 
-answer = ChatOpenAI(**ASKED).invoke(HISTORY)
-streamed = list(ChatOpenAI(**ASKED, stream_usage=True).stream(HISTORY))
-completion = OpenAI(**ASKED).invoke("The patient")
+answer = ChatOpenAI(**PARAMETERS).invoke(HISTORY)
+streamed = list(ChatOpenAI(**PARAMETERS, stream_usage=True).stream(HISTORY))
+completion = OpenAI(**PARAMETERS).invoke("The patient")
 print(
     json.dumps(
         {

@@ -1,4 +1,4 @@
-"""The `llama-index-llms-openai-like` package: chat and completion, whole and streamed.
+"""Calls the service with `llama-index-llms-openai-like`: chat and completion, complete and streamed.
 
 Run as `python with_llama_index.py URL KEY`; prints one JSON object.
 """
@@ -11,7 +11,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
 URL, KEY = sys.argv[1:]
-ASKED: Any = {
+PARAMETERS: Any = {
     "model": "privmix",
     "api_base": URL,
     "api_key": KEY,
@@ -21,12 +21,12 @@ ASKED: Any = {
 }
 CHAT = [ChatMessage(role="user", content="When does the clinic open?")]
 
-talking = OpenAILike(**ASKED, is_chat_model=True, context_window=512)
-answer = talking.chat(CHAT)
-*_, last = talking.stream_chat(CHAT)
-completing = OpenAILike(**ASKED, is_chat_model=False, context_window=512)
-completion = completing.complete("The patient")
-*_, end = completing.stream_complete("The patient")
+chat_model = OpenAILike(**PARAMETERS, is_chat_model=True, context_window=512)
+answer = chat_model.chat(CHAT)
+*_, last = chat_model.stream_chat(CHAT)
+completion_model = OpenAILike(**PARAMETERS, is_chat_model=False, context_window=512)
+completion = completion_model.complete("The patient")
+*_, end = completion_model.stream_complete("The patient")
 print(
     json.dumps(
         {

@@ -1,4 +1,4 @@
-"""The `openai` package: completions and chats, whole and streamed, synchronous and asynchronous.
+"""Calls the service with `openai`: completions and chats, complete and streamed, synchronous and asynchronous.
 
 Run as `python with_openai.py URL KEY`; prints one JSON object.
 """
@@ -12,15 +12,15 @@ import openai
 
 URL, KEY = sys.argv[1:]
 MESSAGES: Any = [{"role": "user", "content": "When does the clinic open?"}]
-ASKED: Any = {"model": "privmix", "max_tokens": 8}
+PARAMETERS: Any = {"model": "privmix", "max_tokens": 8}
 
 
 def sync() -> dict[str, object]:
     client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
-    completion = client.completions.create(prompt="The patient", **ASKED)
-    chat = client.chat.completions.create(messages=MESSAGES, **ASKED)
-    pieces = list(client.completions.create(prompt="The patient", stream=True, **ASKED))
-    chunks = list(client.chat.completions.create(messages=MESSAGES, stream=True, **ASKED))
+    completion = client.completions.create(prompt="The patient", **PARAMETERS)
+    chat = client.chat.completions.create(messages=MESSAGES, **PARAMETERS)
+    pieces = list(client.completions.create(prompt="The patient", stream=True, **PARAMETERS))
+    chunks = list(client.chat.completions.create(messages=MESSAGES, stream=True, **PARAMETERS))
     return {
         "completion": [completion.choices[0].finish_reason, completion.usage.completion_tokens],
         "chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
@@ -35,14 +35,14 @@ def sync() -> dict[str, object]:
 async def parallel() -> dict[str, object]:
     async with openai.AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300) as client:
         chat, stream = await asyncio.gather(
-            client.chat.completions.create(messages=MESSAGES, **ASKED),
-            client.chat.completions.create(messages=MESSAGES, stream=True, **ASKED),
+            client.chat.completions.create(messages=MESSAGES, **PARAMETERS),
+            client.chat.completions.create(messages=MESSAGES, stream=True, **PARAMETERS),
         )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        # The helper that follows a stream checks every event against the package's types.
-        async with client.chat.completions.stream(messages=MESSAGES, **ASKED) as followed:
-            events = [event.type async for event in followed]
-            final = followed.current_completion_snapshot
+        # This helper checks every event of the stream against the package's types.
+        async with client.chat.completions.stream(messages=MESSAGES, **PARAMETERS) as stream_:
+            events = [event.type async for event in stream_]
+            final = stream_.current_completion_snapshot
     return {
         "async chat": [chat.choices[0].finish_reason, chat.usage.completion_tokens],
         "async stream": ["-", len(text)],
