@@ -53,7 +53,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("revoke", "nobody"), "no key 'nobody'"),
+        (("revoke", "nobody"), "no key has the name or id 'nobody'"),
         (("create", "team"), "name: a key named 'team' exists already"),
         (("limit", "team", "--tokens", "-1"), "tokens"),
     ],
@@ -68,7 +68,7 @@ def test_what_cannot_be_done_is_said_in_words(database: str, arguments: tuple[st
 
 def test_a_place_without_keys_is_named(tmp_path: Path) -> None:
     assert "privmix keys create" in keys("list", database=str(tmp_path / "none.db")).output
-    assert "there is no directory" in keys("create", "a", database=str(tmp_path / "no" / "keys.db")).output
+    assert "directory does not exist" in keys("create", "a", database=str(tmp_path / "no" / "keys.db")).output
 
 
 def configured(folder: Path, **http: Any) -> Configuration:
