@@ -209,10 +209,10 @@ def plant(
     repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
     as_json: JsonOption = False,
 ) -> None:
-    """Two ensembles to serve, trained with and without one user's text: the worst case for an audit over HTTP.
+    """Train two ensembles with and without one user's text, the worst case for an audit over HTTP.
 
-    Serve DIRECTORY/with and DIRECTORY/without with the same configuration, from ledgers of their own, and compare them
-    with `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
+    Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
+    `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
     """
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
@@ -282,8 +282,8 @@ def all_(
     trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
     coins = _subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
-    asked = _QUERIES * sum(len(canary.secret) for canary in known)
-    planted = _subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (asked,), delta)
+    tokens = _QUERIES * sum(len(canary.secret) for canary in known)
+    planted = _subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
     members = _subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
     shadowed = _shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)

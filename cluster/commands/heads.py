@@ -93,9 +93,7 @@ def train(
     bounds: Bounds = None,
     method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
     epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
-    unproven: Annotated[
-        bool, typer.Option("--unproven", help="Allow a method without a proven guarantee; the head's manifest says so.")
-    ] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
     neighbours: Annotated[
         Neighbours, typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed.")
     ] = "replace",
@@ -198,10 +196,10 @@ def audit(
     if "membership" in chosen:
         curves["non-private"] = attacks.summary(attacks.membership("non-private", table, epsilon, shadows=shadows))
     if as_json:
-        typer.echo(json.dumps({"findings": [each.record() for each in findings], "membership": curves}))
+        typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
     else:
         _show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
-    if any(each.verdict == "broken" and each.status == "certified" for each in findings):
+    if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
         raise typer.Exit(1)
 
 

@@ -99,7 +99,9 @@ def verify(
 ) -> None:
     """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid."""
     if head is not None and not _is_hash(head):
-        raise typer.BadParameter("a hash has 64 hexadecimal digits, of which the first 16 do", param_hint="--head")
+        raise typer.BadParameter(
+            "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
+        )
     try:
         balance = exporting.verify(place, head=head and head.lower(), length=rows)
     except LedgerError as error:

@@ -9,8 +9,8 @@ ENGINES: Mapping[str, str] = {
     "vllm": "services.engine.vllm_engine:VllmEngine",
     "transformers": "services.engine.transformers_engine:TransformersEngine",
 }
-"""The class of each engine by its name in configuration. A class is imported when an engine is made, because each
-imports a large library that may be absent."""
+"""The class of each engine, by its name in the configuration. A class is imported only when an engine is created,
+because its library is large and may be absent."""
 
 
 def known_engine(name: str) -> str:

@@ -19,7 +19,7 @@ ZERO = "zero"
 computation as any other adapter's row. It is the only name that a request may repeat."""
 
 Attention = Literal["public", "own"]
-"""Whose keys and values an adapter attends to: the public model's (the adapter is a reader), or its own."""
+"""The keys and values that an adapter attends to: the public model's (the adapter is a reader), or its own."""
 
 
 class EngineStalledError(RuntimeError):
@@ -73,7 +73,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Names a PEFT adapter directory and whose keys and values the adapter attends to (`Manifest.attention`)."""
+    """Holds the PEFT directory of an adapter and its attention (`Manifest.attention`)."""
 
     path: Path
     attention: Attention

@@ -73,14 +73,14 @@ class Trial:
 
     def add(self, answers: Answers, tokens: Tensor) -> None:
         """Adds a batch of S positions: the answers of all models, and the true tokens, int64 [S]."""
-        asked = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
-        draws = [self._protocol.draw() for _ in range(asked)]
+        reserved = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
+        draws = [self._protocol.draw() for _ in range(reserved)]
         drawn = _select(answers, draws)
         weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
         losses = None
         if draws:
             weights, losses = self._released(answers, drawn)
-        answered = asked
+        answered = reserved
         if losses is not None:
             answered = self._budget.charge(losses.repeat(self._repeats, axis=0).tolist()) // self._repeats
         self._answered += answered

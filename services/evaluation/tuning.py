@@ -223,15 +223,15 @@ class _Search:
     def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
         parts = ((ensemble, part) for ensemble in self._ensembles for part in ensemble.manifest.parts)
         self._bench.compute_rows(parts, cluster)
-        wanted = [
+        protocols = [
             self._planned(settings, ensemble)
             for ensemble in self._ensembles
             for settings in candidates(self._budget, ensemble.parts, any_guarantee)
         ]
-        self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in wanted), cluster)
-        public = next(planned for planned in wanted if planned.protocol.rows == 0)
+        self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in protocols), cluster)
+        public = next(planned for planned in protocols if planned.protocol.rows == 0)
         # The public model's result is the same for all ensembles, so only the first is kept.
-        kept = [planned for planned in wanted if planned is public or planned.protocol.rows != 0]
+        kept = [planned for planned in protocols if planned is public or planned.protocol.rows != 0]
         choices = sorted((self._choice(planned, public) for planned in kept), key=_by_rows)
         on_front = front(choices)
         marked = tuple(replace(choice, on_front=index in on_front) for index, choice in enumerate(choices))

@@ -103,8 +103,8 @@ class Comparison:
 
     def find(self, name: MethodName, epsilon: float = 0.0, chosen: str = "advance") -> Cell | None:
         """Returns the cell of a method at an epsilon; None if there is none."""
-        wanted = (name, epsilon, chosen)
-        return next((cell for cell in self.cells if (cell.name, cell.epsilon, cell.chosen) == wanted), None)
+        key = (name, epsilon, chosen)
+        return next((cell for cell in self.cells if (cell.name, cell.epsilon, cell.chosen) == key), None)
 
     def record(self) -> dict[str, Any]:
         """Returns the JSON output: areas by method and epsilon (of the search, if there was one) and guarantees."""

@@ -36,10 +36,10 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
     long_enough = pd.Series(hours, index=means.index).groupby(level=_STAY).max() >= LEAST_HOURS - 1
     stays = long_enough[long_enough].index
     means = means[hours < HOURS]
-    wanted = pd.MultiIndex.from_tuples(
+    index = pd.MultiIndex.from_tuples(
         [(*stay, hour) for stay in stays for hour in range(HOURS)], names=[*_STAY, "hours_in"]
     )
-    values = means.reindex(wanted).to_numpy(dtype=np.float64)
+    values = means.reindex(index).to_numpy(dtype=np.float64)
     mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
     kept = np.isfinite(mean) & (deviation > 0)
     standard = ((values - mean) / np.where(deviation > 0, deviation, 1.0))[:, kept]

@@ -68,7 +68,7 @@ class Person:
 
 
 def write_demo_corpus(directory: Path, *, users: int = 400, held_out: int = 40, seed: int = 0) -> None:
-    """Writes `train.jsonl`, `heldout.jsonl` (other people) and `canaries.jsonl` (everyone's prompt and code).
+    """Writes `train.jsonl`, `heldout.jsonl` (other people) and `canaries.jsonl` (the prompts and codes of all people).
 
     The first two have the fields `user` and `text`; the last has `user`, `split`, `prompt` and `code`. An audit uses
     the codes of held-out people for comparison.

@@ -1,7 +1,7 @@
 """Marks a private corpus with keyed hashes of its user ids and texts, so that it can be recognised later.
 
 `privmix tune` must never run on the text to be protected, and checks these marks. The key derives from the partition's
-salt. Without the salt nobody can test a guess; with it anyone can, so keep the file as secret as the salt.
+salt. Only with the salt can a guess be tested, so keep the file as secret as the salt.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ from services.options import Options
 from services.privacy.protocols.dp_sgd import Unit
 
 Attention = Literal["public", "own"]
-"""Whose keys and values an adapter attends to: the public model's (a reader), or its own (plain LoRA)."""
+"""The keys and values that an adapter attends to: the public model's (a reader), or its own (plain LoRA)."""
 
 READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader may change."""

@@ -42,7 +42,7 @@ def slack(parts: int, radius: float) -> float:
 
 
 def usable_radii(slack: Callable[[float], float], least: float, middle: float) -> tuple[float, float]:
-    """Returns the smallest and the largest radius of which rounding takes at most the share `_LARGEST_LOSS`.
+    """Returns the smallest and the largest radius that loses at most the share `_LARGEST_LOSS` to rounding.
 
     Args:
         slack: maps a radius to its loss to rounding.

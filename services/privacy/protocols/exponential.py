@@ -1,15 +1,15 @@
-"""The exponential mechanism over clipped log-ratios, of which sampling a token is the finite case.
+"""Implements the exponential mechanism over clipped log-ratios (McSherry & Talwar 2007).
 
-For each token m of the N parts are drawn, without replacement, and the token is sampled from
+For each token, m of the N parts are drawn without replacement, and the token is sampled from
 
     p proportional to p0 exp( (1/m) sum_{i drawn} clip(log(p_i / p0) + t_i, -c, c) )
 
-(McSherry & Talwar 2007). The constant t_i follows from p_i and p0 alone, so that it costs nothing. With the best one,
-``t = log sum_x p0 clip(e^t p_i / p0, e^-c, e^c)``, each factor is the projection of p_i, in KL, to the distributions
-whose ratios to p0 lie within a factor e^(2c) of each other. Two steps towards it are taken (`_centres`).
+The constant t_i depends only on p_i and p0, so it has no privacy cost. With the optimal constant,
+``t = log sum_x p0 clip(e^t p_i / p0, e^-c, e^c)``, each factor is the projection of p_i, in KL, onto the distributions
+whose ratios to p0 lie within a factor e^(2c) of each other. `_centres` takes two steps towards it.
 
-Replacing one part that was drawn multiplies p by e^x / z, where x has a range of width 4c/m
-(bounded range: Durfee & Rogers 2019); a part is drawn with probability m/N.
+Replacing a drawn part multiplies p by e^x / z, where x has a range of width 4c/m (bounded range: Durfee & Rogers 2019).
+A part is drawn with probability m/N.
 """
 
 import math
@@ -276,12 +276,12 @@ def _log_mean(public: Reals, log_ratios: Reals, radius: float) -> float:
 
 
 def slack(sample: int, radius: float) -> float:
-    """How much smaller than ``radius`` to clip, so that the integer weights, as rounded, keep to the range of it.
+    """Returns by how much the clip must be smaller than ``radius``, so that rounded weights keep the bounded range.
 
-    A weight before it is rounded is 2**61 p0 e^x / z >= 2**25 e^(-2c), since x lies in [-c, c] and z is a mean of e^x;
-    rounding changes it by a half at most. The range of the log of a quotient of two weights is that of four roundings,
-    2**-24 e^(2c) in all, of which the clip takes m / 4; four times as much for what p0 and z are off by. The second
-    term is float64 rounding of a sum of m log-ratios, four times over.
+    An unrounded weight is 2**61 p0 e^x / z >= 2**25 e^(-2c), because x lies in [-c, c] and z is a mean of e^x. Rounding
+    changes it by at most 1/2. The range of the log of a quotient of two weights contains four roundings, together
+    2**-24 e^(2c); the clip absorbs m / 4 of it, times four for the errors of p0 and z. The second term is the float64
+    rounding error of a sum of m log-ratios, times four.
     """
     return sample * 2.0**-24 * float(np.exp(2 * radius)) + sample**2 * radius * 2.0**-50
 
