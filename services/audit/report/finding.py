@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
+from services.privacy import accounting
 from services.privacy.events import Status
 from services.privacy.protocol import Protocol
 
@@ -108,7 +109,7 @@ class Finding:
             return f"{self.subject}: the description is refuted by the {self.attack}: {'; '.join(self.refuted)}"
         if not self.claims:
             return f"{self.subject}: the description is consistent with the {self.attack}"
-        against = ", ".join(f"{name} {epsilon:.3f}" for name, epsilon in self.claims.items())
+        against = ", ".join(f"{name} {accounting.shown(epsilon)}" for name, epsilon in self.claims.items())
         match self.verdict:
             case "broken":
                 names = " and ".join(self.broken_claims)
