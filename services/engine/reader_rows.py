@@ -125,7 +125,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self._answer = None
         self._answer_rows = rows
 
-    def ask(self, requested: Mapping[str, RequestedRows]) -> None:
+    def request_rows(self, requested: Mapping[str, RequestedRows]) -> None:
         """Sets the rows that the coming steps compute, by vLLM request id."""
         self._requested = requested
 
@@ -300,8 +300,8 @@ class ReaderWorker:
     def begin(self, rows: int) -> None:
         self.model_runner.begin(rows)
 
-    def ask(self, requested: Mapping[str, RequestedRows]) -> None:
-        self.model_runner.ask(requested)
+    def request_rows(self, requested: Mapping[str, RequestedRows]) -> None:
+        self.model_runner.request_rows(requested)
 
     def tokens_computed(self) -> int:
         computed: int = self.model_runner.tokens_computed

@@ -55,8 +55,8 @@ class Session:
 
 
 @dataclass(slots=True)
-class Question:
-    """Requests rows of one session at the last of `tokens`, and says where they go in the answer."""
+class SessionRequest:
+    """Requests rows of one session at the last of `tokens`, with their positions in the result."""
 
     key: Key
     tokens: tuple[int, ...]
@@ -111,74 +111,78 @@ class VllmEngine(Engine):
                 )
 
     def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
-        questions = list(self._questions(requests))
+        session_requests = list(self._session_requests(requests))
         self._worker("begin", sum(len(request.adapters) for request in requests))
-        for step in self._steps(questions):
-            self._ask(step)
+        for step in self._steps(session_requests):
+            self._compute(step)
         answer: torch.Tensor = self._worker("take_answer")
         return answer
 
-    def _questions(self, requests: Sequence[Request]) -> Iterator[Question]:
-        """Yields one question for each session, or several if a request has more readers than fit into a step."""
+    def _session_requests(self, requests: Sequence[Request]) -> Iterator[SessionRequest]:
+        """Yields a request for each session, or several if a request has more readers than fit into a step."""
         row = 0
         for request in requests:
-            by_owner: dict[str, Question] = {}
+            by_owner: dict[str, SessionRequest] = {}
             for name in request.adapters:
                 owner = name if name in self._own else PUBLIC
-                question = by_owner.get(owner)
-                if question is None or len(question.readers) == min(MAX_READERS, self._slots):
-                    if question is not None:
-                        yield question
-                    question = Question((request.sequence, owner), request.tokens, request.cache_salt, None, [], [])
-                    by_owner[owner] = question
+                session_request = by_owner.get(owner)
+                if session_request is None or len(session_request.readers) == min(MAX_READERS, self._slots):
+                    if session_request is not None:
+                        yield session_request
+                    session_request = SessionRequest(
+                        (request.sequence, owner), request.tokens, request.cache_salt, None, [], []
+                    )
+                    by_owner[owner] = session_request
                 if name == owner:
-                    question.own_row = row
+                    session_request.own_row = row
                 else:
-                    question.readers.append(self._lora_ids[name])
-                    question.reader_rows.append(row)
+                    session_request.readers.append(self._lora_ids[name])
+                    session_request.reader_rows.append(row)
                 row += 1
             yield from by_owner.values()
 
-    def _steps(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
-        """Splits the questions into steps that fit the cache, the sessions, the rows and the adapter slots."""
-        step: list[Question] = []
+    def _steps(self, session_requests: Sequence[SessionRequest]) -> Iterator[list[SessionRequest]]:
+        """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
+        step: list[SessionRequest] = []
         blocks = readers = 0
         adapters: set[int] = set()
         keys: set[Key] = set()
-        for question in questions:
-            needed = self._blocks_for(question.tokens)
+        for session_request in session_requests:
+            needed = self._blocks_for(session_request.tokens)
             if step and (
-                question.key in keys
+                session_request.key in keys
                 or len(step) == MAX_SESSIONS
                 or blocks + needed > self._blocks
-                or readers + len(question.readers) > MAX_READERS
-                or len(adapters.union(question.readers)) > self._slots
+                or readers + len(session_request.readers) > MAX_READERS
+                or len(adapters.union(session_request.readers)) > self._slots
             ):
                 yield step
                 step, blocks, readers = [], 0, 0
                 adapters, keys = set(), set()
-            step.append(question)
+            step.append(session_request)
             blocks += needed
-            readers += len(question.readers)
-            adapters.update(question.readers)
-            keys.add(question.key)
+            readers += len(session_request.readers)
+            adapters.update(session_request.readers)
+            keys.add(session_request.key)
         if step:
             yield step
 
     def _blocks_for(self, tokens: tuple[int, ...]) -> int:
         return len(tokens) // self._block_size + 1
 
-    def _ask(self, step: list[Question]) -> None:
+    def _compute(self, step: list[SessionRequest]) -> None:
         self._make_room(step)
         try:
             requested = {
-                self._continue(question): RequestedRows(question.own_row, question.readers, question.reader_rows)
-                for question in step
+                self._continue(session_request): RequestedRows(
+                    session_request.own_row, session_request.readers, session_request.reader_rows
+                )
+                for session_request in step
             }
-            self._worker("ask", requested)
-            self._run(set(requested), sum(len(question.tokens) for question in step))
+            self._worker("request_rows", requested)
+            self._run(set(requested), sum(len(session_request.tokens) for session_request in step))
         except BaseException:
-            self._drop([question.key for question in step])  # a partly ingested session cannot continue
+            self._drop([session_request.key for session_request in step])  # a partly ingested session cannot continue
             raise
 
     def _run(self, waiting: set[str], tokens: int) -> None:
@@ -200,11 +204,11 @@ class VllmEngine(Engine):
                     f"{self._blocks} cache blocks of {self._block_size} tokens)"
                 )
 
-    def _make_room(self, step: Sequence[Question]) -> None:
+    def _make_room(self, step: Sequence[SessionRequest]) -> None:
         """Evicts the least recently used sessions until the step's sessions fit."""
-        needed = {question.key for question in step}
+        needed = {session_request.key for session_request in step}
         idle = [key for key in self._sessions if key not in needed]
-        free_blocks = self._blocks - sum(self._blocks_for(question.tokens) for question in step)
+        free_blocks = self._blocks - sum(self._blocks_for(session_request.tokens) for session_request in step)
         free_blocks -= sum(self._blocks_for(self._sessions[key].tokens) for key in idle)
         free_sessions = MAX_SESSIONS - len(needed) - len(idle)
         evicted = []
@@ -216,9 +220,9 @@ class VllmEngine(Engine):
             evicted.append(key)
         self._drop(evicted)
 
-    def _continue(self, question: Question) -> str:
+    def _continue(self, session_request: SessionRequest) -> str:
         """Sends the session's new tokens to vLLM, starting the session if needed; returns the vLLM request id."""
-        key, tokens = question.key, question.tokens
+        key, tokens = session_request.key, session_request.tokens
         session = self._sessions.get(key)
         if session is not None and not (
             len(session.tokens) < len(tokens) and tokens[: len(session.tokens)] == session.tokens
@@ -241,7 +245,7 @@ class VllmEngine(Engine):
                 pooling_params=None,
                 arrival_time=0.0,
                 lora_request=self._loras.get(key[1]),
-                cache_salt=question.cache_salt,
+                cache_salt=session_request.cache_salt,
                 data_parallel_rank=None,
                 resumable=True,
             )
