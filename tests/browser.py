@@ -1,4 +1,4 @@
-"""A real Chromium, for tests of pages."""
+"""Runs a real Chromium for tests of pages."""
 
 import shutil
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# The second line keeps the browser from calling anyone but the service.
+# The second line prevents connections of the browser to any host except the service.
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 OPTIONS += ["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 PATIENCE_S = 60.0
@@ -31,7 +31,7 @@ def page() -> Iterator[Any]:
 
 
 def until(page: Any, expression: str, argument: Any = None) -> None:
-    """Wait for a JavaScript expression; Playwright's own way to do so evaluates text in the page, which it forbids."""
+    """Waits until a JavaScript expression is true. Playwright's own wait needs `eval`, which the page forbids."""
     deadline = time.monotonic() + PATIENCE_S
     while not page.evaluate(expression, argument):
         assert time.monotonic() < deadline, expression

@@ -1,4 +1,4 @@
-"""What several suites share, each made once a run."""
+"""Fixtures that several suites share, created once per run."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Tests that break it start their own."""
+    """The real service: vLLM on the CPU, Ray actors, Serve, a SQLite ledger. Destructive tests start their own."""
     folder = tmp_path_factory.mktemp("service")
     with running(configure(folder, own_ensemble(ensemble, folder))) as started:
         yield started
@@ -37,6 +37,6 @@ def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[postgresql_server.Server]:
-    """One server for all tests that need one; each makes databases of its own in it."""
+    """One server for all tests that need one. Each test creates its own databases."""
     with postgresql_server.running() as server:
         yield server

@@ -1,4 +1,4 @@
-"""Ensembles to test with: real PEFT adapters on the real public model, random but strong, made in seconds."""
+"""Writes test ensembles in seconds: real PEFT adapters with large random weights on the real public model."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ from services.training.public_model import resolve, revision, tokenizer_hash
 
 RANK = 4
 STRENGTH = 0.03
-"""Standard deviation of the second LoRA factor: adapters then differ by far more than any engine's rounding."""
+"""The standard deviation of the second LoRA factor, with which adapters differ by far more than rounding errors."""
 
 
 def write_adapters(folder: Path, names: Sequence[str], model: Path, distinct: int | None = None) -> dict[str, Path]:
-    """Adapters whose distributions differ from the public model's and from each other.
+    """Writes adapters whose distributions differ from the public model's and from each other.
 
     Args:
-        distinct: only so many differ, and the others are links to their files, which takes a hundredth of the time.
+        distinct: the number of different adapters. The others are links to their files, which is 100 times faster.
     """
     config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS))
     wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
@@ -42,7 +42,7 @@ def write_adapters(folder: Path, names: Sequence[str], model: Path, distinct: in
 
 
 def write_ensemble(folder: Path, parts: int, halves: bool = False, distinct: int | None = None) -> Path:
-    """A whole ensemble's directory, its manifest included; its parts are the same with and without `halves`.
+    """Writes an ensemble's directory with its manifest. The parts are the same with and without `halves`.
 
     Args:
         distinct: see `write_adapters`.

@@ -1,6 +1,6 @@
-"""A Ray cluster of several nodes on one machine: each in a network namespace, with an address of its own.
+"""Runs a Ray cluster of several nodes on one machine, each in a network namespace with its own address.
 
-Needs root and iproute2. Nodes hang on one bridge; a node can be cut off from it, and killed with everything on it.
+Needs root and iproute2. One bridge connects the nodes. A node can be disconnected, and killed with all its processes.
 """
 
 import os
@@ -18,7 +18,7 @@ import psutil
 
 PORT = 6379
 START_S = 90.0
-# Ray's own defaults take half a minute to find that a node is gone.
+# With Ray's defaults, the detection of a lost node takes half a minute.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 def unavailable() -> str | None:
-    """Why there can be no such cluster here."""
+    """Returns the reason why this machine cannot run such a cluster, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -56,7 +56,7 @@ class Node:
         self._ray: subprocess.Popen[bytes] | None = None
 
     def join(self, bridge: str) -> None:
-        """Make the namespace and plug it into the bridge."""
+        """Creates the namespace and connects it to the bridge."""
         _ip("netns", "add", self.name)
         _ip("link", "add", self._plug, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         _ip("link", "set", self._plug, "master", bridge, "up")
@@ -65,7 +65,7 @@ class Node:
             _ip("-n", self.name, "link", "set", device, "up")
 
     def start(self) -> None:
-        """Start Ray, as the container of a pod does; see `wait`."""
+        """Starts Ray like the container of a pod, without waiting; see `wait`."""
         role = (
             ["--head", f"--port={PORT}", "--include-dashboard=false"]
             if self.is_head
@@ -80,7 +80,7 @@ class Node:
         return {**os.environ, **ENVIRONMENT}
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """A process on this node."""
+        """Starts a process on this node."""
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *command],
@@ -92,28 +92,28 @@ class Node:
 
     def processes(self) -> list[psutil.Process]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
-        found = []
+        processes_here = []
         for number in listed.stdout.split():
             with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(int(number)))
-        return found
+                processes_here.append(psutil.Process(int(number)))
+        return processes_here
 
     def titled(self, name: str) -> list[psutil.Process]:
-        """Processes of actors here; Ray writes the actor's class and method into its title."""
-        found = []
+        """Returns the processes of actors on this node, by the title that Ray gives them: class and method."""
+        processes_here = []
         for process in self.processes():
             with suppress(psutil.Error):
                 if (title := " ".join(process.cmdline())).startswith("ray::") and name in title:
-                    found.append(process)
-        return found
+                    processes_here.append(process)
+        return processes_here
 
     @property
     def ended(self) -> bool:
-        """Whether Ray has ended here; a node that was cut off for long ends by itself."""
+        """Tells whether Ray has ended on this node. A node that is disconnected for long ends by itself."""
         return self._ray is None or self._ray.poll() is not None
 
     def kill(self) -> None:
-        """The machine's power fails."""
+        """Kills all processes of the node, like a power failure."""
         while processes := self.processes():
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
@@ -123,7 +123,7 @@ class Node:
             self._ray.wait()
 
     def cut(self) -> None:
-        """Nothing goes to this node or comes from it."""
+        """Disconnects the node from the network."""
         _ip("link", "set", self._plug, "down")
 
     def mend(self) -> None:
@@ -134,7 +134,7 @@ class Node:
         _ip("netns", "delete", self.name)
 
     def wait(self) -> None:
-        """Returns when Ray takes work here."""
+        """Waits until Ray accepts work on this node."""
         assert self._ray is not None
         deadline = time.monotonic() + START_S
         while not any(process.name() == "raylet" for process in self.processes()):
@@ -164,23 +164,23 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """Where drivers find Ray."""
+        """The address of Ray for drivers."""
         return f"{self.head.address}:{PORT}"
 
     def supervise(self) -> None:
-        """Start again where Ray has ended, as Kubernetes does; a new head begins with new workers."""
+        """Restarts nodes whose Ray has ended, like Kubernetes. A new head gets new workers."""
         if self.head.ended:
             for node in self:
                 node.kill()
         ended = [node for node in self if node.ended]
         for node in ended:
-            node.kill()  # what its Ray left behind
+            node.kill()  # ends remaining processes of its Ray
         start(ended)
 
 
 @contextmanager
 def cluster(folder: Path, workers: int, num_cpus: float) -> Iterator[Nodes]:
-    """A head that serves no shard, and workers, until the end of the context."""
+    """Runs a head without shards, and workers, until the end of the context."""
     network = _free_network()
     bridge = f"pmx{network}"
     with ExitStack() as undo:
@@ -200,7 +200,7 @@ def cluster(folder: Path, workers: int, num_cpus: float) -> Iterator[Nodes]:
 
 
 def start(nodes: Sequence[Node]) -> None:
-    """The head first, which the others look for."""
+    """Starts the head first, because the others connect to it."""
     for node in sorted(nodes, key=lambda node: not node.is_head):
         node.start()
         if node.is_head:
@@ -210,7 +210,7 @@ def start(nodes: Sequence[Node]) -> None:
 
 
 def _free_network() -> int:
-    """A number that no cluster on this machine uses."""
+    """Returns a network number that no cluster on this machine uses."""
     taken = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     return next(number for number in range(1, 255) if f"pmx{number} " not in taken)
 

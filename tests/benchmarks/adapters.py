@@ -1,13 +1,13 @@
-"""What plain LoRA and readers learn at equal cost: `python -m tests.benchmarks.adapters CORPUS.jsonl --output FOLDER`.
+"""Compares the gain of plain LoRA and of readers: `python -m tests.benchmarks.adapters CORPUS.jsonl --output FOLDER`.
 
-CORPUS is public or set-aside text, by user. Some users are held out; parts of 1/16 of the others train an adapter by
-`privmix train`'s own code, in this process. Each recipe is trained and scored once: what is in FOLDER is kept, and a
-run that is stopped goes on. Recipes are named with --recipe; without it, all of them are run.
+CORPUS is public or set-aside text, by user. Some users are held out; each 1/16 of the others trains an adapter with the
+code of `privmix train`, in this process. Each recipe is trained and scored once; an interrupted run continues with the
+files in FOLDER. --recipe selects recipes; the default is all.
 
-- `gain`: nats a held-out token by which a part's adapter is better than the public model, the mean over parts.
-- `of plain`: its ratio to that of `plain`.
-- `ensemble gain`, with two parts or more: the same of their mean after PMixed's projection at the radius of a budget
-  (64 parts, epsilon 8, delta 1e-5, 1,024 tokens).
+- `gain`: gain of a part's adapter over the public model in nats per held-out token, the mean over parts.
+- `of plain`: the ratio of this gain to the gain of `plain`.
+- `ensemble gain`, with two parts or more: the gain of the parts' mean after PMixed's projection at the radius of a
+  budget (64 parts, epsilon 8, delta 1e-5, 1,024 tokens).
 - `seconds`: processor time of a part's training, on one thread.
 """
 
@@ -80,7 +80,7 @@ RECIPES: Mapping[str, TrainingOptions] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """A corpus that is split, and where its results are kept."""
+    """A split corpus and the directory of its results."""
 
     output: Path
     model: Path
@@ -111,14 +111,14 @@ class Bench:
         return path
 
     def measure(self, name: str, options: TrainingOptions) -> dict[str, float]:
-        """The results of one recipe over all parts, kept in its directory."""
+        """Measures one recipe over all parts, or loads its stored results."""
         folder = self.output / name.replace(", ", "-").replace(" ", "-")
         results = folder / f"{len(self.parts)}-parts.json"
         if not results.exists():
             seconds = [self._train(folder, part, options) for part in range(len(self.parts))]
             results.write_text(json.dumps(self._score(folder, options) | {"seconds": float(np.mean(seconds))}))
-        found: dict[str, float] = json.loads(results.read_bytes())
-        return found
+        measured: dict[str, float] = json.loads(results.read_bytes())
+        return measured
 
     def _train(self, folder: Path, part: int, options: TrainingOptions) -> float:
         directory = folder / str(part)
@@ -162,22 +162,22 @@ def benchmark(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each that are used.")] = 12000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train and score recipes, and print their table."""
+    """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
     bench = Bench.of(corpus, output, parts, tokens)
-    found = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
-    plain = found.get("plain", {})
-    for one in found.values():
-        one |= {f"{key} of plain": one[key] / plain[key] for key in ("gain", "ensemble gain") if key in plain}
+    measured = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
+    plain = measured.get("plain", {})
+    for row in measured.values():
+        row |= {f"{key} of plain": row[key] / plain[key] for key in ("gain", "ensemble gain") if key in plain}
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(measured, indent=2))
         return
-    columns = list(dict.fromkeys(key for one in found.values() for key in one))
+    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
     table = Table("recipe", *columns)
-    for name, one in found.items():
-        table.add_row(name, *(f"{one.get(key, math.nan):.3g}" for key in columns))
+    for name, row in measured.items():
+        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
     Console(width=140).print(table)
 
 

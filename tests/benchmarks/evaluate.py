@@ -1,17 +1,15 @@
-"""How fast an evaluation is: `python -m tests.benchmarks.evaluate --json`.
+"""Measures the speed of an evaluation: `python -m tests.benchmarks.evaluate --json`.
 
-Held-out tokens under every part of an ensemble, evaluated with PMixed's three mollifiers, every part drawn. Ours: a
-forward pass of each block and adapter, hidden states stored, then one pass over them for all methods. Beside it, in the
-same run and on some of the rows, what it replaces: a forward pass of the same block and adapter by transformers, in
-float32, and for each method a SciPy bisection per row. Both count seconds of one thread's processor time, which other
-work on the machine cannot stretch much.
+Evaluates held-out tokens under every part of an ensemble with PMixed's three mollifiers; every part is drawn. Ours: a
+forward pass per block and adapter, stored hidden states, then one pass over them for all methods. The baseline, in the
+same run and on some of the rows: a forward pass of the same block and adapter by transformers in float32, and for each
+method a SciPy bisection per row. Both count the processor time of one thread, which other load hardly affects.
 
-- `token_parts_per_s`: tokens times parts that ours evaluates a second with all three, forward passes included.
-- `ratio`: to the same of what it replaces, where each method is evaluated by itself: a forward pass per adapter, and a
-  bisection per row. `ratio_shared` is what would be left of it if those forward passes were shared, too.
-- `token_parts_per_s_stored`, `ratio_stored`: one more method, from hidden states that are stored, which is what a
-  sweep consists of.
-- `ms_per_row`: where the time goes, of both.
+- `token_parts_per_s`: tokens times parts per second of ours with all three methods, including forward passes.
+- `ratio`: its ratio to the baseline that evaluates each method separately: a forward pass per adapter, and a bisection
+  per row. `ratio_shared` is the ratio if the baseline shared its forward passes, too.
+- `token_parts_per_s_stored`, `ratio_stored`: the same for one more method from stored hidden states, as in a sweep.
+- `ms_per_row`: the time by stage, of both.
 """
 
 import json
@@ -49,7 +47,7 @@ BY_SCIPY = {"clip": clip_by_scipy, "mix": mix_by_scipy, "renyi": renyi_by_scipy}
 
 
 def held_out(model: Path, blocks: int) -> Text:
-    """Blocks of one text, each begun one token later."""
+    """Returns blocks of one text, each one token later than the one before."""
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"] * 4
     made = tuple(Block(tuple(tokens[start : start + CONTEXT]), tuple(range(1, CONTEXT))) for start in range(blocks))
     return Text(made, (np.arange(blocks * (CONTEXT - 1)),))
@@ -64,7 +62,7 @@ def methods(parts: int) -> Mapping[str, tuple[Settings, Protocol]]:
 
 
 def seconds(work: Callable[[], Any], repeats: int = 1) -> float:
-    """The least processor time of several."""
+    """Returns the minimum processor time of several repetitions."""
     taken = []
     for _ in range(repeats):
         begun = time.process_time()
@@ -74,13 +72,13 @@ def seconds(work: Callable[[], Any], repeats: int = 1) -> float:
 
 
 def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) -> tuple[dict[str, float], Reader]:
-    """Milliseconds a row, by what they are for."""
+    """Measures ours: milliseconds per row by stage."""
     models = tuple(folder / f"{name}.npy" for name in adapters)
     files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models)
     Scorer(model)  # loading is no part of it: once a worker, however much text there is
     score_public(model, text, "auto", files.head, files.public)
-    asked = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
-    forward = seconds(lambda: score(model, asked, text, "auto"))
+    targets = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
+    forward = seconds(lambda: score(model, targets, text, "auto"))
     reader, planned = Reader(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 
@@ -96,7 +94,7 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
 
 
 def replaced(model: Path, adapters: Mapping[str, Path], text: Text, reader: Reader, sample: int) -> dict[str, float]:
-    """The same of a forward pass per adapter, and a bisection for each of ``sample`` rows."""
+    """Measures the baseline: a forward pass per adapter, and a bisection for each of ``sample`` rows."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     adapted = PeftModel.from_pretrained(base, next(iter(adapters.values())))
     inputs = torch.tensor([text.blocks[0].tokens])
@@ -108,10 +106,11 @@ def replaced(model: Path, adapters: Mapping[str, Path], text: Text, reader: Read
     public, parts = reader(text.runs[0][:: max(1, text.positions // sample)][:sample])
     p0 = public.double().exp().numpy()
     rows = parts.view(len(public), len(adapters), -1)[:, 0].double().exp().numpy()
-    found = {"forward": 1e3 * seconds(forward, 3) / (CONTEXT - 1)}
+    milliseconds = {"forward": 1e3 * seconds(forward, 3) / (CONTEXT - 1)}
     for name, by_scipy in BY_SCIPY.items():
-        found[name] = 1e3 * seconds(lambda: [by_scipy(*pair) for pair in zip(p0, rows, strict=True)], 2) / len(rows)  # noqa: B023
-    return found
+        spent = seconds(lambda: [by_scipy(*pair) for pair in zip(p0, rows, strict=True)], 2)  # noqa: B023
+        milliseconds[name] = 1e3 * spent / len(rows)
+    return milliseconds
 
 
 def evaluate(
@@ -120,7 +119,7 @@ def evaluate(
     blocks: Annotated[int, typer.Option(min=1, help=f"Blocks of {CONTEXT} tokens.")] = 4,
     sample: Annotated[int, typer.Option(min=1, help="Rows that SciPy bisects.")] = 12,
 ) -> None:
-    """Time an evaluation beside what it replaces."""
+    """Measures an evaluation and its baseline."""
     torch.set_num_threads(1)
     model = resolve()
     with tempfile.TemporaryDirectory() as folder:

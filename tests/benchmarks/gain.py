@@ -1,4 +1,4 @@
-"""What an ensemble gains over the public model, and how much of that a clip radius keeps.
+"""Measures the gain of an ensemble over the public model, and the share of it that a clip radius keeps.
 
     python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
 
@@ -8,9 +8,9 @@ out; the others' text trains readers with the default options of `privmix train`
 
 - four parts of `PART_TOKENS` tokens: the gain of their mean, and the share of it that PMixed and the exponential
   mechanism (m = 4, all four drawn) keep at each radius;
-- one part of each of `SIZES` tokens, beside the mean of the four: what a part gains from more text.
+- one part of each of `SIZES` tokens and the mean of the four: the gain of a part by its amount of text.
 
-What is finished in FOLDER is kept: a run that is stopped goes on.
+An interrupted run continues with the finished files in FOLDER.
 """
 
 import json
@@ -56,12 +56,12 @@ RUNS, RUN_TOKENS = 3, 400
 CONTEXT = 256
 OPTIONS = TrainingOptions()
 _LEAST = -36 * math.log(2)
-"""Log-probability below which the public model's tokens are never released (`mollifiers.shaping`)."""
+"""The log-probability below which tokens of the public model are never released (`mollifiers.shaping`)."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One corpus: its folder, and the tokens of its parts and of its held-out text."""
+    """One corpus: its directory, and the tokens of its parts and of its held-out text."""
 
     output: Path
     model: Path
@@ -77,13 +77,13 @@ class Bench:
         split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=salt)
         tokenizer = AutoTokenizer.from_pretrained(model)
         text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)
-        # One stream in the order of the users' hashes, cut below: parts of equal size, whatever the users' are.
+        # One stream in the order of the users' hashes, which is cut into parts of equal size.
         stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[Share(0)]
         return cls(output, model, text, stream)
 
     def measure(self) -> dict[str, Any]:
-        """Gains in nats a token, and shares kept; each a list over the runs."""
-        first = PARTS * PART_TOKENS  # the text before is that of the single parts
+        """Returns gains in nats per token, and kept shares, each as a list over the runs."""
+        first = PARTS * PART_TOKENS  # the text of the single parts ends here
         wanted = {f"part-{part}": slice(first + part * PART_TOKENS, None) for part in range(PARTS)}
         adapters = {name: self._adapter(name, where, PART_TOKENS) for name, where in wanted.items()}
         kept, ensemble = self._kept(adapters)
@@ -127,21 +127,21 @@ class Bench:
         return Reader(rows)
 
     def _losses(self, reader: Reader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
-        """Mean loss in nats a token of each protocol (outer) on each run (inner)."""
+        """Returns the mean loss in nats per token of each protocol (outer) on each run (inner)."""
         runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
 
     def _gain(self, adapters: Mapping[str, AdapterFiles]) -> list[float]:
-        """Nats a token over the public model, the mean over the adapters, for each run.
+        """Returns the gain over the public model in nats per token, the mean over the adapters, for each run.
 
-        Of the tokens that a service could release at all, as the protocols' losses are.
+        Includes only tokens that a service could release, like the protocols' losses.
         """
         reader = self._rows(adapters)
         both = [self._log_probabilities(reader, run) for run in self.text.runs]
         return [float((own - public[:, None])[public >= _LEAST].mean()) for public, own in both]
 
     def _log_probabilities(self, reader: Reader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the true tokens: float64 [S] of the public model, [S, adapters] of the adapters."""
+        """Returns log-probabilities of the true tokens: the public model's [S] and the adapters' [S, adapters]."""
         truth = torch.from_numpy(self.text.true_tokens[run])
         public, rows = reader(run)
         own = rows.view(len(run), -1, reader.vocabulary)
@@ -180,13 +180,13 @@ def benchmark(
     demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")] = False,
 ) -> None:
-    """Measure, and print the table."""
+    """Measures the gains and prints the table."""
     torch.set_num_threads(1)
     corpora = {path.stem: path for path in corpus}
     if demo:
         write_demo_corpus(output / "demo-corpus", users=1000)
         corpora["demo"] = output / "demo-corpus" / TRAIN
-    found = {
+    table = {
         "measured": datetime.now(UTC).date().isoformat(),
         "model": DEFAULT,
         "parts": PARTS,
@@ -196,7 +196,7 @@ def benchmark(
         "command": "python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl --write",
         "corpora": {name: Bench.of(path, output / name).measure() for name, path in corpora.items()},
     }
-    content = json.dumps(found, indent=1) + "\n"
+    content = json.dumps(table, indent=1) + "\n"
     print(content, end="")
     if write:
         write_atomically(TABLE, content.encode())

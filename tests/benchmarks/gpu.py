@@ -1,13 +1,13 @@
-"""What a GPU gives: `python -m tests.benchmarks.gpu --json`. Without one it says so and ends.
+"""Checks and measures the engine on a GPU: `python -m tests.benchmarks.gpu --json`. Ends with a message without one.
 
-- `rows_that_differ`: of the rows asked alone and again beside other sequences, in batches of growing size and three
-  times over, those whose bits differ; with batch-invariant kernels (the default of `engine.batch_invariant`) there
-  must be none.
-- `tokens_per_second`: decoding of all sequences, one row of the public model and one of each part for a token.
-- `private_over_plain`: these tokens, over those with the public model's rows alone.
-- `invariant_over_ordinary`: tokens per second with batch-invariant kernels over those with vLLM's ordinary ones.
+- `rows_that_differ`: the number of rows whose bits differ between a request alone and requests beside other sequences,
+  in batches of growing size, three times over; 0 with batch-invariant kernels (the default of
+  `engine.batch_invariant`).
+- `tokens_per_second`: decoding speed of all sequences, with one row of the public model and of each part per token.
+- `private_over_plain`: the ratio of this speed to that with the public model's rows alone.
+- `invariant_over_ordinary`: the ratio of the speeds with batch-invariant kernels and with vLLM's ordinary ones.
 
-vLLM reads the choice of kernels when it is imported, so each side has a process of its own, one after the other.
+vLLM reads the choice of kernels when it is imported, so each side runs in its own process, one after the other.
 """
 
 import json
@@ -45,7 +45,7 @@ class Load:
 
 
 def measure(load: Load) -> dict[str, Any]:
-    """One side, in a process whose environment says which."""
+    """Measures one side. The environment of the process chooses the kernels."""
     engine = create(EngineSettings(model=load.model, adapters=load.adapters, context_length=CONTEXT))
     try:
         compared, different = compare_batches(engine, load)
@@ -61,7 +61,7 @@ def measure(load: Load) -> dict[str, Any]:
 
 
 def compare_batches(engine: Engine, load: Load) -> tuple[int, int]:
-    """How many rows were asked again beside others, and how many of them came out with other bits."""
+    """Returns the number of rows that were repeated in larger batches, and how many of them have different bits."""
     names = (PUBLIC, *load.adapters)
     alone = engine.next_token([Request("alone", prompt_of(engine, load, 0), names)]).clone()
     engine.release("alone")
@@ -78,7 +78,7 @@ def compare_batches(engine: Engine, load: Load) -> tuple[int, int]:
 
 
 def tokens_per_second(engine: Engine, load: Load, adapters: tuple[str, ...]) -> float:
-    """Decode greedily by the public row, all sequences together; their prompts are ingested before."""
+    """Decodes all sequences together, greedily by the public row, after the prefill of their prompts."""
     texts = {f"text-{index}": list(prompt_of(engine, load, index)) for index in range(load.sequences)}
     rows_each = 1 + len(adapters)
     began = 0.0
@@ -102,7 +102,7 @@ def prompt_of(engine: Engine, load: Load, index: int) -> tuple[int, ...]:
 
 def _choose_kernels(invariant: str) -> None:
     os.environ["VLLM_BATCH_INVARIANT"] = invariant
-    os.dup2(2, 1)  # vLLM logs to standard output, where --json has one object
+    os.dup2(2, 1)  # vLLM logs to standard output, which must have only the JSON object
 
 
 def main(
@@ -114,7 +114,7 @@ def main(
     on_cpu: Annotated[bool, typer.Option("--on-cpu", help="Try this program out where there is no GPU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare rows across batches and measure decoding, with batch-invariant kernels and without."""
+    """Compares rows across batches and measures decoding, with batch-invariant kernels and without."""
     if not torch.cuda.is_available() and not on_cpu:
         print(json.dumps({"skipped": "no CUDA GPU is here"}) if as_json else "skipped: no CUDA GPU is here")
         return
@@ -122,15 +122,15 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"part-{index:03d}" for index in range(parts))
         load = Load(base, write_adapters(Path(folder), names, base), sequences, steps, prompt)
-        found: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
-        # vLLM's batch-invariant kernels are a GPU's.
+        report: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
+        # Batch-invariant kernels exist only on a GPU.
         for side, invariant in (SIDES if torch.cuda.is_available() else {"ordinary": "0"}).items():
             with ProcessPoolExecutor(1, get_context("spawn"), _choose_kernels, (invariant,)) as process:
-                found[side] = process.submit(measure, load).result()
-    rates = [found[side]["tokens_per_second"]["private"] for side in SIDES if side in found]
+                report[side] = process.submit(measure, load).result()
+    rates = [report[side]["tokens_per_second"]["private"] for side in SIDES if side in report]
     if len(rates) == len(SIDES):
-        found["invariant_over_ordinary"] = rates[0] / rates[1]
-    print(json.dumps(found, indent=2)) if as_json else Console().print(found)
+        report["invariant_over_ordinary"] = rates[0] / rates[1]
+    print(json.dumps(report, indent=2)) if as_json else Console().print(report)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How long ExpM+NF trains beside Opacus' DP-SGD on the same epochs: `python -m tests.benchmarks.heads --json`.
+"""Compares the training time of ExpM+NF and DP-SGD over the same epochs: `python -m tests.benchmarks.heads --json`.
 
-- `expm_nf_s`: processor seconds of one training, the shortest of several taken in turn.
-- `opacus_s`: of DP-SGD with Opacus' engine and data loader, as its documentation shows; `ratio` is to this one.
-- `bare_s`: of DP-SGD as `services.heads.sgd` runs it, Opacus' gradients and optimizer alone; `ratio_bare` to it.
+- `expm_nf_s`: processor seconds of one ExpM+NF training, the minimum of several alternating runs.
+- `opacus_s`: the same for DP-SGD with Opacus' engine and data loader, as in its documentation; `ratio` is to this one.
+- `bare_s`: the same for DP-SGD in `services.heads.sgd`, with Opacus' gradients and optimizer alone; `ratio_bare`.
 """
 
 import json
@@ -23,14 +23,14 @@ from services.heads.flows import FlowSettings
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor seconds of this process, which other work on the machine does not add to."""
+    """Returns the processor seconds of this process, which other load hardly affects."""
     begun = time.process_time()
     work()
     return time.process_time() - begun
 
 
 def opacus(model: nn.Module, x: Tensor, y: Tensor, multiplier: float, batch: int, epochs: int) -> None:
-    """DP-SGD with Opacus' engine."""
+    """Runs DP-SGD with Opacus' engine."""
     from opacus import PrivacyEngine
 
     with warnings.catch_warnings():
@@ -57,7 +57,7 @@ def heads(
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time one training of each, on one thread."""
+    """Measures one training of each method, on one thread."""
     torch.set_num_threads(1)
     table = DATASETS[dataset]()
     make, model = methods.build(table), methods.parametrised(table)
@@ -75,8 +75,8 @@ def heads(
         )
         for _ in range(repeats)
     ]
-    flow, engine, bare = (min(each) for each in zip(*pairs, strict=True))
-    found = {
+    flow, engine, bare = (min(times) for times in zip(*pairs, strict=True))
+    report = {
         "steps": noise.steps,
         "expm_nf_s": flow,
         "opacus_s": engine,
@@ -84,7 +84,7 @@ def heads(
         "ratio": flow / engine,
         "ratio_bare": flow / bare,
     }
-    print(json.dumps(found) if as_json else "\n".join(f"{name}: {value:.3g}" for name, value in found.items()))
+    print(json.dumps(report) if as_json else "\n".join(f"{name}: {value:.3g}" for name, value in report.items()))
 
 
 if __name__ == "__main__":

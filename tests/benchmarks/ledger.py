@@ -1,11 +1,11 @@
-"""How fast the ledger is, and how fast it starts when it is long: `python -m tests.benchmarks.ledger --json`.
+"""Measures the ledger's throughput and the start of a long ledger: `python -m tests.benchmarks.ledger --json`.
 
 For SQLite and PostgreSQL, both on this machine's disk with durability on:
 
-- `tokens_per_s`: charged tokens a second, each lease charged and settled, for lease sizes and numbers of holders that
-  write at the same time. `grouped` is the ratio of many holders over one: what sharing commits gains.
-- `commit_ms`: one lease of one holder, a durable commit and everything around it.
-- `start_s`: until a ledger of `rows` rows is open for writing; `rows_per_s_verified`: of a whole chain, while verified.
+- `tokens_per_s`: charged tokens per second, each lease charged and settled, by lease size and number of concurrent
+  holders. `grouped` is the ratio of many holders to one, the gain of shared commits.
+- `commit_ms`: time of one lease of one holder, including the durable commit.
+- `start_s`: time to open a ledger of `rows` rows for writing; `rows_per_s_verified`: speed of a full verification.
 """
 
 import json
@@ -47,7 +47,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.1, help="Time of each measurement of throughput.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure charged tokens a second and the start of a long ledger."""
+    """Measures charged tokens per second and the start of a long ledger."""
     rows, seconds = (100_000, 3.0) if quick else (rows, seconds)
     measured = {}
     with databases() as places:
@@ -61,7 +61,7 @@ def main(
 
 @contextmanager
 def databases() -> Iterator[dict[str, tuple[str, str]]]:
-    """Two places for ledgers in each database."""
+    """Yields two places for ledgers in each database."""
     folder = Path(tempfile.mkdtemp(prefix="ledger-"))
     try:
         with postgresql.running() as server:
@@ -74,7 +74,7 @@ def databases() -> Iterator[dict[str, tuple[str, str]]]:
 
 
 def throughput(place: str, seconds: float) -> dict[str, Any]:
-    """Charged tokens a second, by lease size and number of holders."""
+    """Measures charged tokens per second, by lease size and number of holders."""
     ledger = Ledger(place, BUDGET)
     rates = {
         size: {holders: leases_per_s(ledger, size, holders, seconds) for holders in (1, HOLDERS)} for size in SIZES
@@ -86,12 +86,12 @@ def throughput(place: str, seconds: float) -> dict[str, Any]:
             for count, rate in by_holders.items()
         },
         "grouped": round(rates[SIZES[0]][HOLDERS] / rates[SIZES[0]][1], 1),
-        "commit_ms": round(500 / rates[SIZES[0]][1], 2),  # a lease and its settlement are two
+        "commit_ms": round(500 / rates[SIZES[0]][1], 2),  # a lease and its settlement are two commits
     }
 
 
 def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> float:
-    """Leases charged and settled a second."""
+    """Measures charged and settled leases per second."""
     before, deadline = ledger.balance().charged.get(EVENT, 0), time.monotonic() + seconds
 
     def hold() -> None:
@@ -108,7 +108,7 @@ def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> flo
 
 
 def start(place: str, rows: int, name: str) -> dict[str, Any]:
-    """How long it takes to open and to verify a ledger of this many rows."""
+    """Measures the time to open and to verify a ledger of ``rows`` rows."""
     ledger = Ledger(place, BUDGET)
     lengthen(place, rows, f"Writing {rows:,} rows to {name}")
     del ledger
@@ -123,7 +123,7 @@ def start(place: str, rows: int, name: str) -> dict[str, Any]:
 
 
 def lengthen(place: str, rows: int, title: str) -> None:
-    """Add the rows of leases and settlements, as a writer does, in few transactions."""
+    """Appends rows of leases and settlements like a writer, in few transactions."""
     database = Database(place, "write")
     with database.transaction() as connection:
         state = replay(connection)

@@ -1,16 +1,15 @@
-"""What privacy costs a user: `python -m tests.benchmarks.load --json` prints `{"private_over_plain": {...}}`.
+"""Measures the cost of privacy for a user: `python -m tests.benchmarks.load --json` prints `{"private_over_plain": …}`.
 
-The unmodified `openai` client streams completions over HTTP from the whole service, and from what a user would run
-instead: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `private_over_plain` is tokens per second
-of the one over tokens per second of the other, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. Beside it, for
-each cell and both sides:
+The unmodified `openai` client streams completions over HTTP from the whole service, and from the alternative without
+privacy: the same model in plain vLLM behind the same Ray Serve (`plain.py`). `private_over_plain` is the ratio of their
+tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addition, for each cell and both sides:
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
 - `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take;
 - `resident_mib`: memory of the shards and of the coordinator, caches included.
 
-Rounds of both sides alternate and medians are compared, so that a noisy machine disturbs both alike. The plain side
-gets the very prompts and lengths that the service answered, since only private text may end by itself.
+Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
+the prompts and lengths of the service's answers, because only private text may end early.
 
 `--quick` measures one cell in under two minutes. `--memory N` prints the resident memory of the service over N short
 requests instead.
@@ -45,7 +44,7 @@ from tests.running import RunningService, configure, free_port, running
 CONTEXT = 1024
 CACHE_GIB = 4
 MODEL = "privmix"
-TEXT = "The caller asked the clinic whether the doctor could see them on Thursday, because their knee still hurt. "
+TEXT = "The caller questions the clinic whether the doctor could see them on Thursday, because their knee still hurt. "
 SECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"context_length": CONTEXT, "cache_gib": CACHE_GIB},
     "budget": {"ledger": "ledger.db", "lease_tokens": 256},
@@ -59,7 +58,7 @@ TIMEOUT_S = 600.0
 SAMPLES = 20
 SHORT = 2
 DISTINCT = 8
-"""Adapters that differ; the work of a token does not depend on it."""
+"""The number of different adapters; the work of a token does not depend on it."""
 QUICK = (80, 512, 8)
 
 
@@ -71,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Seconds since the question, of the first and the last piece; `error` names what went wrong."""
+    """The seconds from the request to the first and the last piece; `error` describes a failure."""
 
     tokens: int
     first_s: float = 0.0
@@ -85,7 +84,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Round:
-    """What one side did with a list of questions."""
+    """One side's answers to a list of questions."""
 
     answers: Sequence[Answer]
     seconds: float
@@ -96,7 +95,7 @@ class Round:
 
 
 class Prompts:
-    """Prompts of an exact number of tokens. No two begin alike, so no side has one of them in its prefix cache."""
+    """Prompts of an exact number of tokens. All begin differently, so no prefix cache contains one."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(resolve())
@@ -127,12 +126,13 @@ async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
     return Answer(tokens, times[0], times[-1])
 
 
-async def drive(url: str, asked: Sequence[Question], streams: int) -> Round:
-    """All questions, `streams` of them at a time; a stream that ends makes room for the next."""
-    remaining = iter(enumerate(asked))
+async def drive(url: str, questions: Sequence[Question], streams: int) -> Round:
+    """Sends all questions, `streams` of them concurrently; when a stream ends, the next one starts."""
+    remaining = iter(enumerate(questions))
     answers: dict[int, Answer] = {}
     limits = httpx.Limits(max_connections=streams)
-    http: Any = httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S)  # openai takes it, and declares httpx2's alone
+    # Any, because openai accepts this client, but declares only httpx2's type.
+    http: Any = httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S)
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
 
     async def one_after_the_other() -> None:
@@ -142,12 +142,12 @@ async def drive(url: str, asked: Sequence[Question], streams: int) -> Round:
     async with client:
         started = time.perf_counter()
         await asyncio.gather(*(one_after_the_other() for _ in range(streams)))
-        return Round([answers[index] for index in range(len(asked))], time.perf_counter() - started)
+        return Round([answers[index] for index in range(len(questions))], time.perf_counter() - started)
 
 
 @contextmanager
 def plain(folder: Path, threads: int) -> Iterator[str]:
-    """The other side; its URL."""
+    """Runs the plain side and yields its URL."""
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.plain", str(port)]
     command += ["--context-length", str(CONTEXT), "--cache-gib", str(CACHE_GIB), "--threads", str(threads)]
@@ -159,7 +159,7 @@ def plain(folder: Path, threads: int) -> Iterator[str]:
         _wait_until_healthy(url, process, log)
         yield url
     finally:
-        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+        with suppress(psutil.NoSuchProcess):  # the process has already ended
             tree = process.children(recursive=True)
             process.terminate()
             process.wait(TIMEOUT_S)
@@ -182,7 +182,7 @@ def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
 
 @contextmanager
 def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[RunningService]:
-    """The service with an ensemble of this size, all of it on one shard."""
+    """Runs the service with an ensemble of this size on one shard."""
     ensemble = write_ensemble(folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT)
     home = folder / f"{protocol}-{parts}"
     home.mkdir()
@@ -192,8 +192,8 @@ def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[R
 
 
 def compared(service: RunningService, other: str, rounds: Iterable[list[Question]], streams: int) -> dict[str, Any]:
-    """One cell of the table: both sides with the same questions."""
-    played = [_both(service.base_url, other, asked, streams) for asked in rounds]
+    """Measures one cell: both sides with the same questions."""
+    played = [_both(service.base_url, other, questions, streams) for questions in rounds]
     ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
     return {
         "private_over_plain": _median(own.tokens_per_s / plain.tokens_per_s for own, plain in played),
@@ -203,20 +203,20 @@ def compared(service: RunningService, other: str, rounds: Iterable[list[Question
     }
 
 
-def _both(ours: str, theirs: str, asked: Sequence[Question], streams: int) -> tuple[Round, Round]:
-    own = asyncio.run(drive(ours, asked, streams))
+def _both(ours: str, theirs: str, questions: Sequence[Question], streams: int) -> tuple[Round, Round]:
+    own = asyncio.run(drive(ours, questions, streams))
     same = [
-        replace(question, tokens=max(1, answer.tokens)) for question, answer in zip(asked, own.answers, strict=True)
+        replace(question, tokens=max(1, answer.tokens)) for question, answer in zip(questions, own.answers, strict=True)
     ]
     return own, asyncio.run(drive(theirs, same, streams))
 
 
 def described(rounds: Sequence[Round]) -> dict[str, Any]:
-    answers = [answer for one in rounds for answer in one.answers]
+    answers = [answer for turn in rounds for answer in turn.answers]
     errors = Counter(answer.error for answer in answers if answer.error)
     whole = [answer for answer in answers if not answer.error]
     return {
-        "tokens_per_s": _median(one.tokens_per_s for one in rounds),
+        "tokens_per_s": _median(turn.tokens_per_s for turn in rounds),
         "first_token_s": _percentiles([answer.first_s for answer in whole]),
         "token_s": _percentiles([answer.token_s for answer in whole if answer.tokens > 1]),
         "tokens": sum(answer.tokens for answer in answers),
@@ -233,7 +233,7 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def resident_mib(service: RunningService) -> dict[str, float]:
-    """Memory of the processes that hold models, caches and rows."""
+    """Returns the memory of the processes with models, caches and rows, in MiB."""
     sizes = Counter[str]()
     for process in service.tree():
         with suppress(psutil.Error):
@@ -244,15 +244,15 @@ def resident_mib(service: RunningService) -> dict[str, float]:
     return {name: round(size, 1) for name, size in sizes.items()}
 
 
-def memory(service: RunningService, asked: Sequence[Question], streams: int) -> dict[str, Any]:
-    """Resident memory of the whole tree while short requests are answered, sampled when none is under way."""
-    batch = max(1, len(asked) // SAMPLES)
+def memory(service: RunningService, questions: Sequence[Question], streams: int) -> dict[str, Any]:
+    """Samples the resident memory of the process tree between batches of short requests."""
+    batch = max(1, len(questions) // SAMPLES)
     answered, errors = [0], 0
     sizes = [_resident(service)]
-    for start in range(0, len(asked), batch):
-        played = asyncio.run(drive(service.base_url, asked[start : start + batch], streams))
+    for start in range(0, len(questions), batch):
+        played = asyncio.run(drive(service.base_url, questions[start : start + batch], streams))
         errors += sum(answer.error is not None for answer in played.answers)
-        answered.append(min(start + batch, len(asked)))
+        answered.append(min(start + batch, len(questions)))
         sizes.append(_resident(service))
     later = len(sizes) // 2
     return {
@@ -270,7 +270,7 @@ def _slope(answered: Sequence[int], mib: Sequence[float]) -> float:
 
 
 def _resident(service: RunningService) -> Counter[str]:
-    """MiB by the title of the process; pages that several share (Ray's object store) count in each of them."""
+    """Returns MiB by process title. Shared pages (Ray's object store) count in each process."""
     sizes: Counter[str] = Counter()
     for process in service.tree():
         with suppress(psutil.NoSuchProcess):
@@ -292,7 +292,7 @@ def main(
     memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what this module's description lists."""
+    """Measures and prints the values of this module's description."""
     if quick:
         protocol, rounds = protocol[:1], 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
@@ -311,10 +311,10 @@ def main(
             with private(folder, name, size, threads) as service:
                 other = starting.result()
                 _both(service.base_url, other, prompts.questions(4, 16, 4), 4)
-                for length, each in product(prompt_tokens, streams):
-                    asked = (prompts.questions(each * requests, length, tokens) for _ in range(rounds))
-                    cell = f"{name},{size},{length},{each}"
-                    measured = compared(service, other, asked, each)
+                for length, concurrent in product(prompt_tokens, streams):
+                    questions = (prompts.questions(concurrent * requests, length, tokens) for _ in range(rounds))
+                    cell = f"{name},{size},{length},{concurrent}"
+                    measured = compared(service, other, questions, concurrent)
                     result["private_over_plain"][cell] = measured.pop("private_over_plain")
                     result["cells"][cell] = measured
                     print(f"{cell}: {result['private_over_plain'][cell]} {measured}", file=sys.stderr)

@@ -1,18 +1,19 @@
-"""How fast the mathematics of a token is: `python -m tests.benchmarks.mollify --json`.
+"""Measures the mathematics of a token: `python -m tests.benchmarks.mollify --json`.
 
 For each protocol and number of part rows:
 
-- `ms_per_row`: from log-probabilities to the integer weights that are sampled, of which `ms_per_row_released` is the
-  projection, the mean and the weights, and the rest the sampling options.
+- `ms_per_row`: time from log-probabilities to integer weights. `ms_per_row_released` is the share of the projection,
+  the mean and the weights; the rest is for the sampling options.
 - `passes`: bytes that the operations read and write, over the bytes of the log-probabilities.
-- `bandwidth_share`: those bytes at the measured copy bandwidth, over the time taken; above 1 as blocks stay in cache.
-- `floor_share`: the same for the least possible, every tensor that passes between the stages moved once
-  (log-probabilities read, ratios written and read, weights written).
-- `scipy_ratio`: SciPy's bisection for the same projections and mean, one row at a time (and what each part loses, one
-  part at a time), over the time of the release; null where a protocol has nothing to solve.
+- `bandwidth_share`: the time for those bytes at the measured copy bandwidth, over the measured time; above 1 if blocks
+  stay in the cache.
+- `floor_share`: the same for the minimum traffic, every tensor between the stages moved once (log-probabilities read,
+  ratios written and read, weights written).
+- `scipy_ratio`: time of SciPy's bisection for the same projections and mean, one row at a time (and the parts' losses,
+  one part at a time), over the time of the release; null if a protocol needs no solver.
 - `peak_memory`: the peak of resident memory, log-probabilities included, over the bytes of the log-probabilities.
 
-Times are the shortest of several, since other work on the machine only ever adds.
+Times are the minimum of several repetitions, because other load only adds time.
 """
 
 import ctypes
@@ -55,12 +56,12 @@ BOUND = ORDER * largest_beta(ORDER, 1.0, 8, LOSS)
 SUBMIX_ORDER, SUBMIX_BETA = 4.0, 4.9 / 1024
 ADAPMIXED_ORDER = 18.0
 Row = NDArray[np.float64]
-# From p0 [V] and one sequence's rows [n, V] to what is sampled [V].
+# Functions from p0 [V] and one sequence's rows [n, V] to the sampled distribution [V].
 Slow = Callable[[Row, Row], Row]
 
 
 def log_probabilities(sequences: int, group: int) -> tuple[Tensor, Tensor]:
-    """Public rows [S, V] of the shape that language models have, and parts whose log-ratios to them are N(0, 0.7)."""
+    """Returns public rows [S, V] shaped like a language model's, and parts with log-ratios to them of N(0, 0.7)."""
     generator = torch.Generator().manual_seed(0)
     falling = -1.5 * torch.log(torch.arange(1, VOCABULARY + 1, dtype=torch.float32))
     public = torch.stack([falling[torch.randperm(VOCABULARY, generator=generator)] for _ in range(sequences)])
@@ -71,7 +72,7 @@ def log_probabilities(sequences: int, group: int) -> tuple[Tensor, Tensor]:
 
 
 def shortest(work: Callable[[Tensor], Any], given: Tensor, repeats: int) -> float:
-    """Seconds of ``work`` on a copy of what is given."""
+    """Returns the minimum seconds of ``work`` on a copy of ``given``."""
     seconds = []
     for _ in range(1 + repeats):
         copy = given.clone()
@@ -82,7 +83,7 @@ def shortest(work: Callable[[Tensor], Any], given: Tensor, repeats: int) -> floa
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a copy far larger than the caches."""
+    """Returns the bytes per second, read and written, of a copy far larger than the caches."""
     source = torch.ones(2**26)
     target = torch.zeros_like(source)
     return 2 * source.numel() * 4 / shortest(target.copy_, source, 10)
@@ -115,7 +116,7 @@ def renyi_by_scipy(p0: Row, p: Row) -> Row:
 
 
 def one_by_one(project: Callable[[Row, Row], Row], p0: Row, parts: Row) -> Row:
-    """The mean of one sequence's projected rows [n, V]."""
+    """Returns the mean of one sequence's projected rows [n, V]."""
     mean = np.zeros_like(p0)
     for p in parts:
         mean += project(p0, p) / len(parts)
@@ -123,7 +124,7 @@ def one_by_one(project: Callable[[Row, Row], Row], p0: Row, parts: Row) -> Row:
 
 
 def submix_by_scipy(p0: Row, halves: Row) -> Row:
-    """Each pair's lambda by bisection, the mixture [V] that is sampled, and what each part loses, one at a time."""
+    """Computes each pair's lambda by bisection, the sampled mixture [V], and the parts' losses, one at a time."""
     shares = []
     for first, second in halves.reshape(-1, 2, len(p0)):
 
@@ -141,13 +142,13 @@ def submix_by_scipy(p0: Row, halves: Row) -> Row:
 
 
 def adapmixed_by_scipy(p0: Row, parts: Row) -> Row:
-    """The mean [V] of the projected rows, and what each part loses by it, one at a time; without the screening."""
+    """Computes the mean [V] of the projected rows and the parts' losses, one at a time, without the screening."""
     rows = np.array([clip_by_scipy(p0, p) for p in parts])
     return losses_one_by_one(lambda kept: np.asarray(rows[kept].mean(axis=0)), len(rows), ADAPMIXED_ORDER)
 
 
 def losses_one_by_one(mean: Callable[[NDArray[np.bool_]], Row], parts: int, order: float) -> Row:
-    """The mean of all parts [V], compared with that of all but each of them."""
+    """Computes the losses from the mean of all parts [V] and the means without each part."""
     p = mean(np.ones(parts, dtype=np.bool_))
     for part in range(parts if parts > 1 else 0):
         without = mean(np.arange(parts) != part)
@@ -157,7 +158,7 @@ def losses_one_by_one(mean: Callable[[NDArray[np.bool_]], Row], parts: int, orde
 
 
 def peak_memory(work: Callable[[Tensor], Any], copy: Tensor, given: int) -> float:
-    """The peak of resident memory, the ``given`` bytes of input included, over the input."""
+    """Returns the peak of resident memory, including the ``given`` bytes of input, over these bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
@@ -167,7 +168,7 @@ def peak_memory(work: Callable[[Tensor], Any], copy: Tensor, given: int) -> floa
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that operations read (their tensor arguments) and write (their results); views move nothing."""
+    """Counts the bytes that operations read (tensor arguments) and write (results). Views count as 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +242,7 @@ def mollify(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default one a core.")] = None,
     only: Annotated[str, typer.Option(help="Measure the protocols whose names contain this.")] = "",
 ) -> None:
-    """Time the mathematics of a token."""
+    """Measures the mathematics of a token."""
     if threads is not None:
         torch.set_num_threads(threads)
     bandwidth = copy_bandwidth()

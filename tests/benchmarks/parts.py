@@ -1,10 +1,10 @@
-"""What many parts cost one engine: `python -m tests.benchmarks.parts --parts 1000 --json`.
+"""Measures the cost of many parts for one engine: `python -m tests.benchmarks.parts --parts 1000 --json`.
 
-- `start_s`: from nothing to an engine that holds all adapters.
-- `resident_gib`: memory of the process then.
-- `step_ms`: median time of a step, by `sequences x part rows a sequence`.
-- `part_row_over_public_row`: the time that a part row adds to a step, over the time that a row of a further sequence of
-  the public model adds; batches of equally many rows, in turn.
+- `start_s`: time to start an engine with all adapters.
+- `resident_gib`: memory of the process after the start.
+- `step_ms`: median time of a step, by `sequences x part rows per sequence`.
+- `part_row_over_public_row`: the time that a part row adds to a step, over the time that a public row of another
+  sequence adds; alternating batches with equal numbers of rows.
 
 The adapters are random; a few files are loaded many times under different names.
 """
@@ -30,7 +30,7 @@ WARM_UP = 3
 
 
 class Bench:
-    """Sequences that an engine reads on in lock-step."""
+    """Sequences that an engine advances together."""
 
     def __init__(self, engine: Engine, names: Sequence[str], prompt_tokens: int) -> None:
         self._engine, self._names, self._prompt_tokens = engine, names, prompt_tokens
@@ -38,7 +38,7 @@ class Bench:
         self._started = 0
 
     def step_seconds(self, sequences: int, part_rows: int, steps: int) -> float:
-        """The median time of a step that asks each sequence for its public row and for some parts drawn anew."""
+        """Returns the median time of a step with a public row and some newly drawn part rows per sequence."""
         self._started += 1
         contexts = [[self._random.randrange(10, 40_000) for _ in range(self._prompt_tokens)] for _ in range(sequences)]
         times = []
@@ -79,7 +79,7 @@ def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[in
         engine = create(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))
         start_s = time.perf_counter() - started
     bench = Bench(engine, names, prompt_tokens)
-    found = {
+    report = {
         "parts": parts,
         "prompt_tokens": prompt_tokens,
         "start_s": round(start_s, 1),
@@ -90,7 +90,7 @@ def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[in
         },
     }
     engine.close()
-    return found
+    return report
 
 
 def main(
@@ -100,10 +100,10 @@ def main(
     quick: Annotated[bool, typer.Option(help="One small cell.")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Measure one engine that holds many parts."""
+    """Measures one engine with many parts."""
     cells = [(8, 0), (8, 8)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
-    found = measure(parts, prompt_tokens, steps, cells)
-    print(json.dumps(found) if as_json else json.dumps(found, indent=2))
+    report = measure(parts, prompt_tokens, steps, cells)
+    print(json.dumps(report) if as_json else json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

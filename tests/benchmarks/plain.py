@@ -1,10 +1,10 @@
-"""What a user would run instead: the same model in plain vLLM behind Ray Serve, without parts and without privacy.
+"""Serves the baseline without privacy: the same model in plain vLLM behind Ray Serve, without parts.
 
     python -m tests.benchmarks.plain PORT --context-length 1024 --cache-gib 2 --threads 2
 
-Everything that has a default has vLLM's: one request a sequence, which runs ahead on the tokens that it samples itself.
-On a CPU alone, where both sides run it, the model is not compiled: that takes minutes, and its worker is in the
-engine's process. Decodes greedily and streams OpenAI's completions, as far as the measurement reads them.
+Uses vLLM's defaults: one request per sequence, which continues with its own sampled tokens. Only on a CPU, both sides
+run without compilation, which takes minutes, and with the worker in the engine's process. Decodes greedily and streams
+the fields of OpenAI's completions that the measurement needs.
 """
 
 import json
@@ -25,7 +25,7 @@ from services.training.public_model import resolve
 
 
 class Plain:
-    """OpenAI's streamed completions from vLLM's own asynchronous engine."""
+    """Streams OpenAI's completions from vLLM's asynchronous engine."""
 
     def __init__(self, context_length: int) -> None:
         from vllm import AsyncEngineArgs
@@ -78,7 +78,9 @@ def application(context_length: int, cache_gib: int, threads: int) -> serve.Appl
     @serve.ingress(routes)
     class Route:
         def __init__(self, context_length: int) -> None:
-            from tests.benchmarks.plain import Plain  # the deployment travels by value, and vLLM's processes find this
+            from tests.benchmarks.plain import (
+                Plain,
+            )  # the deployment is pickled by value, and vLLM's processes need an importable class
 
             self._plain = Plain(context_length)
 
@@ -101,7 +103,7 @@ def main(
     cache_gib: Annotated[int, typer.Option()],
     threads: Annotated[int, typer.Option()] = os.cpu_count() or 1,
 ) -> None:
-    """Serve until SIGTERM."""
+    """Serves until SIGTERM."""
     with connected():
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
         serve.run(application(context_length, cache_gib, threads), route_prefix="/")

@@ -1,14 +1,14 @@
-"""Where the time of a private token goes, without HTTP: `python -m tests.benchmarks.step --json`.
+"""Measures a private token by stage, without HTTP: `python -m tests.benchmarks.step --json`.
 
 - `private_over_plain`: tokens per second of decoding through the coordinator over tokens per second of plain vLLM with
   the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
-- `stages_ms`: for each cell the time of a step: of a plain one, and of ours in the shards (Ray's calls included), in
-  the coordinator's arithmetic, and in everything else.
+- `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
+  coordinator's arithmetic, and in the rest.
 - `mollify_speedup`: projection and aggregation for one token of 8 parts, against a SciPy bisection per part.
-- `resident_mib`: memory of each actor, caches included, for each number of parts.
+- `resident_mib`: memory of each actor, including caches, for each number of parts.
 
-Rounds of both sides alternate and medians are compared, so that a noisy machine disturbs both alike. What a user waits
-for, prompts and HTTP included, is in `tests.benchmarks.load`.
+Rounds of both sides alternate and medians are compared, so that other load affects both equally.
+`tests.benchmarks.load` measures the time for a user, with prompts and HTTP.
 """
 
 import json
@@ -55,7 +55,7 @@ STAGES = ("seconds", "shards_s", "arithmetic_s")
 
 
 class PlainEngine:
-    """vLLM with its defaults, in this process; it decodes greedily and runs ahead on its own tokens."""
+    """vLLM with its defaults, in this process. It decodes greedily and continues with its own tokens."""
 
     def __init__(self, model: Path) -> None:
         from vllm import EngineArgs
@@ -73,7 +73,7 @@ class PlainEngine:
         self._engine = LLMEngine.from_engine_args(arguments)
 
     def decode(self, questions: Sequence[Question]) -> float:
-        """Seconds of a step once every prompt is ingested."""
+        """Returns the seconds of a step after the prefill of all prompts."""
         from vllm import SamplingParams
 
         for number, question in enumerate(questions):
@@ -83,7 +83,7 @@ class PlainEngine:
         started, steps, waiting = time.perf_counter(), 0, len(questions)
         while self._engine.has_unfinished_requests():
             outputs = self._engine.step()
-            if waiting:  # a prompt is ingested when its first token comes
+            if waiting:  # the first token marks the end of a prefill
                 waiting -= sum(len(output.outputs[0].token_ids) == 1 for output in outputs)
                 started, steps = time.perf_counter(), 0
             else:
@@ -101,7 +101,7 @@ class Bench:
 
 @contextmanager
 def started(model: Path) -> Iterator[ActorHandle]:
-    """Ray, a budget and the plain engine."""
+    """Starts Ray, a budget and the plain engine."""
     threads = {
         "env_vars": {
             "OMP_NUM_THREADS": str(psutil.cpu_count()),
@@ -144,7 +144,7 @@ def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iter
 
 
 def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
-    """Steps of concurrent generations once every prompt is ingested: seconds by stage, and tokens."""
+    """Measures steps of concurrent generations after all prefills: seconds by stage, and tokens."""
     channel = f"channel-{time.monotonic_ns()}"
     events = bench.coordinator.events.remote(channel)
     waiting = {f"{channel}-{number}": question for number, question in enumerate(questions)}
@@ -172,7 +172,7 @@ def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
 
 
 def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """One cell: the ratio, and the milliseconds of a step by stage."""
+    """Measures one cell: the ratio, and the milliseconds of a step by stage."""
     ratios, stages = [], []
     for _ in range(rounds):
         plain_s = ray.get(bench.plain.decode.remote(prompts.questions(streams, length, tokens)))
@@ -211,7 +211,7 @@ def mollify_speedup(bench: Bench, prompt: Sequence[int], rounds: int) -> float:
 
 
 def by_scipy(answers: Answers) -> np.ndarray:
-    """Each part's normaliser by a bracketing root finder of SciPy on the whole row, then the mean."""
+    """Computes each part's normalizer with a bracketing root finder of SciPy on the whole row, then the mean."""
     p0 = answers.public[0].numpy().astype(np.float64)
     low, high = np.exp(-RADIUS), np.exp(RADIUS)
     projected = []
@@ -244,7 +244,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the ratios of this module's description."""
+    """Measures and prints the values of this module's description."""
     if quick:
         protocol, parts, prompt_tokens, streams, rounds = protocol[:1], [80], [64], [8], 1
     model, prompts = resolve(), Prompts()
@@ -253,11 +253,11 @@ def main(
         for name, size in product(protocol, parts):
             with deployed(plain, model, name, size) as bench:
                 private(bench, prompts.questions(2, 16, 4))
-                for length, each in product(prompt_tokens, streams):
-                    cell = f"{name},{size},{length},{each}"
-                    found = measured(bench, prompts, length, each, tokens, rounds)
-                    print(f"{cell}: {found}", file=sys.stderr)
-                    for key, value in found.items():
+                for length, concurrent in product(prompt_tokens, streams):
+                    cell = f"{name},{size},{length},{concurrent}"
+                    result = measured(bench, prompts, length, concurrent, tokens, rounds)
+                    print(f"{cell}: {result}", file=sys.stderr)
+                    for key, value in result.items():
                         result[key][cell] = value
                 result["resident_mib"][f"{name},{size}"] = resident(bench)
                 if "mollify_speedup" not in result and size >= MOLLIFIED:

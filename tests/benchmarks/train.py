@@ -1,10 +1,10 @@
-"""What many small parts cost to train: `python -m tests.benchmarks.train --json`.
+"""Measures the training of many small parts: `python -m tests.benchmarks.train --json`.
 
-The same corpus is trained twice by `privmix train`'s own code, on one Ray with one core: once in few parts, once in
-many. Ray is started and one part is trained before, so that neither pays for the first load of the public model.
+Trains the same corpus twice with the code of `privmix train`, on one Ray with one core: in few parts and in many.
+Before that, it starts Ray and trains one part, so that neither side includes the first load of the public model.
 
 - `ratio`: seconds for many parts over seconds for few. Both train on the same tokens.
-- `seconds`, `adapters_per_s`: of both.
+- `seconds`, `adapters_per_s`: the values of both sides.
 """
 
 import json
@@ -22,14 +22,16 @@ from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
 from services.training.train import train
 
-# A step is half a thousand tokens, as on one core by default, so that small parts have some.
+# A step has about 500 tokens, like the default on one core, so that small parts have some steps.
 OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
 
 
 def write_corpus(path: Path, users: int) -> Corpus:
-    """Dialogues of the demo corpus, of as many users."""
+    """Writes dialogues of the demo corpus, of ``users`` users."""
     demo.write_demo_corpus(path.parent / "demo", users=users, held_out=0)
-    write_lines(path, [{"user": one.user, "text": one.text} for one in Corpus(path.parent / "demo" / demo.TRAIN)])
+    write_lines(
+        path, [{"user": document.user, "text": document.text} for document in Corpus(path.parent / "demo" / demo.TRAIN)]
+    )
     return Corpus(path)
 
 

@@ -1,4 +1,4 @@
-"""Clients that keep account of what really reached them."""
+"""Clients that record the tokens that they receive."""
 
 import threading
 import time
@@ -15,12 +15,12 @@ STREAMS = 8
 
 @dataclass(frozen=True)
 class Transcript:
-    """One completion as its client saw it.
+    """One completion from the client's view.
 
     Attributes:
-        tokens: how many arrived.
-        end: the finish reason; None where the stream broke or was refused.
-        refusal: the error's code, or its type where the server gave none.
+        tokens: the number of received tokens.
+        end: the finish reason; None if the stream broke or was refused.
+        refusal: the error's code, or its type if it has no code.
     """
 
     tokens: int
@@ -29,7 +29,7 @@ class Transcript:
 
 
 class Clients:
-    """Streams through the real client, each written down when it ends."""
+    """Streams through the real client, and records each stream at its end."""
 
     def __init__(self, base_url: str) -> None:
         self._client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120)
@@ -41,9 +41,9 @@ class Clients:
         return sum(transcript.tokens for transcript in self.transcripts)
 
     def stream(self, number: int, max_tokens: int = 64) -> Transcript:
-        """One completion, whatever becomes of it."""
+        """Requests one completion and returns its transcript, also after a failure."""
         tokens, end, refusal = 0, None, None
-        # The second is no option of OpenAI's.
+        # The second argument is not an option of OpenAI.
         options: Any = {"include_usage": True, "continuous_usage_stats": True}
         try:
             chunks = self._client.completions.create(
@@ -67,7 +67,7 @@ class Clients:
 
     @contextmanager
     def streaming(self, streams: int = STREAMS, max_tokens: int = 64) -> Iterator[list[Transcript]]:
-        """So many streams beside the block; what is yielded is filled when they have ended, after it."""
+        """Runs streams beside the block. The yielded list is complete after the block, when all have ended."""
         ended: list[Transcript] = []
         with ThreadPoolExecutor(streams) as pool:
             running = [pool.submit(self.stream, number, max_tokens) for number in range(streams)]
@@ -75,10 +75,10 @@ class Clients:
         ended += (stream.result() for stream in running)
 
     def answers_again(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Seconds until a whole stream came; `meanwhile` is called again and again, however long a try takes.
+        """Returns the seconds until a stream completes. Calls `meanwhile` repeatedly during the attempts.
 
         Raises:
-            TimeoutError: none came within so many seconds.
+            TimeoutError: no stream completed within `seconds`.
         """
         began = time.monotonic()
         while self._try_beside(meanwhile).end is None:

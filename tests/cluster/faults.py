@@ -1,4 +1,4 @@
-"""Every way in which a part of the cluster can fail, each done to real processes and a real network."""
+"""Injects faults into a cluster, on real processes and a real network."""
 
 import random
 import signal
@@ -15,18 +15,18 @@ from tests.cluster.multinode import ClusterService
 
 SHORT_S = 4.0
 LONG_S = 12.0
-"""Longer than it takes Ray to give up a node (`tests.nodes.ENVIRONMENT`)."""
+"""A duration after which Ray has given up a node (`tests.nodes.ENVIRONMENT`)."""
 
 Strike = Callable[[ClusterService, random.Random], None]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` does it, and returns when what it does to the world is over.
+    """One fault. `strike` injects it and returns when the fault is over.
 
     Attributes:
-        carrier: what it takes away that may carry streams to their clients: "gateway" stands for the gateways, their
-            proxies and the head, "worker" for a worker node, on which a gateway may run.
+        carrier: the component on the path of streams to clients that the fault takes away: "gateway" for the gateways,
+            their proxies and the head, "worker" for a worker node, on which a gateway may run.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Fault:
     carrier: Literal["gateway", "worker"] | None = None
 
     def may_break_streams(self, gateway_on_a_worker: bool) -> bool:
-        """Whether clients may lose their answers: only the loss of what carries them may do that."""
+        """Tells whether clients may lose answers, which only the loss of a carrier may cause."""
         return self.carrier == "gateway" or (self.carrier == "worker" and gateway_on_a_worker)
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Fault:
 
 def _kills(title: str) -> Strike:
     def strike(service: ClusterService, chance: random.Random) -> None:
-        if found := service.processes(title):  # an earlier fault may have taken it
+        if found := service.processes(title):  # an earlier fault may have ended the process
             with suppress(psutil.NoSuchProcess):
                 chance.choice(found)[1].send_signal(signal.SIGKILL)
 
@@ -84,7 +84,7 @@ def _drops_the_network(seconds: float) -> Strike:
 
 
 def _part_the_budget_from_the_rest(service: ClusterService, chance: random.Random) -> None:
-    """Its node is given up and another budget actor starts, while the old one still reaches the database."""
+    """Ray gives up the actor's node and starts another budget actor while the old one still reaches the database."""
     for node, _ in service.processes("Budget"):
         node.cut()
         time.sleep(LONG_S)
@@ -92,7 +92,7 @@ def _part_the_budget_from_the_rest(service: ClusterService, chance: random.Rando
 
 
 def _fail_the_database(service: ClusterService, chance: random.Random) -> None:
-    """Under load a commit is under way most of the time."""
+    """Kills the database. Under load, a commit is usually in progress."""
     service.database.kill()
     time.sleep(chance.uniform(0.0, SHORT_S))
     service.database.start()
@@ -135,7 +135,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """Faults, each after so many seconds."""
+    """A sequence of faults, each with its delay in seconds."""
 
     seed: int
     faults: tuple[tuple[float, Fault], ...]
@@ -150,7 +150,7 @@ class Schedule:
         return ", ".join(f"{fault} after {delay:.1f} s" for delay, fault in self.faults)
 
     def may_break_streams(self, service: ClusterService) -> bool:
-        """See `Fault`; to be asked before the run."""
+        """See `Fault.may_break_streams`. Call it before the run."""
         on_a_worker = any(not node.is_head for node, _ in service.processes("ServeReplica:privmix:gateway"))
         return any(fault.may_break_streams(on_a_worker) for _, fault in self.faults)
 

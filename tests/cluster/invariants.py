@@ -1,4 +1,4 @@
-"""What must hold of a ledger and of what clients saw, whatever died in between."""
+"""Checks the invariants of a ledger and its clients after any fault."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,24 +9,24 @@ from tests.cluster.clients import Transcript
 
 
 def broken(ledger: str | Path, transcripts: Iterable[Transcript], parts: Iterable[int]) -> list[str]:
-    """The invariants that do not hold, in words; none is the good case.
+    """Describes the violated invariants; the list is empty if all hold.
 
     Args:
-        parts: the numbers of parts that the service had, one after another.
+        parts: the numbers of parts that the service had over time.
 
     Raises:
-        LedgerError: the chain is not whole, or a writer that had been replaced wrote to it (`LedgerState.apply`).
+        LedgerError: the chain is damaged, or a replaced writer wrote to it (`LedgerState.apply`).
     """
     balance = read(ledger)
     received = sum(transcript.tokens for transcript in transcripts)
     charged = sum(balance.charged.values())
     drawn_from = {event.parts for event in balance.charged}  # type: ignore[attr-defined]
     spent, promised = statement(balance).epsilon_bound, balance.terms.epsilon
-    found = []
+    violations = []
     if charged < received:
-        found.append(f"{received} tokens were received and {charged} charged")
+        violations.append(f"{received} tokens were received and {charged} charged")
     if promised is None or spent is None or spent > promised:
-        found.append(f"tokens left after the budget's end: epsilon is {spent} of {promised}")
+        violations.append(f"tokens left after the budget's end: epsilon is {spent} of {promised}")
     if not drawn_from <= set(parts):
-        found.append(f"tokens were drawn from {sorted(drawn_from)} parts, of {sorted(parts)}")
-    return found
+        violations.append(f"tokens were drawn from {sorted(drawn_from)} parts, of {sorted(parts)}")
+    return violations

@@ -1,4 +1,4 @@
-"""A service on several nodes, with copies of its shards, two coordinators, and its ledger in PostgreSQL."""
+"""Runs a service on several nodes, with copies of its shards, two coordinators, and its ledger in PostgreSQL."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 class ClusterService:
-    """What an operator deploys, and what Kubernetes does for it: whatever ends is started again.
+    """A deployed service, and Kubernetes' role for it: `supervise` restarts ended processes.
 
     Attributes:
         elsewhere: the transcripts of the streams that other deployments of the same ledger served.
@@ -60,7 +60,7 @@ class ClusterService:
             time.sleep(0.5)
 
     def supervise(self) -> None:
-        """Start again what has ended."""
+        """Restarts ended processes."""
         self.nodes.supervise()
         if self._serving.poll() is not None:
             self._serving = self._serve()
@@ -72,7 +72,7 @@ class ClusterService:
     def next_version(self) -> Iterator[str]:
         """Runs another deployment of the ensemble and its ledger on the spare node, and yields its URL.
 
-        It is ready, and has not charged a token yet. SIGTERM ends it with the context, as Kubernetes does.
+        The deployment is ready and has not charged a token. SIGTERM ends it with the context, like in Kubernetes.
         """
         settings = yaml.safe_load(self.config.read_text())
         settings.update({name: settings[name] | changes for name, changes in SMALL.items()})
@@ -95,7 +95,7 @@ class ClusterService:
             node.kill()
 
     def command(self, *arguments: str) -> str:
-        """What a command of `privmix` prints on the head."""
+        """Runs a command of `privmix` on the head and returns its output."""
         command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
         environment = self.nodes.head.environment
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -113,7 +113,7 @@ def _healthy(url: str) -> bool:
 
 @contextmanager
 def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, Any]) -> Iterator[ClusterService]:
-    """A cluster with the service on it, healthy; ended with the context."""
+    """Runs a cluster with a healthy service until the end of the context."""
     ledger = database.database()
     chosen = {**SECTIONS, "budget": {"ledger": ledger, "lease_tokens": 8}, **sections}
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)

@@ -1,4 +1,4 @@
-"""Alerts of the running service, as a webhook gets them."""
+"""Claim: a webhook gets the alerts of the running service."""
 
 import json
 import time
@@ -53,7 +53,7 @@ def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningServ
         return httpx.post(f"{watched.base_url}/v1/completions", json=body, headers=headers, timeout=120).status_code
 
     def told(prefix: str, count: int) -> list[dict[str, Any]]:
-        """The first alerts of a kind; the machine may also be slow enough for an alert that the service stalls."""
+        """Waits for the first alerts of a kind. A slow machine may cause other alerts, for example of a stall."""
         deadline = time.monotonic() + 120
         while len(found := [each for each in receiver.alerts if each["event"].startswith(prefix)]) < count:
             assert time.monotonic() < deadline, receiver.events()

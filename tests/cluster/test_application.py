@@ -1,4 +1,4 @@
-"""What the application refuses when Serve builds it; that it deploys is shown in tests/k8s."""
+"""Claim: the application refuses wrong arguments when Serve builds it. tests/k8s shows that it deploys."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`privmix budget` reads the ledger itself, whoever else has it open."""
+"""Claim: `privmix budget` reads the ledger itself, also while a service writes it."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def ledger(path: Path) -> Ledger:
     )
 
 
-def test_json_says_where_the_budget_stands(ledger: Ledger, path: Path) -> None:
+def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
     ledger.settle(ledger.lease(EVENT, 60).lease, 50)
     result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
     stated = json.loads(result.stdout)
@@ -45,7 +45,7 @@ def test_json_says_where_the_budget_stands(ledger: Ledger, path: Path) -> None:
     )
     assert 0 < stated["epsilon_spent"] == stated["epsilon_bound"] < 8
     assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
-    assert ledger.lease(EVENT, 1).count == 1, "reading replaces no writer"
+    assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 
 
 def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
@@ -62,7 +62,7 @@ def test_people_get_a_table(ledger: Ledger, path: Path) -> None:
         assert text in result.stdout
 
 
-def test_a_table_rounds_costs_up_and_what_is_left_down(path: Path) -> None:
+def test_a_table_rounds_costs_up_and_remainders_down(path: Path) -> None:
     promise = PrivacyBudget(
         ensemble="clinic", epsilon=8.00006, delta=1e-5, order=8, adjacency="one part added or removed"
     )
@@ -78,20 +78,20 @@ def test_a_table_rounds_costs_up_and_what_is_left_down(path: Path) -> None:
     assert exact["recomputed"]["epsilon_rdp"] <= float(numbers["Rényi"]) < exact["recomputed"]["epsilon_rdp"] + 1e-4
 
 
-def test_a_budget_of_which_nothing_is_spent(ledger: Ledger, path: Path) -> None:
+def test_an_unused_budget(ledger: Ledger, path: Path) -> None:
     result = CliRunner().invoke(application, ["--ledger", str(path)])
     assert result.exit_code == 0
     assert "Nothing that depends on the private text was released." in result.stdout
 
 
-def test_a_missing_ledger_is_said_to_be_missing(path: Path) -> None:
+def test_a_missing_ledger_is_reported(path: Path) -> None:
     result = CliRunner().invoke(application, ["--ledger", str(path)])
     assert result.exit_code == 1
     assert "there is no such file" in result.stderr
     assert not path.exists()
 
 
-def test_something_else_is_said_to_be_something_else(path: Path) -> None:
+def test_a_file_that_is_not_a_ledger_is_reported(path: Path) -> None:
     path.write_text("a letter, and not a database " * 100)
     result = CliRunner().invoke(application, ["--ledger", str(path), "--json"])
     assert result.exit_code == 1
@@ -99,7 +99,7 @@ def test_something_else_is_said_to_be_something_else(path: Path) -> None:
     assert result.stdout == ""
 
 
-def test_what_was_measured_is_for_the_operator_alone(path: Path) -> None:
+def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     event = SubMixEvent(parts=2, order=8.0, beta=0.01)
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="part", enforced="measured")
     Ledger(path, terms).charge(event, [[0.25, 0.5]] * 3, "first")
@@ -116,7 +116,7 @@ def test_what_was_measured_is_for_the_operator_alone(path: Path) -> None:
     assert "eps(D)" not in CliRunner().invoke(application, ["--ledger", str(path)]).stdout
 
 
-def test_what_was_charged_is_evaluated_anew(ledger: Ledger, path: Path) -> None:
+def test_charges_can_be_evaluated_at_another_delta(ledger: Ledger, path: Path) -> None:
     ledger.settle(ledger.lease(EVENT, 60).lease, 50)
     other = RatioEvent(parts=8, q=0.5, radius=0.3)
     ledger.settle(ledger.lease(other, 60).lease, 50)

@@ -1,4 +1,4 @@
-"""Claim: what a person can mend is told in words, and the exit code says whose turn it is."""
+"""Claim: an expected error is one line, and its exit code tells users' errors from others."""
 
 import pytest
 import typer
@@ -37,7 +37,7 @@ def test_an_error_is_one_line_and_a_code(error: BaseException, code: int) -> Non
     assert CliRunner().invoke(app, ["rest"]).exit_code == 0
 
 
-def test_what_nobody_foresaw_is_not_hidden() -> None:
+def test_an_unexpected_error_is_not_hidden() -> None:
     app = typer.Typer(cls=Commands)
     app.callback()(lambda: None)
     app.command("work")(lambda: 1 // 0)

@@ -1,4 +1,4 @@
-"""Configuration: the example is the defaults, the environment wins, and what cannot work is refused by name."""
+"""Claim: the example shows the defaults, the environment has precedence, and invalid fields are refused by name."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def test_a_database_url_and_a_hub_id_are_no_paths(tmp_path: Path) -> None:
     assert configuration.budget.ledger == "postgresql://host/base"
 
 
-def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "privmix.yaml"
     path.write_text("ensemble: here\nprivacy: {epsilon: 4, q: 0.5}")
     monkeypatch.setenv("PRIVMIX_PRIVACY__EPSILON", "2")
@@ -58,7 +58,7 @@ def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"ensemble": "e", "engine": {"context_length": 512}}, "http.max_tokens"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(values: dict[str, Any], named: str) -> None:
+def test_invalid_values_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         Configuration.of(values)
 
@@ -67,7 +67,7 @@ def test_what_cannot_work_is_refused_by_name(values: dict[str, Any], named: str)
     ("content", "named"),
     [(b"[1, 2]", "keys and values"), (b"a: [", "not YAML"), (b"\xff\xfe\x00", "not YAML")],
 )
-def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, named: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "privmix.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=named):

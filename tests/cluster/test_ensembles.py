@@ -1,4 +1,4 @@
-"""Two ensembles behind one route, as their operator and their clients see them."""
+"""Claim: a service with two ensembles has separate models, budgets and shares behind one route."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def http(service: RunningService, secret: str) -> Iterator[httpx.Client]:
 
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command beside the service, as an operator does."""
+    """Runs a command beside the service, like an operator."""
     command = [sys.executable, "-m", "cluster", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
@@ -179,7 +179,7 @@ def test_one_is_added_drained_and_retired_while_the_others_serve(service: Runnin
             refused = until(lambda: complete(http, "school"), lambda answer: answer.status_code == 503)
             assert refused.json()["error"]["code"] == "model_draining"
             assert int(refused.headers["retry-after"]) > 0
-            assert text_of(running), "what runs ends as it would"
+            assert text_of(running), "running streams end normally"
         assert "school" not in [model["id"] for model in http.get("/v1/models").json()["data"]]
 
         operate(service, "retire", "school", *named(service))
@@ -188,9 +188,9 @@ def test_one_is_added_drained_and_retired_while_the_others_serve(service: Runnin
         assert names == ["clinic", "court"]
         gone = ask("status", "--address", service.ray_address, "--namespace", f"{service.namespace}.school")
         assert "no service runs as" in gone.stderr
-    assert others, "they were asked meanwhile"
+    assert others, "the others answered in the meantime"
     assert {answer.status_code for answer in others} == {200}
-    assert charged(service, "school.ledger.db") == STREAMED + 4, "what it did not use went back"
+    assert charged(service, "school.ledger.db") == STREAMED + 4, "unused tokens came back"
 
 
 STREAMED = 40
@@ -214,7 +214,7 @@ def rewrite(path: Path, **ensembles: dict[str, Any]) -> None:
 
 @contextmanager
 def stream(http: httpx.Client, model: str) -> Iterator[Iterator[str]]:
-    """A stream whose first token has come."""
+    """Yields a stream after its first token."""
     body = {"model": model, "prompt": "The pupil", "max_tokens": STREAMED, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
@@ -231,7 +231,7 @@ def text_of(lines: Iterator[str]) -> str:
 
 @contextmanager
 def asking(http: httpx.Client, model: str) -> Iterator[list[httpx.Response]]:
-    """Ask a model all the time, and return the answers."""
+    """Queries a model continuously during the block, and yields the list of answers."""
     answers: list[httpx.Response] = []
     over = threading.Event()
 

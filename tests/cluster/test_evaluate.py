@@ -1,4 +1,4 @@
-"""Claims: `privmix evaluate` makes a report of real ensembles, goes on where it was, and refuses what does not fit."""
+"""Claim: `privmix evaluate` reports on real ensembles, continues an interrupted run, and refuses unfit ensembles."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from cluster.cli import app
 from services.training.manifest import Manifest
 from tests.ensembles import write_ensemble
 
-# With it one of the three users is held out.
+# With this salt, one of the three users is held out.
 SALT = bytes(range(32))
 DOCUMENTS = [
     {"user": f"user-{number % 3}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody at all."}
@@ -24,7 +24,7 @@ SMALL = ["--tokens", "24", "--runs", "2", "--epsilon", "8", "--sweep", "none", "
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("held-out") / "heldout.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in DOCUMENTS))
+    path.write_text("".join(json.dumps(item) + "\n" for item in DOCUMENTS))
     return path
 
 
@@ -52,7 +52,7 @@ def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Pa
     assert by_label["Ensemble, not private"]["asked"] == len(Manifest.load(ensemble).parts)
 
     rows = {path: path.stat().st_mtime_ns for path in (tmp_path / "report" / "rows").iterdir()}
-    # The single part's adapter is that of the ensemble's first: an adapter is asked once, whoever has it.
+    # The single part's adapter equals the ensemble's first, and each adapter is evaluated once.
     assert len(rows) == 1 + len(Manifest.load(ensemble).parts)
     lost = min(rows)
     lost.write_bytes(lost.read_bytes()[:-2])
@@ -84,7 +84,7 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
     assert [training.epsilon for training in promised if training] == [table["budget"]["epsilon"] for table in tables]
     again = run(*command)
     assert again.exit_code == 0, again.output
-    assert "training" not in again.stderr, "what was trained is kept"
+    assert "training" not in again.stderr, "trained adapters are kept"
     assert (tmp_path / "report.html").exists()
 
 

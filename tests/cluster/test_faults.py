@@ -1,8 +1,8 @@
-"""Parts of a cluster fail under load, one at a time and by chance: nothing is lost and the service comes back.
+"""Claim: after single and random faults of a cluster under load, no charge is lost and the service recovers.
 
     python -m tests.cluster.test_faults --schedules 50 --seed 1
 
-runs many random schedules and prints what became of each.
+runs many random schedules and prints the result of each.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from tests.cluster.multinode import PARTS, ClusterService, serving
 from tests.ensembles import write_ensemble
 
 WHOLE = 0.9
-"""The least share of whole answers, among the streams whose gateway and head live on."""
+"""The minimum share of complete answers among the streams whose gateway and head survive."""
 PATIENCE_S = 180.0
-"""Ends a test that would never end. What is promised is a minute on a machine that does nothing else."""
+"""A limit for hung tests. The target is one minute on an idle machine."""
 
 pytestmark = [
     pytest.mark.long,
@@ -38,18 +38,18 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def clustered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterService]:
     folder = tmp_path_factory.mktemp("faults")
-    # A server of its own: these tests kill it.
+    # Starts its own server, because these tests kill it.
     with postgresql.running() as server, serving(folder, write_ensemble(folder, PARTS), server) as service:
         yield service
 
 
 @dataclass(frozen=True)
 class Round:
-    """What became of eight streams, while the faults of a schedule struck.
+    """The result of eight streams during the faults of a schedule.
 
     Attributes:
-        seconds: until the service answered again after the last fault.
-        streams: those of the round, without the ones whose gateway, or head, a fault may have taken.
+        seconds: the time from the last fault until the service answered again.
+        streams: the streams of the round, without those whose gateway or head a fault may have ended.
     """
 
     seconds: float
@@ -66,7 +66,7 @@ def round_of(service: ClusterService, clients: Clients, schedule: Schedule) -> R
 
 
 def whole(streams: Sequence[Transcript]) -> float:
-    """The share of the streams that ended with their whole answer."""
+    """Returns the share of streams with a complete answer."""
     return sum(stream.end is not None for stream in streams) / len(streams) if streams else 1.0
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_lost_on_random_schedules(clustered: ClusterService) -> None:
 
 
 def main() -> None:
-    """Many schedules on one cluster, and a report; exits with 1 where an invariant did not hold."""
+    """Runs many schedules on one cluster and prints a report. Exits with 1 if an invariant is violated."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))

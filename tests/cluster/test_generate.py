@@ -1,4 +1,4 @@
-"""Claim: `privmix generate` makes a data set with its card from a service, and says what is wrong before it spends."""
+"""Claim: `privmix generate` creates a data set with a card, and reports errors before it spends tokens."""
 
 import json
 import signal
@@ -43,7 +43,7 @@ def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) 
     with serving(SmallService()) as service:
         done = runner.invoke(app, ["generate", "--url", service.url, "--output", str(tmp_path / "job"), *asked])
         assert done.exit_code == 0, done.output
-    assert sorted(one["prompt"] for one in service.requests) == ["On Friday\n", "On Monday\n", "On Monday\n"]
+    assert sorted(item["prompt"] for item in service.requests) == ["On Friday\n", "On Monday\n", "On Monday\n"]
     assert (service.requests[0]["temperature"], service.requests[0]["stop"]) == (0.7, ["\n\n"])
 
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_used_is_named(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_real_service_is_paid_once_though_the_job_is_killed(service: RunningService, tmp_path: Path) -> None:
-    """The last journal record before the kill and the ledger differ by what was on its way, at most."""
+    """The journal before the kill and the ledger differ at most by the tokens in flight."""
     tokens, count, concurrency = 24, 10, 2
     job = tmp_path / "job"
     words = ["generate", "--url", service.base_url, "--output", str(job), "--label", f"urgent={count}"]

@@ -1,4 +1,4 @@
-"""The ensemble doubles and halves behind the HTTP route, under clients who notice nothing."""
+"""Claim: the ensemble doubles and halves behind the HTTP route without an effect on running streams."""
 
 import json
 import subprocess
@@ -16,11 +16,11 @@ from tests.running import RunningService, configure, running
 
 PARTS_PER_SHARD = 8
 STEPS = (4, 2)
-"""How many shards there are to be, one after another, from two on."""
+"""The numbers of shards over time, after the initial two."""
 
 
 def scale(service: RunningService, shards: int) -> int:
-    """N from now on, as `privmix scale` says it."""
+    """Runs `privmix scale` and returns the new number of parts from its output."""
     command = [sys.executable, "-m", "cluster", "scale", "--shards", str(shards), "--json"]
     where = ["--address", service.ray_address, "--namespace", service.namespace]
     answer = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
@@ -57,7 +57,7 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
 
 
 def print_transcript(service: RunningService) -> None:
-    """The ledger's leases in their order: the N of each run of them, and its tokens."""
+    """Prints the ledger's leases in order: the number of parts of each run of leases, and its tokens."""
     export = [sys.executable, "-m", "cluster", "ledger", "export", str(service.ledger)]
     lines = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [json.loads(line) for line in lines]

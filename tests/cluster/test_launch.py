@@ -1,4 +1,4 @@
-"""What a deployment refuses before it serves anything, and in which words."""
+"""Claim: a deployment refuses a wrong ensemble, model, ledger or port with a clear message before it serves."""
 
 import socket
 from collections.abc import Iterator

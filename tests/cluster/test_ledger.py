@@ -1,4 +1,4 @@
-"""`privmix ledger` as an operator uses it: keep the chain elsewhere, prove that it is whole, move it."""
+"""Claim: `privmix ledger` exports, verifies, moves, creates and corrects a ledger."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(place: str) -> Ledger:
-    """Rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
+    """A ledger of five rows: 1 terms, 2 epoch, 3 lease, 4 settle, 5 lease."""
     ledger = Ledger(place, TERMS)
     ledger.settle(ledger.lease(EVENT, 10).lease, 4)
     ledger.lease(EVENT, 20)
@@ -60,7 +60,7 @@ def test_an_export_has_every_row_in_order_and_can_be_verified_alone(ledger: Ledg
     for what in (place, str(file)):
         found = json.loads(run("verify", what, "--json").stdout)
         assert found == {"valid": True, "rows": 5, "head": ledger.balance().head, "epoch": 1, "moved": None}
-    assert ledger.lease(EVENT, 1).count == 1, "neither replaces the writer"
+    assert ledger.lease(EVENT, 1).count == 1, "neither fences the writer"
 
 
 def test_an_export_is_for_its_owner_and_whole(file: Path) -> None:
@@ -95,11 +95,11 @@ def test_the_first_bad_row_is_named(file: Path, pattern: str, replacement: str, 
     assert (json.loads(found.stdout)["valid"], told in json.loads(found.stdout)["error"]) == (False, True)
 
 
-def test_rows_taken_off_the_end_are_missed_by_who_noted_the_end(ledger: Ledger, place: str, file: Path) -> None:
+def test_missing_last_rows_are_detected_with_a_noted_head(ledger: Ledger, place: str, file: Path) -> None:
     noted = ledger.balance()
     short = file.with_name("short.jsonl")
     short.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    assert run("verify", str(short)).exit_code == 0, "the chain alone does not show it"
+    assert run("verify", str(short)).exit_code == 0, "the chain alone cannot show missing last rows"
     for options, told in (
         (["--head", noted.head], "no row has the hash"),
         (["--head", noted.head[:16].upper()], "no row has the hash"),
@@ -111,13 +111,13 @@ def test_rows_taken_off_the_end_are_missed_by_who_noted_the_end(ledger: Ledger, 
         assert told in refused.stderr
     ledger.lease(EVENT, 1)
     for options in (["--head", noted.head], ["--head", noted.head[:16]], ["--rows", "5"]):
-        assert run("verify", place, *options).exit_code == 0, "what was added since does no harm"
+        assert run("verify", place, *options).exit_code == 0, "rows added later are accepted"
     assert run("verify", place, "--head", noted.head, "--rows", "5").exit_code == 0
     assert run("verify", place, "--head", noted.head, "--rows", "6").exit_code == 1
 
 
 @pytest.mark.parametrize("options", [["--head", "abc"], ["--head", "x" * 64], ["--rows", "0"]])
-def test_what_is_no_hash_and_no_number_is_refused(place: str, options: list[str]) -> None:
+def test_options_that_are_not_a_hash_or_a_number_are_refused(place: str, options: list[str]) -> None:
     refused = run("verify", place, *options)
     assert refused.exit_code == 2
     assert options[0] in refused.stderr
@@ -164,7 +164,7 @@ def test_tokens_lost_since_a_backup_are_forfeited(ledger: Ledger, place: str) ->
         ledger.lease(EVENT, 1)
 
 
-def test_what_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_place_is_reported(tmp_path: Path) -> None:
     for arguments in (["export"], ["verify"], ["move", str(tmp_path / "target.db")]):
         refused = run(arguments[0], str(tmp_path / "none.db"), *arguments[1:])
         assert refused.exit_code == 1

@@ -1,4 +1,4 @@
-"""More streams than the engine takes at once, with the quickstart's own configuration: all are answered, none hangs."""
+"""Claim: the quickstart's configuration answers more concurrent streams than the engine's capacity."""
 
 import asyncio
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 
 
 async def _stream(client: openai.AsyncOpenAI, number: int, tokens: int) -> int:
-    """Tokens of one streamed answer."""
+    """Returns the number of tokens of a streamed answer."""
     chunks = await client.completions.create(
         model="privmix",
         prompt=f"{number}{PROMPT}",
@@ -45,7 +45,7 @@ async def _streams(service: RunningService, number: int, tokens: int) -> list[in
     async with openai.AsyncOpenAI(
         base_url=f"{service.base_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     ) as client:
-        return await asyncio.gather(*(_stream(client, each, tokens) for each in range(number)))
+        return await asyncio.gather(*(_stream(client, index, tokens) for index in range(number)))
 
 
 @pytest.mark.parametrize(("streams", "tokens"), [(128, 4), (300, 1)])
@@ -57,4 +57,4 @@ def test_concurrent_streams_are_all_answered(service: RunningService, streams: i
     assert httpx.get(f"{service.base_url}/health", timeout=30).status_code == 200
     assert asyncio.run(_streams(service, 1, 2))[0] >= 1
     after = settled(service)
-    assert 1 <= after - before - sum(released) <= 2, "what was released is charged, and nothing else"
+    assert 1 <= after - before - sum(released) <= 2, "only released tokens are charged"

@@ -1,4 +1,4 @@
-"""Claim: `privmix plan` says what a budget buys and what a radius costs, in numbers that agree with the mathematics."""
+"""Claim: `privmix plan` reports the radius of a budget and the cost of a radius, in agreement with the accounting."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_radius_is_evaluated() -> None:
     assert evaluated["radius"] == 1.6
     assert evaluated["rdp_per_token"] == {"orders": [1.5, 2.0, 3.0], "values": event.rdp([1.5, 2, 3]).tolist()}
     assert evaluated["best_order"] == cost.best_order
-    # Rounded up, and by no more than the last digit shown.
+    # The shown number is rounded up, by at most its last digit.
     for shown, exact in (
         (evaluated["epsilon_rdp"], cost.epsilon_rdp),
         (evaluated["epsilon_pld"], cost.epsilon_pld),
@@ -88,7 +88,7 @@ def test_the_published_mollifier_has_a_beta_for_each_number_drawn() -> None:
     planned = record(*RENYI)
     assert planned["guarantee"] == "as published"
     assert list(planned["beta"]) == [str(drawn) for drawn in range(1, 81)]
-    # From an independent implementation of the theorems.
+    # Values from an independent implementation of the theorems.
     expected = {"1": 0.5651779925204822, "2": 0.1938421997870061, "3": 0.2235876116386573}
     assert {drawn: planned["beta"][drawn] for drawn in expected} == pytest.approx(expected, rel=1e-9)
 
@@ -120,7 +120,7 @@ def test_a_plot_is_drawn(options: list[str], tmp_path: Path) -> None:
     assert run(*options, "--plot", str(picture)).exit_code == 0
     pixels = imread(picture)
     assert pixels.shape[:2] == (675, 1050)
-    assert pixels.std() > 0.05, "something is drawn"
+    assert pixels.std() > 0.05, "the figure is not empty"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From a configuration to the protocol that keeps its promise to the last token."""
+"""Claim: the protocol of a configuration keeps to its budget up to the last token."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_database_without_a_ledger_is_where_one_begins(
 
 @pytest.mark.parametrize("name", [name for name, settings in PROTOCOLS.items() if not settings.one_model])
 def test_the_fleet_serves_what_was_promised(ensemble: Path, tmp_path: Path, name: str) -> None:
-    """It plans anew whenever parts join or leave, at the order that the ledger has by then."""
+    """The fleet plans again when parts join or leave, at the order in the ledger."""
     path = tmp_path / "privmix.yaml"
     path.write_text(yaml.safe_dump({"ensemble": str(ensemble), "privacy": {"protocol": name, "tokens": 500}}))
     configuration = Configuration.load(path).choose()

@@ -1,4 +1,4 @@
-"""Every protocol is listed, planned and configured by its name, and states its guarantee in one sentence."""
+"""Claim: every protocol is listed, planned and configured by its name, and states its guarantee in a sentence."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_what_a_budget_buys_is_what_that_costs(protocol: str) -> None:
     assert "certified" in bought["statement"]
 
 
-def test_what_has_no_bound_says_so() -> None:
+def test_a_protocol_without_a_bound_says_so() -> None:
     submix = planned("submix", "--parts", "16", "--epsilon", "8", "--random-stopping", "10")
     assert submix["epsilon_rdp"] is submix["epsilon_pld"] is submix["best_order"] is None
     assert submix["rdp_per_token"]["values"] == [None]

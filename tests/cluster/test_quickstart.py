@@ -1,4 +1,4 @@
-"""The README's first command, twice: from nothing, and with everything kept; nothing is left running."""
+"""Claim: the README's first command runs from an empty directory and again, and leaves no processes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ KEYS = {
 
 
 def quickstart(directory: Path, mark: str) -> dict[str, Any]:
-    """What one run of the command says; every process that it starts has `mark` in its environment."""
+    """Runs the command and returns its result. Every process that it starts has `mark` in its environment."""
     command = ["bash", "cluster/quickstart.sh", "--json", "--directory", str(directory), "--port", str(free_port())]
     environment = {**os.environ, MARK: mark}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, timeout=1500)

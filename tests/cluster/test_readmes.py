@@ -1,4 +1,4 @@
-"""Claim: the commands of every README exist with the options that they are shown with, and the cheap ones run."""
+"""Claim: all commands in READMEs exist with their options, and the cheap ones run."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ CHEAP = {"plan", "protocols"}
 
 @dataclass(frozen=True)
 class Shown:
-    """A command as a README shows it; `whole` where it stands in a block, to be copied as it is."""
+    """A command in a README. `whole`: it is in a block, to be copied unchanged."""
 
     readme: str
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class Shown:
 
 
 def blocks(text: str) -> list[str]:
-    """The fenced blocks of shell commands."""
+    """Returns the fenced blocks of shell commands."""
     return [block for language, block in FENCE.findall(text) if language in ("", "sh", "bash")]
 
 
@@ -48,7 +48,7 @@ def shown() -> Iterator[Shown]:
 
 
 def commands(block: str) -> Iterator[tuple[str, ...]]:
-    """The commands of lines of a shell, without comments."""
+    """Yields the commands of a block, without comments."""
     code = re.sub(r"(^|\s)#.*$", "", block.replace("\\\n", " "), flags=re.M)
     lexer = shlex.shlex(code, posix=True, punctuation_chars=";&|()\n")
     lexer.commenters, lexer.whitespace, lexer.whitespace_split = "", " \t", True
@@ -63,7 +63,7 @@ def commands(block: str) -> Iterator[tuple[str, ...]]:
 
 
 def inner(command: Shown) -> Shown:
-    """The command that another one runs: `kubectl exec POD -- privmix status`."""
+    """Returns the inner command of one like `kubectl exec POD -- privmix status`."""
     argv = command.argv
     return replace(command, argv=argv[argv.index("--") + 1 :]) if "--" in argv else command
 
@@ -73,14 +73,14 @@ IN_BLOCKS = [command for command in EVERY if command.whole]
 
 
 def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
-    """The command, and the arguments that are left for it."""
+    """Returns the command and its remaining arguments."""
     command: Any = typer.main.get_command(app)
     left = list(argv[1:])
     while hasattr(command, "get_command") and not (command.invoke_without_command and left and left[0][0] == "-"):
         name = left.pop(0) if left else ""
-        found = command.get_command(typer.Context(command), name)
-        assert found is not None, f"there is no command {name!r}"
-        command = found
+        target_command = command.get_command(typer.Context(command), name)
+        assert target_command is not None, f"there is no command {name!r}"
+        command = target_command
     return command, left
 
 
@@ -91,22 +91,22 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("command", EVERY, ids=str)
 def test_its_options_exist(command: Shown) -> None:
-    found, left = resolved(command.argv)
-    known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    target_command, left = resolved(command.argv)
+    known = {option for parameter in target_command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     given = {argument.split("=")[0] for argument in left if argument.startswith("--")}
-    if found.context_settings != ACCEPTED:  # any parameter of a protocol is an option there
+    if target_command.context_settings != ACCEPTED:  # any parameter of a protocol is an option there
         assert given <= known
 
 
 @pytest.mark.parametrize("command", IN_BLOCKS, ids=str)
 def test_its_arguments_are_read(command: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every file in its place, Click finds nothing missing, left over or of the wrong type."""
-    found, left = resolved(command.argv)
+    """With every file in place, Click accepts the arguments and their types."""
+    target_command, left = resolved(command.argv)
     monkeypatch.chdir(tmp_path)
     for argument in left:
         if re.fullmatch(r"[\w-]+\.\w+", argument):
             Path(argument).touch()
-    found.make_context(str(found.name), left)
+    target_command.make_context(str(target_command.name), left)
 
 
 @pytest.mark.parametrize("command", [each for each in IN_BLOCKS if each.argv[1] in CHEAP], ids=str)
@@ -126,7 +126,7 @@ def test_files_and_modules_that_are_shown_exist(readme: Path) -> None:
                 assert find_spec(argv[2]), argv[2]
 
 
-def test_what_links_name_exists() -> None:
+def test_link_targets_exist() -> None:
     for readme in READMES:
         for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text()):
             assert (readme.parent / target).exists(), f"{readme}: {target}"

@@ -1,4 +1,4 @@
-"""Which shard serves which models."""
+"""Claim: the topology assigns models to shards, and shards to GPUs."""
 
 from pathlib import Path
 from typing import Literal

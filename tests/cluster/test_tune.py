@@ -1,4 +1,4 @@
-"""Claims: `privmix tune` recommends what can be configured as it stands, and refuses private text."""
+"""Claim: `privmix tune` recommends valid configurations and refuses private text."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from services.training.manifest import Manifest
 from services.training.marks import Marks
 from tests.tiny import write_tiny_model
 
-# So many that none of them is held out once in a million times.
+# With this number of users, the probability that none is held out is 1e-6.
 USERS = 60
 DOCUMENTS = [
     {"user": f"user-{number}", "text": f"The ferry to island {number} leaves at nine, and waits for nobody."}
@@ -24,7 +24,7 @@ DOCUMENTS = [
 
 
 def write(path: Path, documents: list[dict[str, str]]) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in documents))
+    path.write_text("".join(json.dumps(item) + "\n" for item in documents))
     return path
 
 
@@ -71,8 +71,8 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
 
 
 @pytest.mark.long
-def test_what_is_recommended_can_be_configured(sample: Path, tmp_path: Path) -> None:
-    """With small ensembles of one side of the sample; then with these for other text, where nothing is trained."""
+def test_the_recommendation_can_be_configured(sample: Path, tmp_path: Path) -> None:
+    """Trains small ensembles on one side of the sample; then uses an existing ensemble with other text."""
     model = write_tiny_model(tmp_path / "model")
     done = tune(sample, tmp_path / "own", "--model", model, "--parts", 2, "--json")
     assert done.exit_code == 0, done.output
@@ -85,8 +85,8 @@ def test_what_is_recommended_can_be_configured(sample: Path, tmp_path: Path) -> 
     assert found["recommended"]["status"] == "certified"
     ensemble = tmp_path / "own" / "ensembles" / "2"
     refused = tune(sample, tmp_path / "other", "--ensemble", ensemble)
-    assert refused.exit_code == 2, "part of the sample is what it was trained on"
-    renamed = [{"user": f"other {one['user']}", "text": f"Again: {one['text']}"} for one in DOCUMENTS]
+    assert refused.exit_code == 2, "the ensemble was trained on part of the sample"
+    renamed = [{"user": f"other {item['user']}", "text": f"Again: {item['text']}"} for item in DOCUMENTS]
     shown = tune(write(tmp_path / "other.jsonl", renamed), tmp_path / "other", "--ensemble", ensemble)
     assert shown.exit_code == 0, shown.output
     assert "Recommended" in shown.stdout

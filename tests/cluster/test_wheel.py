@@ -1,4 +1,4 @@
-"""The wheel's own metadata names everything that privmix imports: it runs without this repository and its locks."""
+"""Claim: the wheel's metadata names every imported package, so it runs without this repository and its locks."""
 
 import importlib.metadata as metadata
 import shutil
@@ -28,7 +28,7 @@ print("imported from", cluster.__file__)
 
 
 def required(requirements: list[Requirement], extras: frozenset[str]) -> Iterator[Requirement]:
-    """Yields what applies on this platform with these extras."""
+    """Yields the requirements for this platform and these extras."""
     for requirement in requirements:
         environments = [{"extra": extra} for extra in extras or {""}]
         if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
@@ -36,9 +36,9 @@ def required(requirements: list[Requirement], extras: frozenset[str]) -> Iterato
 
 
 def closure(requirements: list[Requirement], extras: frozenset[str]) -> dict[str, metadata.Distribution]:
-    """Returns the distributions that pip would install for them, of the versions that are installed here.
+    """Returns the distributions that pip would install, in their installed versions.
 
-    A requirement that is not installed is one that the locks leave out on purpose: imports must do without it.
+    The locks exclude some requirements on purpose. They are not installed, and imports must work without them.
     """
     found: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
     waiting = list(required(requirements, extras))

@@ -1,4 +1,4 @@
-"""Each overlay, rendered once."""
+"""Renders each overlay once."""
 
 import pytest
 

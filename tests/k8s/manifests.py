@@ -1,4 +1,4 @@
-"""What kustomize makes of an overlay."""
+"""Renders an overlay with kustomize and gives access to its objects."""
 
 import shutil
 import subprocess
@@ -17,17 +17,17 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Manifests:
-    """Every object of one overlay, rendered."""
+    """The rendered objects of one overlay."""
 
     overlay: str
     objects: tuple[Manifest, ...]
 
     def of(self, kind: str) -> list[Manifest]:
-        return [one for one in self.objects if one["kind"] == kind]
+        return [item for item in self.objects if item["kind"] == kind]
 
     def one(self, kind: str, name: str = "privmix") -> Manifest:
-        (found,) = [one for one in self.of(kind) if one["metadata"]["name"] == name]
-        return found
+        (match,) = [item for item in self.of(kind) if item["metadata"]["name"] == name]
+        return match
 
     @property
     def cluster(self) -> Manifest:
@@ -40,26 +40,28 @@ class Manifests:
         return groups
 
     def pods(self) -> list[Manifest]:
-        """The pod templates of the Ray cluster, the head's first."""
+        """Returns the pod templates of the Ray cluster, the head's first."""
         return [group["template"] for group in (self.cluster["headGroupSpec"], *self.workers)]
 
     def job_pods(self) -> list[Manifest]:
-        """The pod templates of jobs beside it."""
-        repeated = [one["spec"]["jobTemplate"]["spec"]["template"] for one in self.of("CronJob")]
-        return [*repeated, *(one["spec"]["template"] for one in self.of("Job"))]
+        """Returns the pod templates of jobs and cron jobs."""
+        repeated = [item["spec"]["jobTemplate"]["spec"]["template"] for item in self.of("CronJob")]
+        return [*repeated, *(item["spec"]["template"] for item in self.of("Job"))]
 
     def serve_config(self) -> Any:
         return yaml.safe_load(self.one("RayService")["spec"]["serveConfigV2"])
 
     def configuration(self) -> str:
-        """The YAML file that pods find in /etc/privmix."""
-        (found,) = [one for one in self.of("ConfigMap") if one["metadata"]["name"].startswith("privmix-configuration-")]
-        text: str = found["data"]["privmix.yaml"]
+        """Returns the YAML file that pods mount in /etc/privmix."""
+        (config_map,) = [
+            item for item in self.of("ConfigMap") if item["metadata"]["name"].startswith("privmix-configuration-")
+        ]
+        text: str = config_map["data"]["privmix.yaml"]
         return text
 
 
 def render(overlay: str, folder: Path = K8S / "overlays") -> Manifests:
-    """kustomize itself, or the one in kubectl; without them the test is skipped."""
+    """Renders an overlay with kustomize or kubectl. Skips the test if neither is installed."""
     for program, *arguments in (("kustomize", "build"), ("kubectl", "kustomize")):
         if shutil.which(program):
             command = [program, *arguments, str(folder / overlay)]

@@ -1,4 +1,4 @@
-"""The scripts of the backup components, run as the CronJobs run them: a ledger that is lost comes back whole."""
+"""Claim: the scripts of the backup components, run like the CronJobs, back up and restore a complete ledger."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ TERMS = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adj
 
 
 def script(component: str, name: str, *arguments: str, path: Path | None = None, **environment: str) -> str:
-    """Standard output. `privmix` and `python` are this installation's, PostgreSQL's programs those at `path`."""
+    """Runs a script with this installation's `privmix` and `python` and the programs at `path`; returns its output."""
     programs = os.pathsep.join(map(str, filter(None, (path, Path(sys.executable).parent, os.environ["PATH"]))))
     command = ["sh", str(K8S / "components" / component / name), *arguments]
     environment = {**os.environ, **environment, "PATH": programs}

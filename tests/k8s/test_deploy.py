@@ -1,4 +1,4 @@
-"""The application in the manifest, deployed by Ray Serve's own command on a Ray cluster of this machine."""
+"""Claim: Ray Serve's own command deploys the manifest's application on a Ray cluster of this machine."""
 
 import json
 import os
@@ -27,13 +27,13 @@ mount --bind /tmp /tmp
 mount --options remount,ro,bind /
 exec setpriv --no-new-privs --bounding-set -all --inh-caps -all --ambient-caps -all "$@"
 """
-"""As the manifest's securityContext: a read-only root, no capability, none to be had. The user stays the same."""
+"""Applies the manifest's securityContext: a read-only root and no capabilities. The user does not change."""
 ACTORS = ("Coordinator", "Shard", "Fleet", "Budget")
 KEY = "a key"
 
 
 class Cluster:
-    """A Ray head with the environment of the manifest's pods, Ray's own token included."""
+    """A Ray head with the environment of the manifest's pods, including Ray's token."""
 
     def __init__(self, environment: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
         self._dashboard = free_port()
@@ -47,7 +47,7 @@ class Cluster:
         self._until(lambda: httpx.get(f"{self._address}/api/gcs_healthz").is_success)
 
     def deploy(self, config: dict[str, Any], folder: Path) -> Any:
-        """What `serve status` says of the application in the end."""
+        """Deploys the application and returns its final `serve status`."""
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
         self._serve("deploy", str(file))
@@ -55,7 +55,7 @@ class Cluster:
         return self._status()
 
     def processes(self) -> dict[str, int]:
-        """The process of each actor behind the route."""
+        """Returns the process id of each actor behind the route."""
         titles = {process.pid: " ".join(process.cmdline()) for process in self._tree()}
         return {
             name: pid for name in ACTORS for pid, title in titles.items() if title.startswith("ray::") and name in title
@@ -63,7 +63,7 @@ class Cluster:
 
     def stop(self) -> None:
         for process in self._tree():
-            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+            with suppress(psutil.NoSuchProcess):  # the process ended with its parent
                 process.kill()
         self._process.wait()
 
@@ -96,7 +96,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a pod has from volumes and Secrets, after the Job that begins the ledger."""
+    """The environment of a pod from volumes and Secrets, after the Job that creates the ledger."""
     folder = tmp_path_factory.mktemp("pod")
     (config := folder / "privmix.yaml").write_text(manifests.configuration())
     environment = {
@@ -125,7 +125,7 @@ def manifests() -> Manifests:
 
 
 def located(manifests: Manifests, config: Path, port: int) -> Any:
-    """The manifest's own serveConfigV2, but for the file's place and a port that is free."""
+    """Returns the manifest's serveConfigV2 with the path of the configuration and a free port."""
     serve = manifests.serve_config()
     serve["applications"][0]["args"]["config"] = str(config)
     serve["http_options"]["port"] = port
@@ -176,7 +176,7 @@ def test_serves_replica_count_is_the_number_of_shards(cluster: Cluster, manifest
 
 
 def parts_charged(port: int) -> int:
-    """N of the tokens of now."""
+    """Returns the number of parts of a newly charged token."""
     headers = {"authorization": f"Bearer {KEY}"}
     stated = httpx.get(f"http://127.0.0.1:{port}/v1/privacy", headers=headers, timeout=60).raise_for_status().json()
     parts: int = stated["event"]["parts"]

@@ -1,4 +1,4 @@
-"""The image is what the lock, the project and the manifests say it is; no image is built here."""
+"""Claim: the Dockerfile agrees with the lock, the project and the manifests. These tests do not build an image."""
 
 import re
 import shutil
@@ -41,9 +41,9 @@ def test_the_image_bears_the_projects_version(manifests: Manifests, project: Any
 
 
 def test_the_image_installs_from_the_locks_alone(dockerfile: str) -> None:
-    installed = [one for one in arguments(dockerfile, "RUN") if "pip install" in one]
+    installed = [item for item in arguments(dockerfile, "RUN") if "pip install" in item]
     assert 'cluster/install.sh --accelerator "$ACCELERATOR" --environment /opt/privmix --no-project' in dockerfile
-    assert all("--no-deps --no-build-isolation ." in one for one in installed)
+    assert all("--no-deps --no-build-isolation ." in item for item in installed)
 
 
 def test_the_image_runs_as_the_user_of_the_manifests(dockerfile: str, manifests: Manifests) -> None:
@@ -56,12 +56,15 @@ def test_the_image_runs_as_the_user_of_the_manifests(dockerfile: str, manifests:
 def test_the_base_image_is_named_by_version_and_digest(dockerfile: str) -> None:
     (python,) = re.findall(r"^ARG PYTHON=(\S+)$", dockerfile, re.MULTILINE)
     assert re.fullmatch(r"3\.11\.\d+-[a-z-]+@sha256:[0-9a-f]{64}", python)
-    assert {one.split()[0] for one in arguments(dockerfile, "FROM")} == {"python:${PYTHON}"}
+    assert {item.split()[0] for item in arguments(dockerfile, "FROM")} == {"python:${PYTHON}"}
 
 
 def test_what_is_copied_is_there_and_nothing_else_is_sent(dockerfile: str) -> None:
     copied = [
-        source for one in arguments(dockerfile, "COPY") if not one.startswith("--from") for source in one.split()[:-1]
+        source
+        for item in arguments(dockerfile, "COPY")
+        if not item.startswith("--from")
+        for source in item.split()[:-1]
     ]
     sent = {line[1:] for line in (K8S / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     assert {Path(source).parts[0] for source in copied} == sent
@@ -70,7 +73,7 @@ def test_what_is_copied_is_there_and_nothing_else_is_sent(dockerfile: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_what_is_installed_is_the_whole_project(tmp_path: Path) -> None:
+def test_the_installation_contains_the_whole_project(tmp_path: Path) -> None:
     source, installed = tmp_path / "source", tmp_path / "installed"
     for folder in ("cluster", "services"):
         shutil.copytree(REPOSITORY / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""What every overlay must be before a cluster sees it: valid to the letter, and nobody's way in."""
+"""Claim: every overlay is valid for Kubernetes, KubeRay and Serve, and gives attackers no access."""
 
 import json
 import re
@@ -30,9 +30,9 @@ Change = Callable[[Manifest], object]
 
 
 def closed(schema: Any) -> Any:
-    """The schema, refusing what it does not name: as the API server would drop it in silence."""
+    """Returns the schema without additional properties, which the API server would drop without a message."""
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {key: closed(value) for key, value in schema.items()}
@@ -46,7 +46,7 @@ def rayservice() -> Draft202012Validator:
     if not KUBERAY.is_file():
         pytest.skip("KubeRay's definitions are not there: ../shared/k8s beside the repository")
     definition = yaml.load(KUBERAY.read_text(), Loader=yaml.CSafeLoader)
-    (version,) = [one for one in definition["spec"]["versions"] if one["name"] == "v1"]
+    (version,) = [item for item in definition["spec"]["versions"] if item["name"] == "v1"]
     return Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]))
 
 
@@ -62,7 +62,7 @@ def as_pod(template: Manifest) -> Manifest:
 
 
 def containers(manifests: Manifests) -> Iterator[Manifest]:
-    """Those of the Ray cluster."""
+    """Yields the containers of the Ray cluster."""
     for pod in manifests.pods():
         yield from pod["spec"]["containers"]
 
@@ -74,10 +74,10 @@ def every_container(manifests: Manifests) -> Iterator[Manifest]:
 
 
 def test_kubernetes_accepts_every_object(manifests: Manifests) -> None:
-    own = [one for one in manifests.objects if one["apiVersion"] not in FOREIGN]
-    assert {one["kind"] for one in own} >= {"ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount"}
-    for one in (*own, *map(as_pod, manifests.pods())):
-        kubernetes_validate.validate(one, KUBERNETES, strict=True)
+    own = [item for item in manifests.objects if item["apiVersion"] not in FOREIGN]
+    assert {item["kind"] for item in own} >= {"ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount"}
+    for item in (*own, *map(as_pod, manifests.pods())):
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
 
 
 def test_kubernetes_refuses_a_misspelt_field(manifests: Manifests) -> None:
@@ -112,26 +112,26 @@ def test_kuberays_schema_refuses_mistakes(
 def test_serve_accepts_its_configuration(manifests: Manifests) -> None:
     serve = ServeDeploySchema.model_validate(manifests.serve_config())
     assert serve.http_options.port == HTTP
-    assert [one.import_path for one in serve.applications] == ["cluster.application:build"]
+    assert [item.import_path for item in serve.applications] == ["cluster.application:build"]
 
 
 def test_every_pod_finds_the_configuration(manifests: Manifests) -> None:
     (application,) = manifests.serve_config()["applications"]
     file = Path(application["args"]["config"])
     for pod in manifests.pods():
-        (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "configuration"]
+        (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
         name = volume["configMap"]["name"]
-        assert name != "privmix-configuration", "a changed configuration must be a changed pod"
+        assert name != "privmix-configuration", "a changed configuration must change the pod"
         assert file.name in manifests.one("ConfigMap", name)["data"]
     for container in containers(manifests):
-        assert str(file.parent) in [one["mountPath"] for one in container["volumeMounts"]]
+        assert str(file.parent) in [item["mountPath"] for item in container["volumeMounts"]]
 
 
 def test_the_configuration_names_mounted_volumes(manifests: Manifests, configuration: Configuration) -> None:
     for container in containers(manifests):
-        mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+        mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
         assert mounts[f"/{configuration.choose().ensemble.parts[1]}"]["readOnly"]
-        from_secrets = {one["name"] for one in container["env"] if "secretKeyRef" in one.get("valueFrom", {})}
+        from_secrets = {item["name"] for item in container["env"] if "secretKeyRef" in item.get("valueFrom", {})}
         assert "PRIVMIX_HTTP__API_KEYS" in from_secrets
         ledger = Path(configuration.budget.ledger)
         assert "PRIVMIX_BUDGET__LEDGER" in from_secrets or str(ledger.parent) in mounts
@@ -139,7 +139,7 @@ def test_the_configuration_names_mounted_volumes(manifests: Manifests, configura
 
 def test_a_worker_has_the_gpus_that_a_shard_reserves(manifests: Manifests, configuration: Configuration) -> None:
     wanted = configuration.shards.num_gpus
-    assert wanted is not None, "without GPUs the cluster would decide for the CPU before its first worker came"
+    assert wanted is not None, "without a number of GPUs, the head would choose the CPU before the first worker joins"
     for group in manifests.workers:
         (container,) = group["template"]["spec"]["containers"]
         limits = container["resources"]["limits"]
@@ -159,7 +159,7 @@ def test_workers_grow_within_their_bounds(manifests: Manifests, configuration: C
 def test_no_container_may_do_more_than_it_must(manifests: Manifests) -> None:
     autoscaler = manifests.cluster.get("autoscalerOptions")
     all_containers = (*every_container(manifests), *([autoscaler] if autoscaler else []))
-    for context in [one["securityContext"] for one in all_containers]:
+    for context in [item["securityContext"] for item in all_containers]:
         assert context["runAsNonRoot"]
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
@@ -169,19 +169,19 @@ def test_no_container_may_do_more_than_it_must(manifests: Manifests) -> None:
         assert pod["spec"]["securityContext"]["runAsUser"] > 0
         assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod["spec"])
-        assert not [one for one in pod["spec"]["volumes"] if "hostPath" in one]
+        assert not [item for item in pod["spec"]["volumes"] if "hostPath" in item]
 
 
 def test_kubernetes_itself_refuses_pods_that_may_do_more(manifests: Manifests) -> None:
     labels = manifests.one("Namespace")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert {one["metadata"]["namespace"] for one in manifests.objects if one["kind"] != "Namespace"} == {"privmix"}
+    assert {item["metadata"]["namespace"] for item in manifests.objects if item["kind"] != "Namespace"} == {"privmix"}
 
 
-def test_what_is_written_goes_to_volumes(manifests: Manifests) -> None:
+def test_writable_directories_are_volumes(manifests: Manifests) -> None:
     for container in containers(manifests):
-        writable = {one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")}
-        directories = {one["value"] for one in container["env"] if one["name"] in {"HOME", "PRIVMIX_CACHE"}}
+        writable = {item["mountPath"] for item in container["volumeMounts"] if not item.get("readOnly")}
+        directories = {item["value"] for item in container["env"] if item["name"] in {"HOME", "PRIVMIX_CACHE"}}
         assert directories | {"/tmp"} <= writable
 
 
@@ -196,7 +196,7 @@ def test_no_model_runs_beside_a_token_of_the_cluster(manifests: Manifests) -> No
             if "serviceAccountToken" in source
         }
         for container in pod["spec"]["containers"]:
-            assert not tokens & {one["name"] for one in container["volumeMounts"]}
+            assert not tokens & {item["name"] for item in container["volumeMounts"]}
 
 
 def test_images_are_named_by_version(manifests: Manifests) -> None:
@@ -213,7 +213,7 @@ def test_an_image_can_be_named_by_its_digest(manifests: Manifests, tmp_path: Pat
 
 
 def test_an_edit_is_applied(manifests: Manifests) -> None:
-    """KubeRay ignores a changed pod where the strategy is None."""
+    """KubeRay ignores a changed pod with the strategy None."""
     assert manifests.one("RayService")["spec"]["upgradeStrategy"]["type"] == "NewCluster"
 
 
@@ -224,7 +224,7 @@ def test_the_ingress_takes_https_to_the_clients_port(manifests: Manifests, tmp_p
     (rule,) = ingress["spec"]["rules"]
     assert ingress["spec"]["tls"] == [{"hosts": [rule["host"]], "secretName": "privmix-tls"}]
     (path,) = rule["http"]["paths"]
-    assert path["path"] == "/v1", "health and metrics stay inside"
+    assert path["path"] == "/v1", "health and metrics are not public"
     assert path["backend"]["service"] == {"name": "privmix-serve-svc", "port": {"number": HTTP}}
 
 
@@ -235,7 +235,7 @@ def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_
     assert policy["spec"]["podSelector"]["matchLabels"] == PART_OF
     (egress,) = policy["spec"]["egress"]
     assert egress["ports"] == [{"protocol": "TCP", "port": 443}]
-    assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "not what is inside"
+    assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "addresses inside the cluster are excluded"
 
 
 def test_a_job_begins_the_ledger_and_records_it(
@@ -243,7 +243,7 @@ def test_a_job_begins_the_ledger_and_records_it(
 ) -> None:
     kept_in = "-sqlite" if manifests.overlay == "cpu-dev" else ""
     component = f"../components/ledger-init{kept_in}"
-    # A component changes what its own kustomization makes, so the overlay itself must list it.
+    # A component changes only objects of its own kustomization, so the overlay itself must list it.
     shutil.copytree(K8S, tmp_path, dirs_exist_ok=True)
     overlay = tmp_path / "overlays" / manifests.overlay / "kustomization.yaml"
     fields = yaml.safe_load(overlay.read_text())
@@ -253,18 +253,18 @@ def test_a_job_begins_the_ledger_and_records_it(
     job = rendered.one("Job", "privmix-ledger-init")
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
     pod = job["spec"]["template"]
-    assert PART_OF.items() <= pod["metadata"]["labels"].items(), "it reaches what the service reaches"
+    assert PART_OF.items() <= pod["metadata"]["labels"].items(), "the job has the service's network access"
     (container,) = pod["spec"]["containers"]
-    mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+    mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
     assert not mounts[f"/{configuration.choose().ensemble.parts[1]}"].get("readOnly")
-    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "configuration"]
+    (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
     assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
     ledger = configuration.budget.ledger
-    assert str(Path(ledger).parent) in mounts or "PRIVMIX_BUDGET__LEDGER" in {one["name"] for one in container["env"]}
+    assert str(Path(ledger).parent) in mounts or "PRIVMIX_BUDGET__LEDGER" in {item["name"] for item in container["env"]}
 
 
 def beside(folder: Path, overlay: str, **fields: object) -> None:
-    """Write a kustomization of an operator's own over a copy of ours: kustomize reads nothing outside its root."""
+    """Writes an operator's kustomization over a copy of ours, because kustomize reads no file outside its root."""
     shutil.copytree(K8S, folder, dirs_exist_ok=True)
     (own := folder / "kustomized").mkdir()
     (own / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "privmix", "resources": [overlay], **fields}))
@@ -308,7 +308,7 @@ def test_clients_reach_the_http_route_alone(manifests: Manifests) -> None:
 
 
 def test_a_pods_own_label_opens_no_port(manifests: Manifests) -> None:
-    """Who may create a pod chooses its labels; a namespace's labels are the administrator's."""
+    """The creator of a pod chooses its labels; only an administrator chooses those of a namespace."""
     for policy in manifests.of("NetworkPolicy"):
         rules = (*policy["spec"].get("ingress", ()), *policy["spec"].get("egress", ()))
         for peer in (peer for rule in rules for peer in (*rule.get("from", ()), *rule.get("to", ()))):
@@ -318,10 +318,10 @@ def test_a_pods_own_label_opens_no_port(manifests: Manifests) -> None:
 
 
 def test_no_other_policy_lets_anyone_in(manifests: Manifests) -> None:
-    for policy in (one["spec"] for one in manifests.of("NetworkPolicy") if one["metadata"]["name"] != "privmix"):
+    for policy in (item["spec"] for item in manifests.of("NetworkPolicy") if item["metadata"]["name"] != "privmix"):
         assert "ingress" not in policy
         component = policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-        if component == "head":  # the Kubernetes API, whose address is not known
+        if component == "head":  # the Kubernetes API, whose address is unknown
             assert policy["policyTypes"] == ["Egress"]
         else:
             assert component == "backup"
@@ -373,17 +373,17 @@ def test_the_dashboard_is_grafanas(manifests: Manifests) -> None:
 
 
 def exported() -> set[str]:
-    """The series of the services' own metrics that a dashboard draws, as Ray exports them."""
+    """Returns the names of the services' own metrics, as Ray exports them."""
     endings = {"Counter": "_total", "Histogram": "_bucket", "Gauge": ""}
     defined = (found for file in SERVICES.glob("*/metrics.py") for found in DEFINITION.findall(file.read_text()))
     return {f"ray_{name}{endings[kind]}" for kind, name in defined}
 
 
 def test_disruption_budgets_keep_the_head_and_all_workers_but_one(manifests: Manifests) -> None:
-    groups = {"head": 1, **{one["groupName"]: one["minReplicas"] for one in manifests.workers}}
+    groups = {"head": 1, **{item["groupName"]: item["minReplicas"] for item in manifests.workers}}
     budgets = {
-        one["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: one["spec"]["minAvailable"]
-        for one in manifests.of("PodDisruptionBudget")
+        item["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: item["spec"]["minAvailable"]
+        for item in manifests.of("PodDisruptionBudget")
     }
     expected = {"cpu-dev": {}, "gpu": {"head": 1}, "gpu-ha": {"head": 1, "shard": groups.get("shards", 0) - 1}}
     assert budgets == expected[manifests.overlay]
