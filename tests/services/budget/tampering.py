@@ -1,4 +1,4 @@
-"""What someone who may write the ledger's database can do to it."""
+"""Tampers with a ledger like somebody with write access to its database."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ from services.budget.store.schema import ledger_table
 
 
 def tamper(path: Path, statement: str) -> None:
-    """Takes the triggers away and runs the statement."""
+    """Drops the triggers and runs the statement."""
     with closing(sqlite3.connect(path)) as connection, connection:
         for event in ("UPDATE", "DELETE", "INSERT"):
             connection.execute(f"DROP TRIGGER privmix_ledger_{event}")
@@ -22,7 +22,7 @@ def tamper(path: Path, statement: str) -> None:
 
 
 def append(place: str | Path, *, epoch: int, kind: str, body: str) -> Row:
-    """Adds a row with the right hashes."""
+    """Appends a row with correct hashes."""
     with Database(place, "write").transaction() as connection:
         *_, last = rows(connection)
         row = link(last, epoch=epoch, kind=kind, body=body, at=last.at)
