@@ -51,7 +51,7 @@ def test_prompts_come_from_a_file_and_options_reach_the_service(tmp_path: Path) 
     ("words", "problem"),
     [
         (["--output", "job", *LABELS], "--url: give either --url"),
-        (["--url", "http://127.0.0.1:9", *LABELS], "--output: name the directory"),
+        (["--url", "http://127.0.0.1:9", *LABELS], "--output: is missing; add the directory"),
         (["--url", "http://127.0.0.1:9", "--output", "job"], "--prompts: give either"),
         (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS], "url: no service answers"),
         (["--url", "http://127.0.0.1:9", "--output", "job", *LABELS, "--temperature", "0"], "temperature: must be"),

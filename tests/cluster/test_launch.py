@@ -98,7 +98,8 @@ def test_a_budget_that_buys_nothing_is_refused(spoilable: Path, tmp_path: Path) 
 @pytest.mark.usefixtures("cluster")
 def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path, tmp_path: Path) -> None:
     configuration = load(tmp_path, spoilable)
-    told = pytest.raises(ConfigurationError, match=rf"http\.port: 127\.0\.0\.1:{configuration.http.port} cannot")
-    with socket.create_server(("127.0.0.1", configuration.http.port)), told:
+    port = configuration.http.port
+    refusal = pytest.raises(ConfigurationError, match=rf"http\.port: cannot listen on 127\.0\.0\.1:{port}")
+    with socket.create_server(("127.0.0.1", port)), refusal:
         launch(configuration)
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]

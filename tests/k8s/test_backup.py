@@ -26,6 +26,7 @@ def script(component: str, name: str, *arguments: str, path: Path | None = None,
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_sqlite_ledger_in_use_is_copied_and_restored(tmp_path: Path) -> None:
     place, backups = tmp_path / "first.db", tmp_path / "backup"
     backups.mkdir()

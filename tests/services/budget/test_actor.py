@@ -57,6 +57,7 @@ def test_a_restarted_actor_has_its_whole_state(allowance: Allowance) -> None:
     assert ray.get(actor.operator_statement.remote()).epoch == epoch + 1
 
 
+@pytest.mark.slow
 def test_an_actor_killed_during_requests_grants_each_once(allowance: Allowance) -> None:
     requests = [allowance.actor.lease.remote(COARSE_JSON, 3, f"lease-{number}") for number in range(60)]
     ray.wait(requests, num_returns=5)
@@ -79,6 +80,7 @@ def test_a_replaced_actor_grants_nothing(allowance: Allowance, roomy: PrivacyBud
         successor.lease(COARSE, 1)
 
 
+@pytest.mark.slow
 def test_an_actor_restarted_without_its_ledger_creates_no_new_one(allowance: Allowance) -> None:
     ray.get(allowance.actor.lease.remote(COARSE_JSON, 10))
     away = allowance.path.rename(allowance.path.with_suffix(".away"))
@@ -90,6 +92,7 @@ def test_an_actor_restarted_without_its_ledger_creates_no_new_one(allowance: All
     assert allowance.charged() == {COARSE: 20}
 
 
+@pytest.mark.slow
 def test_a_start_with_another_promise_leaves_no_actor(cluster: None, path: Path, terms: PrivacyBudget) -> None:
     Ledger(path, terms)
     with pytest.raises(LedgerMismatch, match=r"epsilon is 8\.0 there and 9\.0 here") as caught:

@@ -168,6 +168,7 @@ def test_cancellation_loses_no_tokens(allowance: Allowance) -> None:
     assert run(spend()) == ALLOWANCE
 
 
+@pytest.mark.slow
 def test_the_client_survives_a_crash_of_the_actor(allowance: Allowance) -> None:
     async def spend() -> int:
         client = BudgetClient(allowance.actor, 20)

@@ -103,7 +103,7 @@ def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBud
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     for use in (lambda: Ledger(place, terms), lambda: read(place)):
         with pytest.raises(
-            LedgerForeign, match=r"revision 9999.*the newest revision that this version of privmix knows 0002"
+            LedgerForeign, match=r"revision 9999.*the newest revision that this version of privmix knows is 0002"
         ):
             use()
     with Database(place, "read").transaction() as connection:

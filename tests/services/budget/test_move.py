@@ -105,6 +105,7 @@ def test_a_repeated_move_changes_nothing(places: tuple[str, str], terms: Privacy
 
 
 @pytest.mark.parametrize("number", range(1, COMMITS + 2))
+@pytest.mark.slow
 def test_no_crash_leaves_two_ledgers_and_a_repeated_move_finishes(
     places: tuple[str, str], terms: PrivacyBudget, number: int
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudge
     assert read(url).charged == {COARSE: 11}
 
 
+@pytest.mark.slow
 def test_the_actor_and_its_database_survive_each_others_crash(
     cluster: None, frail: Server, roomy: PrivacyBudget
 ) -> None:

@@ -129,6 +129,7 @@ def test_every_protocol_is_served_and_charged(
         assert stated.epsilon_spent <= 8
 
 
+@pytest.mark.slow
 def test_the_public_model_answers_after_submix_stops(
     ledger: Path, manifest: tuple[Path, Manifest], public_model: Path
 ) -> None:

@@ -137,6 +137,7 @@ def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
     return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
+@pytest.mark.slow
 def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -447,6 +447,7 @@ async def test_a_silent_coordinator_fails_the_request(coordinator: ActorHandle, 
         assert (failure.status, failure.code) == (503, "stalled")
 
 
+@pytest.mark.slow
 async def test_the_permanent_loss_of_a_coordinator_fails_its_requests(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
@@ -518,6 +519,7 @@ async def test_answers_continue_on_the_same_coordinator_after_its_restart(cluste
     ray.kill(actor)
 
 
+@pytest.mark.slow
 async def test_a_request_goes_to_the_coordinator_with_the_least_load(cluster: str) -> None:
     namespace, names = uuid4().hex, ("coordinator", "coordinator-1")
     actors = [start(namespace, name) for name in names]
@@ -563,6 +565,7 @@ async def test_a_request_that_kills_every_coordinator_fails(cluster: str) -> Non
     ray.kill(actor)
 
 
+@pytest.mark.slow
 async def test_a_request_that_ends_without_a_coordinator_is_not_submitted_again(cluster: str) -> None:
     namespace = uuid4().hex
     doomed = start(namespace)
@@ -603,6 +606,7 @@ class Gateway:
         return os.getpid()
 
 
+@pytest.mark.slow
 async def test_the_channel_of_a_killed_gateway_is_closed(coordinator: ActorHandle, cluster: str) -> None:
     gateway = Gateway.remote()  # type: ignore[attr-defined]
     pid = await gateway.pid.remote()

@@ -15,6 +15,7 @@ from services.training.options import TrainingOptions
 from services.training.partition import part_of
 from services.training.plan import Trained
 from services.training.train import train
+from tests.once import once
 
 SALT = bytes(range(32))
 PARTS = 4
@@ -73,17 +74,24 @@ def one_ray() -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def ensemble(base: Path, one_ray: str, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
-    room = tmp_path_factory.mktemp("ensemble")
-    corpus = write_corpus(room / "corpus.jsonl", small_documents())
-    salt = room / "salt"
-    salt.write_bytes(SALT)
-    directory = room / "trained"
-    trained = train(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt)
-    return Ensemble(directory, corpus, salt, trained)
+    return once(tmp_path_factory, "ensemble", _trained)
 
 
 @pytest.fixture(scope="package")
 def halved(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
     """A copy of the ensemble with trained halves."""
-    directory = ensemble.copy(tmp_path_factory.mktemp("halved") / "trained")
-    return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))
+
+    def create(folder: Path) -> Ensemble:
+        directory = ensemble.copy(folder / "trained")
+        return replace(ensemble, directory=directory, trained=ensemble.train(directory, halves=True))
+
+    return once(tmp_path_factory, "halved", create)
+
+
+def _trained(folder: Path) -> Ensemble:
+    corpus = write_corpus(folder / "corpus.jsonl", small_documents())
+    salt = folder / "salt"
+    salt.write_bytes(SALT)
+    directory = folder / "trained"
+    trained = train(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt)
+    return Ensemble(directory, corpus, salt, trained)

@@ -167,7 +167,7 @@ def test_with_a_population_the_plan_does_not_depend_on_the_corpus() -> None:
     assert small.run != large.run
     assert planned(PRIVATE, OPTIONS, 50).sampling_rate == 4 / 50, "without a population, the corpus's size counts"
     assert planned(PRIVATE, OPTIONS, 2).sampling_rate == 1
-    with pytest.raises(InputError, match="epsilon: 1e-09 at delta"):
+    with pytest.raises(InputError, match="epsilon 1e-09 at delta"):
         planned(PRIVATE.model_copy(update={"epsilon": 1e-9}), OPTIONS, 2)
 
 

@@ -130,6 +130,7 @@ def test_a_finished_ensemble_is_not_trained_again(ensemble: Ensemble, tmp_path: 
     assert (directory / FILE).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_plain_adapters_are_trained_on_request(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
     options = TrainingOptions(attention="own", block=32, epochs=1)
     trained = ensemble.train(tmp_path / "own", options=options)

@@ -47,6 +47,7 @@ def test_the_score_by_tokens_approaches_the_score_by_probabilities() -> None:
     assert {few.score(likely) for _ in range(99)} <= {hits / 10 for hits in range(11)}, "one token per position"
 
 
+@pytest.mark.slow
 def test_the_public_model_answers_after_the_end_of_a_budget_whose_cost_depends_on_the_text() -> None:
     """AdaPMixed as published, with one part, releases that part's distribution until its budget ends."""
     places, kept, tokens = 8, 16, 64
