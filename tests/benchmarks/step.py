@@ -133,6 +133,7 @@ def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iter
             ),
             ShardMap(1, planned, (PartGroup(0, dict(enumerate(names)), ("shard",)),)),
         )
+        ray.get(shard.status.remote())  # a coordinator waits only seconds for a shard that is still loading
         ray.get(coordinator.health.remote())
         try:
             yield Bench(shard, coordinator, plain, names)
@@ -255,9 +256,9 @@ def main(
                 private(bench, prompts.questions(2, 16, 4))
                 for length, concurrent in product(prompt_tokens, streams):
                     cell = f"{name},{size},{length},{concurrent}"
-                    result = measured(bench, prompts, length, concurrent, tokens, rounds)
-                    print(f"{cell}: {result}", file=sys.stderr)
-                    for key, value in result.items():
+                    measurement = measured(bench, prompts, length, concurrent, tokens, rounds)
+                    print(f"{cell}: {measurement}", file=sys.stderr)
+                    for key, value in measurement.items():
                         result[key][cell] = value
                 result["resident_mib"][f"{name},{size}"] = resident(bench)
                 if "mollify_speedup" not in result and size >= MOLLIFIED:
