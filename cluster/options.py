@@ -38,6 +38,13 @@ RunTokensOption = Annotated[
     int | None, typer.Option(help="The number of tokens in a run. Default: the smallest of --tokens.")
 ]
 RunsOption = Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")]
+
+
+def _without_none(sweeps: list[str]) -> list[str]:
+    return [name for name in sweeps if name != "none"]
+
+
 SweepOption = Annotated[
-    list[str], typer.Option(help="An ablation figure to draw, or `none`; repeat for more. Default: all.")
+    list[str],
+    typer.Option(help="An ablation figure to draw, or `none`; repeat for more. Default: all.", callback=_without_none),
 ]

@@ -70,11 +70,7 @@ class RunningService:
         self.process.wait(STOP_S)
 
     def healthy(self) -> bool:
-        try:
-            answer = httpx.get(f"{self.base_url}/health", timeout=10)
-            return answer.status_code == 200 and answer.json()["status"] == "ok"
-        except (httpx.HTTPError, ValueError):  # nothing or another program answers
-            return False
+        return is_healthy(self.base_url)
 
     def wait_until_healthy(self, seconds: float = HEALTH_S) -> None:
         deadline = time.monotonic() + seconds
@@ -112,6 +108,15 @@ class RunningService:
             for process in tree:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
+
+
+def is_healthy(base_url: str) -> bool:
+    """Tells whether the service at this URL can release private tokens."""
+    try:
+        answer = httpx.get(f"{base_url}/health", timeout=10)
+        return answer.status_code == 200 and answer.json()["status"] == "ok"
+    except (httpx.HTTPError, ValueError):  # nothing or another program answers
+        return False
 
 
 def free_port() -> int:

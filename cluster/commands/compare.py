@@ -12,6 +12,7 @@ from cluster.console import display
 from cluster.options import (
     DeltaOption,
     EpsilonsOption,
+    JsonOption,
     ProtocolsOption,
     RunsOption,
     RunTokensOption,
@@ -47,7 +48,7 @@ def compare(
     runs: RunsOption = _DEFAULTS.runs,
     sweep: SweepOption = list(QUANTITIES),  # noqa: B006
     cpus: Annotated[float, typer.Option(help="The number of CPU cores for each adapter in training.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out users.
 
@@ -63,13 +64,13 @@ def compare(
         model=model,
         resources=Resources.checked(cpus=cpus),
         options=EvaluationOptions.checked(
-            epsilons=tuple(epsilon),
+            epsilons=epsilon,
             delta=delta,
-            tokens=tuple(tokens),
-            protocols=tuple(protocol) if protocol else None,
+            tokens=tokens,
+            protocols=protocol or None,
             run_tokens=run_tokens,
             runs=runs,
-            sweeps=tuple(name for name in sweep if name != "none"),
+            sweeps=sweep,
         ),
         display=partial(display, as_json),
     )

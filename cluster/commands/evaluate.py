@@ -12,6 +12,7 @@ from cluster.console import console, display
 from cluster.options import (
     DeltaOption,
     EpsilonsOption,
+    JsonOption,
     ProtocolsOption,
     RunsOption,
     RunTokensOption,
@@ -61,7 +62,7 @@ def evaluate(
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
     skip_bad: SkipBadOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare the perplexity of all methods on held-out text at the same budget, with their actual guarantees.
 
@@ -75,14 +76,14 @@ def evaluate(
         output,
         Ensembles.load(ensemble, finetuned, dp_sgd or []),
         EvaluationOptions.checked(
-            epsilons=tuple(epsilon),
+            epsilons=epsilon,
             delta=delta,
-            tokens=tuple(tokens),
-            protocols=tuple(protocol) if protocol else None,
+            tokens=tokens,
+            protocols=protocol or None,
             run_tokens=run_tokens,
             runs=runs,
             context=context,
-            sweeps=tuple(name for name in sweep if name != "none"),
+            sweeps=sweep,
             precision=precision,
         ),
         display(as_json),

@@ -4,18 +4,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import yaml
 
 from tests.cluster.clients import Transcript
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
-from tests.running import START_S, configure, own_ensemble
+from tests.running import START_S, configure, is_healthy, own_ensemble
 
 PORT = 8000
 WORKERS = 2
@@ -49,7 +48,7 @@ class ClusterService:
         self._serving = self._serve()
 
     def healthy(self) -> bool:
-        return _healthy(self.base_url)
+        return is_healthy(self.base_url)
 
     def wait_until_healthy(self, seconds: float = START_S) -> None:
         deadline = time.monotonic() + seconds
@@ -83,7 +82,7 @@ class ClusterService:
         process = node.run([sys.executable, "-m", "cluster", "serve", "--config", str(config)])
         try:
             deadline = time.monotonic() + START_S
-            while not _healthy(url):
+            while not is_healthy(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise TimeoutError("the next version did not start")
                 self.supervise()
@@ -103,12 +102,6 @@ class ClusterService:
     def _serve(self) -> subprocess.Popen[bytes]:
         serve = ["serve", "--config", str(self.config), "--address", self.nodes.address]
         return self.nodes.head.run([sys.executable, "-m", "cluster", *serve])
-
-
-def _healthy(url: str) -> bool:
-    with suppress(httpx.HTTPError, ValueError):
-        return httpx.get(f"{url}/health", timeout=10).json()["status"] == "ok"
-    return False
 
 
 @contextmanager
