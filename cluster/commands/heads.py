@@ -1,8 +1,9 @@
 """Implements `privmix heads`, which trains and compares small private models that are released once."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table as RichTable
@@ -178,7 +179,7 @@ def audit(
         raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
     table = open_table(dataset, None, None, None)
     findings: list[Finding] = []
-    curves = {}
+    curves: dict[MethodName, Mapping[str, Any]] = {}
     if "neighbours" in chosen:
         narrow = ExpMNFSettings(
             flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
@@ -188,13 +189,13 @@ def audit(
             findings.append(attacks.neighbours("expm-nf", releases, pair, epsilon, trials=trials))
             certified = attacks.certified_releases(epsilon, CertifiedSettings())
             findings.append(attacks.neighbours("expm-certified", certified, pair, epsilon, trials=20 * trials))
-    for name in ("expm-nf", "dp-sgd", "expm-certified"):
-        if "one-run" in chosen:
+    for name, method in METHODS.items():
+        if method.unfit(table) is not None:
+            continue
+        if "one-run" in chosen and method.private:
             findings.append(attacks.one_run(name, table, epsilon))
         if "membership" in chosen:
             curves[name] = attacks.summary(attacks.membership(name, table, epsilon, shadows=shadows))
-    if "membership" in chosen:
-        curves["non-private"] = attacks.summary(attacks.membership("non-private", table, epsilon, shadows=shadows))
     if as_json:
         typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
     else:
@@ -265,13 +266,15 @@ def _show(result: comparison.Comparison) -> None:
             f"{cell.auc:.3f}",
             f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
             f"{cell.seconds:.2f}",
-            METHODS[cell.name].guarantee,
+            result.guarantee(cell.name),
             cell.search_cost,
         )
     console().print(table)
+    for name, reason in result.left_out.items():
+        console().print(f"{METHODS[name].label} is left out: {reason}")
 
 
-def _show_audit(findings: list[Finding], areas: dict[str, float]) -> None:
+def _show_audit(findings: list[Finding], areas: Mapping[MethodName, float]) -> None:
     table = RichTable("attack", "method and table", title="Attacks on heads", title_justify="left")
     for column in ("claimed epsilon", "lower bound", "certain lower bound"):
         table.add_column(column, justify="right")
@@ -288,4 +291,4 @@ def _show_audit(findings: list[Finding], areas: dict[str, float]) -> None:
         )
     console().print(table)
     for name, area in areas.items():
-        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")  # type: ignore[index]
+        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")

@@ -152,7 +152,7 @@ def one_run(
     kept[chosen[~np.array(coins)]] = False
     scores = _scores(_train(name, whole.rows(kept), epsilon), whole.rows(chosen))
     correct = correct_guesses(coins, scores, guesses)
-    delta = methods.DELTA if name == "dp-sgd" else 0.0
+    delta = METHODS[name].delta
     lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (confidence, CERTAIN))
     status = METHODS[name].status
     claims = {("epsilon" if status == "certified" else UNPROVEN): epsilon} if METHODS[name].private else {}

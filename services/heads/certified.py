@@ -19,6 +19,10 @@ from services.heads.expm_nf import ExpMNFSettings
 from services.heads.models import Parametrised, squared_loss
 from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
 
+UNSCALED = (
+    "the features were scaled by the private rows, which no certified guarantee covers; give the bounds of every "
+    "feature (--bounds FILE)"
+)
 _CANDIDATES_AT_ONCE = 128
 
 
@@ -73,10 +77,7 @@ def event(
             of candidates.
     """
     if table.scaling != "public":
-        raise InputError(
-            f"bounds: the features of {table.name} were scaled by the private rows, which no certified guarantee "
-            "covers; give the bounds of every feature (--bounds FILE)"
-        )
+        raise InputError(f"table {table.name}: {UNSCALED}")
     try:
         selection = SelectionEvent(epsilon, table.unit, neighbours, settings.rounds, uuid4().hex)
         rate(selection, settings.candidates)

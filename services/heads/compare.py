@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,14 +18,13 @@ from pydantic import BaseModel
 from services.errors import InputError
 from services.files import write_atomically
 from services.heads import methods
-from services.heads.data import Split, Table, fingerprint, split
+from services.heads.data import Scaling, Split, Table, fingerprint, split
 from services.heads.methods import METHODS, Method, MethodName
 from services.heads.score import auc_of, outputs
 from services.progress import Display
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
 QUICK_EPSILONS = (1e-3, 0.1, 1.0, 10.0)
-NAMES: tuple[MethodName, ...] = ("non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified")
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -42,7 +41,7 @@ class Plan:
     """
 
     epsilons: Sequence[float] = EPSILONS
-    names: Sequence[MethodName] = NAMES
+    names: Sequence[MethodName] = tuple(METHODS)
     seeds: int = 10
     search: bool = True
 
@@ -94,17 +93,32 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Holds all results on one data set."""
+    """Holds all results on one data set.
+
+    Attributes:
+        dataset: the name of the table.
+        rows: the number of rows for training.
+        unit: what a guarantee protects.
+        scaling: whether the features were scaled by public bounds or by the rows.
+        cells: the results.
+        left_out: why a method could not train on the table, by its name.
+    """
 
     dataset: str
     rows: int
     unit: str
+    scaling: Scaling
     cells: Sequence[Cell]
+    left_out: Mapping[MethodName, str]
 
     def find(self, name: MethodName, epsilon: float = 0.0, chosen: str = "advance") -> Cell | None:
         """Returns the cell of a method at an epsilon; None if there is none."""
         key = (name, epsilon, chosen)
         return next((cell for cell in self.cells if (cell.name, cell.epsilon, cell.chosen) == key), None)
+
+    def guarantee(self, name: MethodName) -> str:
+        """Returns the guarantee of a method on this table, in words."""
+        return methods.guarantee(name, self.scaling)
 
     def record(self) -> dict[str, Any]:
         """Returns the JSON output: areas by method and epsilon (of the search, if there was one) and guarantees."""
@@ -123,7 +137,8 @@ class Comparison:
             "unit": self.unit,
             "settings": best,
             "auc": areas,
-            "guarantee": {name: METHODS[name].guarantee for name in areas},
+            "guarantee": {name: self.guarantee(name) for name in areas},
+            "left_out": dict(self.left_out),
             "kept": kept(self, best),
             "cells": [asdict(cell) for cell in self.cells],
         }
@@ -151,6 +166,10 @@ def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) 
     Raises:
         InputError: the directory holds results of another table.
     """
+    left_out = {name: reason for name in plan.names if (reason := METHODS[name].unfit(table)) is not None}
+    plan = replace(plan, names=[name for name in plan.names if name not in left_out])
+    for name, reason in left_out.items():
+        display.say(f"{METHODS[name].label} is left out: {reason}")
     parts = split(table)
     cache = _Cache(output, table)
     cells: list[Cell] = []
@@ -165,7 +184,7 @@ def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) 
         results = cache.results([trial for trials in finals.values() for trial in trials], parts, run)
         for place, (setting, trials) in settings.items():
             cells.append(_cell(place, stage, setting, [results[trial.key] for trial in finals[place]], trials))
-    return Comparison(table.name, rows, table.unit, cells)
+    return Comparison(table.name, rows, table.unit, table.scaling, cells, left_out)
 
 
 def run_trial(trial: Trial, parts: Split) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.errors import InputError, WorkError
 from services.files import building, sha256, write_atomically
-from services.heads import certified, methods, sgd
+from services.heads import certified, methods, pate, sgd
 from services.heads.data import Table
 from services.heads.methods import METHODS, MethodName
 from services.heads.score import outputs
@@ -99,7 +99,7 @@ def train(
         ledger: a SQLite file or a URL. Only methods with a proven guarantee can be charged.
         budget: the epsilon of a new ledger, for all heads of this table; by default that of this head.
         neighbours: the adjacency of the certified variant.
-        public: public rows, for the certified variant's candidates.
+        public: public rows, for the certified variant's candidates or the queries of `gnmax`.
 
     Raises:
         InputError: the method, the table or a setting is invalid.
@@ -109,6 +109,7 @@ def train(
         raise InputError(f"output {output}: already contains a head; choose another directory")
     if ledger is not None:
         methods.demand_certified(name)
+    methods.demand_fit(name, table)
     method = METHODS[name]
     event: Event | None = None
     make = methods.build(table)
@@ -122,6 +123,10 @@ def train(
         event = training = DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
         _charge(ledger, training, table, budget or _RENYI_SHARE * epsilon)
         theta = methods.train_with_noise(make, table, noise, methods.DP_SGD)
+    elif name == "gnmax":
+        event = labelling = pate.event(table, epsilon, methods.DELTA, methods.PATE)
+        _charge(ledger, labelling, table, budget or _RENYI_SHARE * epsilon)
+        theta = pate.release(make, table, labelling, methods.PATE, public=public)
     else:
         theta = method.train(make, table, epsilon, method.advance, int.from_bytes(uuid.uuid4().bytes[:4]))[0]
     return _write(output, table, name, epsilon if method.private else None, event, theta)

@@ -9,17 +9,18 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from services.errors import InputError
-from services.heads import certified, expm_nf, sgd
+from services.heads import certified, expm_nf, pate, sgd
 from services.heads.certified import CertifiedSettings
-from services.heads.data import Table
+from services.heads.data import Scaling, Table
 from services.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.heads.flows import FlowSettings
 from services.heads.models import GRUD, LogisticRegression, Parametrised
+from services.heads.pate import PateSettings
 from services.heads.sgd import DpSgdSettings, Noise, SgdSettings
 from services.privacy import accounting
 from services.privacy.events import Status
 
-MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified"]
+MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified", "gnmax"]
 
 DELTA = 1e-5
 SAMPLES = 1000
@@ -29,6 +30,7 @@ SAMPLES = 1000
 DP_SGD = DpSgdSettings()
 EXPM_NF = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=FitSettings(steps=300))
 CERTIFIED = CertifiedSettings()
+PATE = PateSettings()
 
 # A subset of the paper's grid. The refined search changes one hyper-parameter at a time.
 _FLOWS = tuple(
@@ -52,6 +54,8 @@ class Method:
         grid: the settings of the first search.
         refine: maps the best setting to the settings of the refined search.
         train: maps model, table, epsilon, settings and seed to parameter vectors [S, D], each a separate release.
+        delta: the delta of its guarantee.
+        unfit: returns why the method cannot train on a table, and the fix; None if it can.
     """
 
     name: MethodName
@@ -63,6 +67,8 @@ class Method:
     grid: Sequence[BaseModel]
     refine: Callable[[Any], Sequence[BaseModel]]
     train: Callable[[Callable[[], nn.Module], Table, float, Any, int], Tensor]
+    delta: float = 0.0
+    unfit: Callable[[Table], str | None] = lambda _: None
 
 
 def build(table: Table) -> Callable[[], nn.Module]:
@@ -88,10 +94,6 @@ def _train_sgd(make: Callable[[], nn.Module], table: Table, _: float, settings: 
 def _train_dp_sgd(
     make: Callable[[], nn.Module], table: Table, epsilon: float, settings: DpSgdSettings, seed: int
 ) -> Tensor:
-    if table.unit != "record":
-        raise InputError(
-            "method: dp-sgd hides single rows, and this table has users with several; leave --user-field out"
-        )
     noise = sgd.noise_for(epsilon, DELTA, len(table.x), settings.batch, settings.epochs)
     return train_with_noise(make, table, noise, settings, seed)[None]
 
@@ -119,6 +121,27 @@ def _train_certified(
     return certified.release(Parametrised(make()), table, event, settings, seed=seed)[None]
 
 
+def _train_pate(
+    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: PateSettings, seed: int
+) -> Tensor:
+    event = pate.event(table, epsilon, DELTA, settings)
+    return pate.release(make, table, event, settings, seed=seed)[None]
+
+
+def _hides_rows(table: Table) -> str | None:
+    return None if table.unit == "record" else "it hides single rows, and users have several; leave --user-field out"
+
+
+def _needs_public_scaling(table: Table) -> str | None:
+    return None if table.scaling == "public" else certified.UNSCALED
+
+
+def _needs_queries(table: Table) -> str | None:
+    if table.series:
+        return "its queries are drawn from all features between their bounds, and a time series has no such bounds"
+    return _needs_public_scaling(table)
+
+
 def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:
     return [best.model_copy(update={"learning_rate": factor * best.learning_rate}) for factor in (0.3, 3.0)]
 
@@ -133,6 +156,10 @@ def _refine_expm_nf(best: ExpMNFSettings) -> Sequence[ExpMNFSettings]:
 
 def _refine_certified(best: CertifiedSettings) -> Sequence[CertifiedSettings]:
     return [best.model_copy(update={"candidates": 4 * best.candidates})]
+
+
+def _refine_pate(best: PateSettings) -> Sequence[PateSettings]:
+    return [best.model_copy(update={"learning_rate": factor * best.learning_rate}) for factor in (0.3, 3.0)]
 
 
 METHODS: Mapping[MethodName, Method] = {
@@ -174,6 +201,8 @@ METHODS: Mapping[MethodName, Method] = {
             ],
             _refine_sgd,
             _train_dp_sgd,
+            DELTA,
+            _hides_rows,
         ),
         Method(
             "expm-nf",
@@ -196,6 +225,21 @@ METHODS: Mapping[MethodName, Method] = {
             [CertifiedSettings(rounds=rounds, sigma=sigma) for rounds in (1, 2, 4, 6) for sigma in (0.25, 0.5)],
             _refine_certified,
             _train_certified,
+            0.0,
+            _needs_public_scaling,
+        ),
+        Method(
+            "gnmax",
+            "PATE, votes by GNMax",
+            True,
+            "certified",
+            f"(epsilon, {DELTA:g})-differential privacy, one user's rows replaced by any others",
+            PATE,
+            [PateSettings(parts=parts, queries=queries) for parts in (200, 1000) for queries in (20, 50, 200)],
+            _refine_pate,
+            _train_pate,
+            DELTA,
+            _needs_queries,
         ),
     )
 }
@@ -220,12 +264,32 @@ def demand_certified(name: MethodName) -> Method:
     return method
 
 
+def guarantee(name: MethodName, table_scaling: Scaling) -> str:
+    """Returns the guarantee of a method on a table, in words."""
+    method = METHODS[name]
+    if method.status == "certified" and table_scaling == "private":
+        return f"{method.guarantee}, for given scales; the scales come from the rows, which it does not cover"
+    return method.guarantee
+
+
+def demand_fit(name: MethodName, table: Table) -> None:
+    """Checks that a method can train on a table, and that its guarantee, if it is certified, covers the scaling.
+
+    Raises:
+        InputError: it cannot, or the guarantee does not.
+    """
+    method = METHODS[name]
+    reason = method.unfit(table) or (_needs_public_scaling(table) if method.status == "certified" else None)
+    if reason is not None:
+        raise InputError(f"method {name}, table {table.name}: {reason}")
+
+
 def search_cost(method: Method, epsilon: float, trials: int) -> str:
     """Describes the privacy cost of choosing a setting with this number of trainings on the private rows."""
     if not method.private or trials <= 1:
         return "nothing: the setting was chosen in advance"
     if method.status != "certified":
         return f"{trials} trainings and their scores on private rows: no bound"
-    delta = f", delta {trials * DELTA:g}" if method.name == "dp-sgd" else ""
+    delta = f", delta {trials * method.delta:g}" if method.delta else ""
     composed = accounting.shown(trials * epsilon, 4)
     return f"{trials} trainings: epsilon {composed}{delta} by composition, and the scores on private rows"

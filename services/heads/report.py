@@ -18,8 +18,10 @@ from services.privacy.accounting import stated
 JSON_FILE, HTML_FILE = "comparison.json", "report.html"
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_PRIVATE: tuple[MethodName, ...] = ("dp-sgd", "expm-nf", "expm-certified")
+_PRIVATE: tuple[MethodName, ...] = tuple(name for name, method in METHODS.items() if method.private)
 _CURVE_EPSILON = 1.0
+# The distance of two boxes of one epsilon. The distance of two epsilons is 1.
+_BOX = 0.8 / len(_PRIVATE)
 
 
 def write_report(comparison: Comparison, output: Path) -> Path:
@@ -56,12 +58,12 @@ def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light")
             dict(zip(("whislo", "q1", "med", "q3", "whishi"), cell.quantiles, strict=True)) | {"fliers": []}
             for cell in cells
         ]
-        places = [epsilons.index(cell.epsilon) + 0.24 * (index - 1) for cell in cells]
+        places = [epsilons.index(cell.epsilon) + _BOX * (index - (len(_PRIVATE) - 1) / 2) for cell in cells]
         if boxes:
             axes.bxp(
                 boxes,
                 positions=places,
-                widths=0.18,
+                widths=0.75 * _BOX,
                 showfliers=False,
                 manage_ticks=False,
                 medianprops={"color": colour, "linewidth": 2},
@@ -120,8 +122,9 @@ def _findings(comparison: Comparison, stage: str) -> list[str]:
         least = "at no epsilon" if enough is None else f"from epsilon {stated(enough.epsilon)} on"
         sentences.append(
             f"{METHODS[name].label} keeps 94 % of the non-private area {least}; at epsilon {stated(cells[0].epsilon)} "
-            f"it keeps {100 * cells[0].auc / reference.auc:.1f} %. Guarantee: {METHODS[name].guarantee}."
+            f"it keeps {100 * cells[0].auc / reference.auc:.1f} %. Guarantee: {comparison.guarantee(name)}."
         )
+    sentences += [f"{METHODS[name].label} is left out: {reason}." for name, reason in comparison.left_out.items()]
     return sentences
 
 

@@ -38,7 +38,7 @@ from services.privacy.worlds import Pair, one_hot, replaced
 Reals = NDArray[np.float64]
 
 # The smallest and the largest noise scale to consider, in votes. At smaller scales, discrete noise is nearly always 0.
-_SCALES = (0.25, 1e5)
+SCALES = (0.25, 1e5)
 # The number of standard deviations beyond which the mass of a Gaussian is negligible in float64.
 _FARTHEST = 10
 # The vocabulary sizes in which an audit looks for a worst pair.
@@ -120,8 +120,8 @@ class GNMax(Protocol):
             raise ValueError(f"candidates must be at least 1, got {self.candidates}")
         if not 1.0 < self.order < np.inf:
             raise ValueError(f"order must be a finite number above 1, got {self.order}")
-        if self.event.sigma > _SCALES[1]:
-            raise ValueError(f"sigma must be at most {_SCALES[1]:g} votes, got {self.sigma:g}")
+        if self.event.sigma > SCALES[1]:
+            raise ValueError(f"sigma must be at most {SCALES[1]:g} votes, got {self.sigma:g}")
 
     @property
     def rows(self) -> int:
@@ -193,7 +193,7 @@ class GNMaxSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> GNMax:
         sigma = self.sigma or planning.smallest(
-            lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, _SCALES
+            lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, SCALES
         )
         if self.order is not None and order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")

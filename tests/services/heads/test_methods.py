@@ -38,7 +38,7 @@ def test_every_method_learns() -> None:
 
 def test_a_required_guarantee_excludes_the_published_method() -> None:
     assert METHODS["expm-nf"].guarantee == "none proven"
-    assert methods.certified_methods() == ["dp-sgd", "expm-certified"]
+    assert methods.certified_methods() == ["dp-sgd", "expm-certified", "gnmax"]
     with pytest.raises(InputError, match="none proven"):
         methods.demand_certified("expm-nf")
 
