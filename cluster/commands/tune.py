@@ -1,5 +1,9 @@
-"""Implements `privmix tune`, which recommends a protocol and its settings from public or set-aside text."""
+"""Implements `privmix tune`, which recommends a protocol and its settings from public or set-aside text.
 
+With `--private` it also chooses among the best ones on private held-out users, at a price that a ledger counts.
+"""
+
+import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -16,6 +20,7 @@ from cluster.console import console, display
 from cluster.options import JsonOption, TextFieldOption, UserFieldOption
 from services.errors import InputError
 from services.evaluation.methods import Budget
+from services.evaluation.private_choice import PrivateChoice, choose
 from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
 from services.privacy.accounting import stated
@@ -49,6 +54,21 @@ def tune(
         typer.Option(help="An ensemble of other set-aside text to use instead of training; repeat for more."),
     ] = [],  # noqa: B006
     private: Annotated[
+        Path | None,
+        typer.Option(
+            help="A corpus of private held-out users, on whom to choose among the best choices of the sample."
+        ),
+    ] = None,
+    private_epsilon: Annotated[
+        float | None, typer.Option(help="The epsilon that the choice on --private costs, with delta 0.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger of that choice: a SQLite file or a database URL.")
+    ] = None,
+    ledger_epsilon: Annotated[
+        float | None, typer.Option(help="The epsilon of a new ledger, for all choices on the same users.")
+    ] = None,
+    private_corpus: Annotated[
         Path | None, typer.Option(help="The private corpus, to verify that the sample contains nothing of it.")
     ] = None,
     private_ensemble: Annotated[
@@ -76,7 +96,11 @@ def tune(
     """
     typer.echo(WARNING, err=True)
     sample = Corpus(set_aside, user_field, text_field)
-    _check(sample, private, private_ensemble, salt_file, ensemble)
+    users = None if private is None else Corpus(private, user_field, text_field)
+    price, charged = _price(private, private_epsilon, ledger, ledger_epsilon)
+    _check(sample, [path for path in (private_corpus, private) if path], private_ensemble, salt_file, ensemble)
+    if users is not None:
+        _check_held_out(users, private_ensemble, salt_file, ensemble)
     tuning = search(
         sample,
         output,
@@ -92,11 +116,67 @@ def tune(
     text = to_json(tuning, indent=2, inf_nan_mode="null").decode()
     (output / "tuning.json").write_text(text)
     _plot(tuning, output / "tuning.png")
-    print(text) if as_json else _show(tuning, output)
+    chosen = None
+    if users is not None:
+        chosen = choose(
+            tuning,
+            users,
+            output,
+            epsilon=price,
+            ledger=charged,
+            budget=ledger_epsilon,
+            display=partial(display, as_json),
+        )
+    if as_json:
+        print(text if chosen is None else _with_choice(text, chosen))
+        return
+    _show(tuning, output)
+    if chosen is not None:
+        _show_choice(chosen, tuning)
+
+
+def _price(
+    private: Path | None, epsilon: float | None, ledger: str | None, ledger_epsilon: float | None
+) -> tuple[float, str]:
+    """Returns the price of a private choice and its ledger.
+
+    Raises:
+        InputError: one of them is missing, or there is no private choice to pay for.
+    """
+    options = {"private-epsilon": epsilon, "ledger": ledger, "ledger-epsilon": ledger_epsilon}
+    if private is None:
+        for name, value in options.items():
+            if value is not None:
+                raise InputError(
+                    f"{name}: belongs to a choice on private users; give them with --private, or leave it out"
+                )
+        return 0.0, ""
+    if epsilon is None or not 0 < epsilon < math.inf:
+        raise InputError("private-epsilon: give the epsilon, above 0, that the choice on --private may cost")
+    if ledger is None:
+        raise InputError("ledger: give a ledger, which counts what choices on --private cost, such as choices.db")
+    return epsilon, ledger
+
+
+def _check_held_out(users: Corpus, deployed: Path | None, salt_file: Path | None, ensembles: Sequence[Path]) -> None:
+    """Refuses held-out users whose text an ensemble contains, as far as this can be checked: it would favour them.
+
+    Raises:
+        InputError: a user or a text is in an ensemble, or its marks cannot be read.
+    """
+    documents = list(users)
+    trained = [(directory, None) for directory in ensembles if (directory / SALT).exists()]
+    for directory, salt in [*trained, *([(deployed, salt_file)] if deployed is not None else [])]:
+        shared = _marks(directory, salt).overlap(documents)
+        if shared:
+            raise InputError(
+                f"private: {shared.users} of its users and {shared.texts} of its {len(documents)} texts are in the "
+                f"text that {directory} was trained on; choose on users who were held out"
+            )
 
 
 def _check(
-    sample: Corpus, private: Path | None, deployed: Path | None, salt_file: Path | None, ensembles: Sequence[Path]
+    sample: Corpus, private: Sequence[Path], deployed: Path | None, salt_file: Path | None, ensembles: Sequence[Path]
 ) -> None:
     """Refuses a sample that shares users or texts with the private corpus, as far as this can be checked.
 
@@ -104,11 +184,11 @@ def _check(
         InputError: the sample contains private text, or the corpus or its marks cannot be read.
     """
     documents = list(sample)
-    if private is not None:
+    for path in private:
         marks = Marks(secrets.token_bytes(32))
-        for _ in marks.of(Corpus(private, sample.user_field, sample.text_field)):
+        for _ in marks.of(Corpus(path, sample.user_field, sample.text_field)):
             pass
-        refuse_private(documents, marks, str(private))
+        refuse_private(documents, marks, str(path))
     if deployed is not None:
         id_ = Manifest.load(deployed).ensemble
         for directory in ensembles:
@@ -161,6 +241,21 @@ def _show(tuning: Tuning, output: Path) -> None:
     )
     print(yaml.safe_dump({"privacy": settings | budget.model_dump()}, sort_keys=False), end="")
     shown.print(f"{output}: tuning.json and tuning.png contain all choices", style="dim")
+
+
+def _show_choice(chosen: PrivateChoice, tuning: Tuning) -> None:
+    shown = console()
+    shown.print(
+        f"Chosen on {chosen.users} private users among {len(chosen.candidates)} candidates: {chosen.label} with "
+        f"{chosen.parts} parts, {chosen.ensemble}. This cost epsilon {stated(chosen.epsilon)}, delta 0, for any one of "
+        "these users, provided that the sample and its ensembles contain no private text."
+    )
+    settings = {"protocol": chosen.protocol, **chosen.parameters}
+    print(yaml.safe_dump({"privacy": settings | tuning.budget.model_dump()}, sort_keys=False), end="")
+
+
+def _with_choice(text: str, chosen: PrivateChoice) -> str:
+    return json.dumps({**json.loads(text), "private_choice": chosen.model_dump(mode="json")}, indent=2)
 
 
 def _cells(choice: Choice) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import Database
 from services.budget.store.rows import append, beat, end, following, rows, silence_s
+from services.errors import WorkError
 from services.privacy.events import Event
 from services.privacy.sampling.randomness import uniform_below
 
@@ -47,6 +48,9 @@ LARGEST_BATCH = 256
 
 # The minimum size of a lease whose tokens cost nothing: it saves rows in the ledger.
 FREE_LEASE = 2**14
+
+# The Rényi order of a ledger of single releases. Pure epsilons cost least at high orders.
+_RELEASES_ORDER = 64.0
 
 # A writer without a heartbeat for this long counts as dead: a writer that it replaced may take the ledger back.
 PATIENCE_S = 30.0
@@ -434,3 +438,23 @@ def _check_not_moved(state: LedgerState) -> None:
             f"it was moved to {state.moved} and continues there: configure that place. It is never written here again, "
             "because two ledgers of one budget would spend it twice"
         )
+
+
+def charge_release(ledger: str, event: Event, subject: str, budget: float, delta: float) -> None:
+    """Charges one release that serves without limit, such as a head. Creates the ledger if it does not exist.
+
+    Args:
+        ledger: a path or URL.
+        event: the cost of the release, an event that is charged `once`.
+        subject: what the ledger is for; it takes the place of an ensemble's id.
+        budget, delta: the limit of all releases about this subject, which the existing ledger must have.
+
+    Raises:
+        WorkError: the budget does not suffice. Nothing may be released.
+        LedgerError: the ledger cannot be used, or has another budget.
+    """
+    terms = PrivacyBudget(
+        ensemble=subject, epsilon=budget, delta=delta, order=_RELEASES_ORDER, adjacency=event.adjacency
+    )
+    if Ledger(ledger, terms).lease(event, 1).count == 0:
+        raise WorkError(f"ledger {ledger}: its budget does not suffice for another release; nothing was released")

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.engine.engine import AdapterFiles
 from services.evaluation.rows import EnsembleRows
 from services.evaluation.text import Text
 from services.evaluation.trial import Outcome
@@ -31,6 +32,14 @@ class Planned:
     case: Case
     protocol: Protocol
     files: EnsembleRows
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Holds settings of one ensemble to choose from, with their protocols, and the ensemble's adapters."""
+
+    adapters: Sequence[AdapterFiles]
+    planned: Sequence[tuple[Settings, Protocol]]
 
 
 class Outcomes:

@@ -8,12 +8,12 @@ with the next file.
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -99,14 +99,25 @@ class EnsembleRows:
 
 
 class Reader:
-    """Computes log-probabilities of an ensemble at given positions."""
+    """Computes log-probabilities of an ensemble at given positions.
 
-    def __init__(self, files: EnsembleRows) -> None:
-        self._head = _head(files.head)
-        self._public = read(files.public)
-        self._models = [read(path) for path in files.models]
-        self.models = len(self._models)
-        self.vocabulary = self._head.vocabulary
+    Args:
+        head: the public model's output layer.
+        public: the public model's hidden states, [positions, D].
+        models: those of the ensemble's models, in the order of their numbers.
+    """
+
+    def __init__(self, head: Head, public: NDArray[np.floating], models: Sequence[NDArray[np.floating]]) -> None:
+        self._head = head
+        self._public = public
+        self._models = models
+        self.models = len(models)
+        self.vocabulary = head.vocabulary
+
+    @classmethod
+    def open(cls, files: EnsembleRows) -> Self:
+        """Opens files, which are read as they are used."""
+        return cls(_head(files.head), read(files.public), [read(path) for path in files.models])
 
     def __call__(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Returns float32 [S, V] of the public model and [S * models, V] of all models, grouped by position."""

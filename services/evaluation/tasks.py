@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
+from services.evaluation.cases import Candidates
 from services.evaluation.rows import EnsembleRows, Reader, writing
 from services.evaluation.scoring import Precision, Scorer
 from services.evaluation.text import Text
 from services.evaluation.trial import Outcome, run_trials
 from services.privacy.protocol import Protocol
+from services.privacy.protocols.public import Public, PublicSettings
+from services.privacy.sampling.selection import loss_units
 from services.privacy.settings import Settings
 
 
@@ -47,7 +50,41 @@ def trials(
     tokens: NDArray[np.int64],
 ) -> list[Outcome]:
     """Runs `run_trials` on rows from files."""
-    return run_trials(planned, Reader(files), positions, tokens)
+    return run_trials(planned, Reader.open(files), positions, tokens)
+
+
+def losses_of_users(base: Path, ensembles: Sequence[Candidates], texts: Sequence[Text]) -> NDArray[np.int64]:
+    """Returns each user's loss under each candidate, in `LOSS_UNITS`, int64 [users, candidates].
+
+    Every text is scored alone, so that no user changes the shapes, and thus the rounding, of another one's scores.
+    """
+    scorer = _scorer(base, "auto")
+    return np.array([np.concatenate([_losses(scorer, own, text) for own in ensembles]) for text in texts])
+
+
+def _losses(scorer: Scorer, candidates: Candidates, text: Text) -> NDArray[np.int64]:
+    """Returns a user's loss under each candidate: 1/2 - g/2 for a gain of g nats per token over the public model."""
+    if not text.positions:
+        return loss_units(np.full(len(candidates.planned), 0.5))
+    public = _in_memory(scorer, [], text)[0]
+    reader = Reader(scorer.head, public, _in_memory(scorer, candidates.adapters, text))
+    reference = PublicSettings(), Public(len(candidates.adapters))
+    outcomes = run_trials([reference, *candidates.planned], reader, text.runs[0], text.true_tokens)
+    public_outcome, *others = outcomes
+    gains = [
+        public_outcome.loss - outcome.loss if outcome.possible >= public_outcome.possible else -np.inf
+        for outcome in others
+    ]
+    return loss_units(0.5 - np.array(gains) / 2)
+
+
+def _in_memory(scorer: Scorer, adapters: Sequence[AdapterFiles], text: Text) -> list[NDArray[np.float32]]:
+    """Returns the hidden states of each adapter, or of the public model without any: float32 [positions, D]."""
+    states = [np.empty((text.positions, scorer.head.size), np.float32) for _ in range(len(adapters) or 1)]
+    for model, index, hidden in scorer.hidden_states(text.blocks, adapters):
+        first = text.offsets[index]
+        states[model][first : first + len(hidden)] = hidden.float().cpu().numpy()
+    return states
 
 
 @lru_cache(maxsize=1)

@@ -95,6 +95,19 @@ def held_out_text(
     return Text(tuple(chosen), tuple((start + np.arange(length)) % positions for start in starts))
 
 
+def texts_of_users(documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int) -> Sequence[Text]:
+    """Returns a text of one run for each user: the first `tokens` tokens of the user, which no other user changes.
+
+    A user without a token to evaluate has a text without blocks.
+    """
+    texts = []
+    for stream in _streams(documents, tokenizer):
+        blocks = tuple(_cut(stream[:tokens], context))
+        positions = sum(len(block.targets) for block in blocks)
+        texts.append(Text(blocks, (np.arange(positions),)))
+    return texts
+
+
 # Pairs of a token and whether it is evaluated.
 _Stream = list[tuple[int, bool]]
 

@@ -51,6 +51,7 @@ class Choice:
     """Holds settings on one ensemble and their results.
 
     Attributes:
+        ensemble: the directory of the ensemble.
         parameters: the content of the configuration's `privacy`, with derived parameters.
         rows: the average number of rows for a token, the public row included.
         perplexity, change: over the runs; `change` is the ratio to the public model's on the same tokens.
@@ -58,6 +59,7 @@ class Choice:
     """
 
     label: str
+    ensemble: Path
     parts: int
     protocol: str
     parameters: Mapping[str, Any]
@@ -244,6 +246,7 @@ class _Search:
         measured = result(settings.label, settings, protocol, outcomes, public_outcomes)
         return Choice(
             label=settings.label,
+            ensemble=planned.case.ensemble,
             parts=protocol.parts,
             protocol=measured.protocol,
             parameters=measured.parameters,

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.errors import InputError, WorkError
+from services.budget.ledger import charge_release
+from services.errors import InputError
 from services.files import building, sha256, write_atomically
 from services.heads import certified, methods, pate, sgd
 from services.heads.data import Table
@@ -28,8 +27,6 @@ from services.privacy.sampling.selection import Neighbours
 
 MANIFEST, PARAMETERS = "manifest.json", "head.safetensors"
 
-# The Rényi order of a head's ledger. Pure epsilons cost least at high orders.
-_ORDER = 64.0
 # A ledger converts at one Rényi order, which yields a larger epsilon than the accountant that determined the noise.
 _RENYI_SHARE = 1.5
 
@@ -166,20 +163,6 @@ def _write(
     return manifest
 
 
-def _charge(ledger: str | None, event: Event, table: Table, epsilon: float | None) -> None:
-    """Charges one release durably.
-
-    Raises:
-        WorkError: the budget does not suffice.
-    """
-    if ledger is None:
-        return
-    promise = PrivacyBudget(
-        ensemble=f"heads of {table.name}",
-        epsilon=epsilon,
-        delta=methods.DELTA,
-        order=_ORDER,
-        adjacency=event.guarantee.adjacency,
-    )
-    if Ledger(ledger, promise).lease(event, 1).count == 0:
-        raise WorkError(f"ledger {ledger}: its budget does not suffice for another head; nothing was released")
+def _charge(ledger: str | None, event: Event, table: Table, budget: float) -> None:
+    if ledger is not None:
+        charge_release(ledger, event, f"heads of {table.name}", budget, methods.DELTA)

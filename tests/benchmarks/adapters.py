@@ -137,7 +137,7 @@ class Bench:
         rows = EnsembleRows(self.head, self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
         adapters = [AdapterFiles(folder / str(part), options.attention) for part in range(len(self.parts))]
         score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto")
-        reader, truth = Reader(rows), torch.from_numpy(self.text.true_tokens)
+        reader, truth = Reader.open(rows), torch.from_numpy(self.text.true_tokens)
         gains = []
         for positions in np.array_split(self.text.runs[0], 64):
             public, parts = reader(positions)

@@ -79,7 +79,7 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     score_public(model, text, "auto", files.head, files.public)
     targets = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
     forward = seconds(lambda: score(model, targets, text, "auto"))
-    reader, planned = Reader(files), methods(len(adapters))
+    reader, planned = Reader.open(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 
     def evaluate(*names: str) -> float:

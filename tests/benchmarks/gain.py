@@ -124,7 +124,7 @@ class Bench:
         missing = [pair for pair in zip(adapters.values(), rows.models, strict=True) if not pair[1].exists()]
         if missing:
             score(self.model, missing, self.text, "auto")
-        return Reader(rows)
+        return Reader.open(rows)
 
     def _losses(self, reader: Reader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
         """Returns the mean loss in nats per token of each protocol (outer) on each run (inner)."""

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from cluster.configuration import Configuration
+from services.budget.reader import read
 from services.training.corpus import Document
 from services.training.directory import SALT
 from services.training.manifest import Manifest
@@ -43,7 +44,7 @@ def tune(sample: Path, output: Path, *options: object) -> Result:
 
 @pytest.mark.parametrize("private", [DOCUMENTS[:1], [{"user": "someone", "text": DOCUMENTS[5]["text"]}]])
 def test_the_private_file_is_refused(sample: Path, tmp_path: Path, private: list[dict[str, str]]) -> None:
-    refused = tune(sample, tmp_path / "out", "--private", write(tmp_path / "private.jsonl", private))
+    refused = tune(sample, tmp_path / "out", "--private-corpus", write(tmp_path / "private.jsonl", private))
     assert refused.exit_code == 2
     assert "private.jsonl: tuning on private text reveals information" in refused.stderr
     assert "cost privacy that is not counted" in refused.stderr
@@ -68,6 +69,53 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
     same = tune(sample, tmp_path / "out", "--private-ensemble", deployed, "--ensemble", ensemble)
     assert same.exit_code == 2
     assert "is the deployed ensemble of private text" in same.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--private", "HELD_OUT"], "private-epsilon: give"),
+        (["--private", "HELD_OUT", "--private-epsilon", 1], "ledger: give"),
+        (["--private", "HELD_OUT", "--private-epsilon", 0, "--ledger", "LEDGER"], "private-epsilon: give"),
+        (["--private-epsilon", 1], "private-epsilon: belongs to a choice on private users"),
+        (["--ledger", "LEDGER"], "ledger: belongs to a choice on private users"),
+    ],
+)
+def test_a_private_choice_needs_a_price_and_a_ledger(
+    sample: Path, tmp_path: Path, options: list[object], named: str
+) -> None:
+    paths = {
+        "HELD_OUT": write(tmp_path / "users.jsonl", [{"user": "held out", "text": "What a day it was."}]),
+        "LEDGER": tmp_path / "ledger.db",
+    }
+    refused = tune(sample, tmp_path / "out", *(paths.get(str(option), option) for option in options))
+    assert refused.exit_code == 2
+    assert named in refused.stderr
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_users_of_the_sample_are_no_private_users_to_choose_on(sample: Path, tmp_path: Path) -> None:
+    price = ["--private-epsilon", 1, "--ledger", tmp_path / "ledger.db"]
+    refused = tune(sample, tmp_path / "out", "--private", sample, *price)
+    assert refused.exit_code == 2
+    assert "tuning on private text" in refused.stderr
+
+
+@pytest.mark.long
+def test_a_choice_on_private_users_is_paid_for_once(sample: Path, tmp_path: Path) -> None:
+    users = write(tmp_path / "users.jsonl", [{"user": f"new {n}", "text": f"Stop {n} is closed."} for n in range(5)])
+    ledger = tmp_path / "ledger.db"
+    options = ["--model", write_tiny_model(tmp_path / "model"), "--parts", 2, "--private", users, "--ledger", ledger]
+    for _ in range(2):
+        done = tune(sample, tmp_path / "out", *options, "--private-epsilon", 2, "--json")
+        assert done.exit_code == 0, done.output
+        chosen = json.loads(done.stdout)["private_choice"]
+        assert chosen["users"] == 5
+        assert chosen["epsilon"] == 2
+        assert f"{chosen['label']}, {chosen['parts']} parts" in chosen["candidates"]
+        assert [event.epsilon for event in read(ledger).charged] == [2.0]  # type: ignore[attr-defined]
+    shown = tune(sample, tmp_path / "out", *options, "--private-epsilon", 2)
+    assert "Chosen on 5 private users" in shown.stdout
 
 
 @pytest.mark.long

@@ -92,5 +92,5 @@ def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
     # It fits any budget of the table, because its tokens cost nothing.
     written = write_rows(tmp_path, positions=40, models=1)
     planned = [(settings, protocol)]
-    (outcome,) = run_trials(planned, Reader(written.files), np.arange(40), written.tokens)
+    (outcome,) = run_trials(planned, Reader.open(written.files), np.arange(40), written.tokens)
     assert outcome.answered == 40

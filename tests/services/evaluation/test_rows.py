@@ -107,7 +107,7 @@ def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: li
 def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=3)
     positions = np.array([7, 3, 49])
-    public, parts = Reader(written.files)(positions)
+    public, parts = Reader.open(written.files)(positions)
     assert torch.allclose(public, written.public[positions], atol=1e-5)
     assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_stored_hidden_states_give_the_scorers_distributions(
     reader = AdapterFiles(adapters["first"], "public")
     score_public(public_model, text, "auto", files.head, files.public)
     score(public_model, [(reader, files.models[0])], text, "auto")
-    public, first = Reader(files)(text.runs[0])
+    public, first = Reader.open(files)(text.runs[0])
     scorer = Scorer(public_model)
     for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
         assert torch.equal(rows, torch.cat([rows_of[index] for index in range(len(blocks))]))

@@ -31,7 +31,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
 
 def outcomes(written: StoredRows, *settings: Settings) -> list[Outcome]:
     planned = [(setting, setting.plan(PARTS)) for setting in settings]
-    return run_trials(planned, Reader(written.files), np.arange(POSITIONS), written.tokens)
+    return run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens)
 
 
 def mean_loss(log_probabilities: np.ndarray, tokens: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """Claim: the front and the recommendation follow from measurements, and rows are those that a service would compute."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ BUDGET = Budget(epsilon=8, delta=1e-5, tokens=100)
 def choice(rows: float, perplexity: float, status: str = "certified", protocol: str = "pmixed") -> Choice:
     return Choice(
         label=f"{status} {rows:g}",
+        ensemble=Path("ensemble"),
         parts=4,
         protocol=protocol,
         parameters={},

@@ -112,7 +112,9 @@ def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
     ],
     ids=["users", "series", "private scaling"],
 )
-def test_a_comparison_names_the_methods_that_it_leaves_out(table: Table, left_out: set[methods.MethodName], tmp_path: Path) -> None:
+def test_a_comparison_names_the_methods_that_it_leaves_out(
+    table: Table, left_out: set[methods.MethodName], tmp_path: Path
+) -> None:
     plan = compare.Plan((1.0,), ("non-private", *sorted(left_out)), seeds=1, search=False)
     record = compare.compare(table, plan, tmp_path, compare.in_process(Display()), Display()).record()
     assert record["left_out"].keys() == left_out
