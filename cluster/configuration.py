@@ -164,6 +164,9 @@ class NamedEnsemble(Section):
     model_config = ConfigDict(protected_namespaces=())
 
     ensemble: Path
+    cohort: Annotated[str, StringConstraints(pattern=NAME)] | None = Field(
+        None, description="a model name that several ensembles of different users share; requests to it are spread"
+    )
     model: str | None = None
     privacy: Privacy | None = None
     budget: Budget = Budget()
@@ -180,11 +183,13 @@ class EnsembleConfiguration:
         names: the model names that clients use. The first one is the name of the ensemble.
         namespace: the Ray namespace of its actors.
         own_shares: whether keys can have shares of this ensemble's budget.
+        cohort: the model name that it shares with other ensembles of other users; None if it shares none.
     """
 
     names: tuple[str, ...]
     namespace: str
     own_shares: bool
+    cohort: str | None
     ensemble: Path
     model: str | None
     privacy: Settings
@@ -282,6 +287,7 @@ class Configuration(BaseSettings):
             names=self.http.served_model_names,
             namespace=self.namespace,
             own_shares=False,
+            cohort=None,
             ensemble=ensemble,
             model=self.model,
             privacy=self.privacy,
@@ -296,6 +302,7 @@ class Configuration(BaseSettings):
             names=(name,),
             namespace=f"{self.namespace}.{name}",
             own_shares=True,
+            cohort=named.cohort,
             ensemble=named.ensemble,
             model=named.model,
             privacy=named.privacy or self.privacy,
@@ -316,7 +323,13 @@ class Configuration(BaseSettings):
                 "http.served_model_names: needs `ensemble` at the top level; remove it: the names under `ensembles` "
                 "are the model names"
             )
+        names = {name for ensemble in self.served for name in ensemble.names}
         for ensemble in self.served:
+            if ensemble.cohort in names:
+                raise ValueError(
+                    f"ensembles.{ensemble.name}.cohort: {ensemble.cohort} is the name of an ensemble; give the cohort "
+                    "another name"
+                )
             section = f"ensembles.{ensemble.name}.engine" if ensemble.own_shares else "engine"
             if self.http.max_tokens >= ensemble.engine.context_length:
                 raise ValueError(

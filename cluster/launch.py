@@ -37,6 +37,7 @@ from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
 from services.keys.database import Database, default_database
 from services.keys.store import KeyStore
+from services.training.cohorts import not_apart
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
 
@@ -99,6 +100,7 @@ def launch(configuration: Configuration, report: Report = lambda step: None) -> 
         ManifestError, PublicModelError, LedgerError, ConfigurationError: the message says what is wrong and how to fix
             it. All started actors are stopped.
     """
+    check_cohorts(configuration)
     checked = [check_ensemble(ensemble, report, may_begin=ensemble.budget.create) for ensemble in configuration.served]
     check_keys(configuration, report)
     url = _listen(configuration)  # before models are loaded, so that a used port fails at once
@@ -164,6 +166,7 @@ class Checked:
             capacity=coordinator.max_live * coordinator.replicas,
             max_waiting=coordinator.max_waiting * coordinator.replicas,
             own_shares=configuration.own_shares,
+            cohort=configuration.cohort,
             recovery_s=coordinator.recovery_s,
             # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
             stall_timeout_s=coordinator.recovery_s + 2 * coordinator.step_timeout_s,
@@ -189,6 +192,26 @@ def check_ensemble(
     promised = promise(configuration, manifest)
     report(promised.sentence)
     return Checked(configuration, manifest, model, promised, _ledger_of(configuration, promised, report, may_begin))
+
+
+def check_cohorts(configuration: Configuration) -> None:
+    """Checks that the ensembles of each cohort were trained on different users.
+
+    Raises:
+        ConfigurationError: two of them may share users, as far as their manifests record.
+        ManifestError: a manifest cannot be read.
+    """
+    cohorts: dict[str, dict[str, Manifest]] = {}
+    for ensemble in configuration.served:
+        if ensemble.cohort is not None:
+            cohorts.setdefault(ensemble.cohort, {})[ensemble.name] = Manifest.load(ensemble.ensemble)
+    for cohort, manifests in cohorts.items():
+        if (pair := not_apart(manifests)) is not None:
+            first, second = pair
+            raise ConfigurationError(
+                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, whose epsilons then add up. "
+                f"Train one of them with --earlier and the directory of the other, or leave cohort {cohort} out"
+            )
 
 
 def start_actors(

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.configuration import Configuration, ConfigurationError
-from cluster.launch import check_ensemble, keys_database, start_ensemble, stop_ensemble
+from cluster.launch import check_cohorts, check_ensemble, keys_database, start_ensemble, stop_ensemble
 from cluster.options import AddressOption, JsonOption, NamespaceOption
 from cluster.running import ensembles_of
 from cluster.steps import Steps
@@ -68,6 +68,7 @@ def add(
         present = _status(service, chosen.name)
         if present is not None and present.state == "serving":
             raise ConfigurationError(f"ensembles.{chosen.name}: is served already")
+        _check_cohort(configuration, chosen.cohort, service)
         checked = check_ensemble(chosen, steps, may_begin=chosen.budget.create)
         if present is None:
             start_ensemble(checked, keys_database(configuration), steps)
@@ -125,6 +126,23 @@ def retire(
         steps("Stopping; unused budget returns to the ledger")
         stop_ensemble(account.ensemble)
     _report(f"{name} is retired; remove it from the configuration, or the next start serves it again", account, as_json)
+
+
+def _check_cohort(configuration: Configuration, cohort: str | None, service: ActorHandle) -> None:
+    """Checks that an ensemble shares no users with its cohort, whose ensembles the file must name.
+
+    Raises:
+        ConfigurationError: it may share users, or the file does not name an ensemble of the cohort that is served.
+    """
+    check_cohorts(configuration)
+    configured = {ensemble.name for ensemble in configuration.served}
+    accounts: list[EnsembleStatus] = _call(service, "statuses")
+    for served in (account.ensemble for account in accounts):
+        if cohort is not None and served.cohort == cohort and served.name not in configured:
+            raise ConfigurationError(
+                f"ensembles.{served.name}: is served in cohort {cohort}, but the file does not name it, so whether it "
+                "shares users cannot be checked; add it to the file"
+            )
 
 
 def _status(service: ActorHandle, name: str) -> EnsembleStatus | None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
-from services.evaluation.expectation import Population, Proposal, propose
+from services.evaluation.expectation import TOLERANCE, Population, Proposal, propose, propose_cohorts
 from services.evaluation.methods import Budget
 from services.privacy import accounting
 from services.privacy.accounting import planning
@@ -81,6 +81,70 @@ class Plan:
         }
 
 
+@dataclass(frozen=True)
+class Cohorts:
+    """Compares one ensemble of all users with `count` cohorts of different users. `own` is the plan of one cohort."""
+
+    count: int
+    whole: Proposal
+    own: Proposal
+
+    @classmethod
+    def of(
+        cls,
+        count: int,
+        whole: Proposal,
+        population: Population,
+        budget: Budget,
+        protocol: str | None,
+        parts: int | None,
+    ) -> Self:
+        """Plans the cohorts; `parts` is the number of parts of all of them."""
+        own = None if parts is None else max(1, parts // count)
+        return cls(count, whole, propose_cohorts(count, population, budget, protocol, own))
+
+    @property
+    def better(self) -> bool:
+        return self.own.worth > (1 + TOLERANCE) * self.whole.worth
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        unit = "of the gain without privacy" if self.own.gain is None else "nats per token"
+        own, whole = (
+            f"{plan.worth:.0%}" if plan.gain is None else f"{plan.worth:.2f}" for plan in (self.own, self.whole)
+        )
+        advice = (
+            f"{self.count} cohorts are better"
+            if self.better
+            else "one ensemble of all users is as good or better; cohorts are for users who come later"
+        )
+        parts, tokens = self.own.protocol.parts, self.own.settings.tokens
+        return (
+            f"{self.count} cohorts, each with {parts:,} parts and {tokens:,} tokens at radius "
+            f"{self._radius(self.own):.4g}, give {own} {unit}; one ensemble gives {whole} at "
+            f"{self._radius(self.whole):.4g}: {advice}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the JSON output."""
+        return {
+            "cohorts": {
+                "count": self.count,
+                "parts": self.own.protocol.parts,
+                "protocol": self.own.protocol.name,
+                "radius": self._radius(self.own),
+                "tokens": self.own.settings.tokens,
+                "gain_expected": self.own.expectation(),
+                "better": self.better,
+            }
+        }
+
+    @staticmethod
+    def _radius(proposal: Proposal) -> float:
+        return float(getattr(proposal.protocol, "radius"))  # noqa: B009
+
+
 @plan.command(context_settings=ACCEPTED)
 def plan_(
     context: typer.Context,
@@ -114,6 +178,12 @@ def plan_(
             help="With --users: the number of tokens of the corpus, to compute the gain in nats.",
         ),
     ] = None,
+    cohorts: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="With --users: also plan this number of cohorts, ensembles of different users of equal number."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="The picture file for a plot of epsilon over tokens.")] = None,
 ) -> None:
@@ -125,11 +195,19 @@ def plan_(
     if users is not None:
         _refuse_with_users(context.args, orders, plot)
         budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
-        proposal = propose(Population(users, corpus_tokens), budget, protocol, parts)
-        print(json.dumps(_record(proposal, users, corpus_tokens), indent=2)) if as_json else _propose(proposal, users)
+        population = Population(users, corpus_tokens)
+        proposal = propose(population, budget, protocol, parts)
+        spread = None if cohorts is None else Cohorts.of(cohorts, proposal, population, budget, protocol, parts)
+        if as_json:
+            print(json.dumps(_record(proposal, users, corpus_tokens) | (spread.record() if spread else {}), indent=2))
+        else:
+            _propose(proposal, users)
+            if spread is not None:
+                Console().print(escape(spread.sentence))
         return
-    if corpus_tokens is not None:
-        raise bad("corpus-tokens", "needs --users")
+    for name, value in (("corpus-tokens", corpus_tokens), ("cohorts", cohorts)):
+        if value is not None:
+            raise bad(name, "needs --users")
     if parts is None:
         raise bad("parts", "is missing; give the number of parts, or --users for a proposal")
     protocol = protocol or DEFAULT

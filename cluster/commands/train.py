@@ -18,6 +18,7 @@ from services.privacy.accounting import stated
 from services.training import dp_sgd
 from services.training import train as ensemble
 from services.training.base import find_base
+from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest
@@ -72,6 +73,13 @@ def train(
         Path | None,
         typer.Option(help="The secret of the partition, created on first use. Default: in the output directory."),
     ] = None,
+    earlier: Annotated[
+        list[Path],
+        typer.Option(
+            help="An earlier ensemble; repeat for more. Documents of its users are left out, so that both can be "
+            "cohorts of one model: each user is in one of them."
+        ),
+    ] = [],  # noqa: B006
     attention: Annotated[
         str | None,
         typer.Option(
@@ -165,6 +173,8 @@ def train(
     }
     defaults = DP_SGD_TRAINING.model_dump() if privately else {}
     options = TrainingOptions.checked(**defaults | {name: value for name, value in chosen.items() if value is not None})
+    if privately and earlier:
+        raise bad("earlier", "is for ensembles of parts; leave it out with --dp-sgd")
     plan = (
         dp_sgd.plan(
             documents,
@@ -186,7 +196,10 @@ def train(
         else ensemble.plan(
             documents,
             output,
-            parts=_proposed(documents, output, model, options, (epsilon, delta, tokens)) if parts is None else parts,
+            parts=_proposed(OtherUsers(documents, earlier), output, model, options, (epsilon, delta, tokens))
+            if parts is None
+            else parts,
+            earlier=earlier,
             halves=halves,
             model=model,
             options=options,
@@ -198,7 +211,7 @@ def train(
 
 
 def _proposed(
-    corpus: Corpus, output: Path, model: str | None, options: TrainingOptions, promise: tuple[float, float, int]
+    corpus: OtherUsers, output: Path, model: str | None, options: TrainingOptions, promise: tuple[float, float, int]
 ) -> int:
     """Returns the default number of parts: that of the ensemble in `output`, or else the proposal for the corpus."""
     if (output / MANIFEST).exists():
@@ -211,7 +224,7 @@ def _proposed(
         raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
     population = measure(corpus, find_base(model, options.block).path)
     if population.users == 0:
-        raise InputError(f"corpus {corpus.path}: has no documents")
+        raise InputError("corpus: has no documents, or only those of users of earlier ensembles")
     parts = propose(population, budget).protocol.parts
     typer.echo(
         f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
@@ -232,6 +245,7 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
             "trained": trained.trained,
             "kept": trained.kept,
             "skipped": trained.skipped,
+            "left_out": trained.left_out,
             "seconds": round(seconds, 1),
         }
         if trained.manifest.dp_sgd:
@@ -243,5 +257,7 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
             f"{trained.trained} of them trained and {trained.kept} kept, "
             f"{trained.skipped} bad lines skipped, in {seconds:.0f} s"
         )
+        if trained.manifest.disjoint_from:
+            typer.echo(f"{trained.left_out} documents of users of earlier ensembles were left out")
         if private := trained.manifest.dp_sgd:
             typer.echo(private.event.guarantee.sentence(stated(private.epsilon), private.delta, None))

@@ -1,7 +1,7 @@
 """Adds up the promises to a person whose text is in several ensembles."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from pydantic import BaseModel, ConfigDict
@@ -27,22 +27,32 @@ class Together(BaseModel):
     guarantee: str
 
 
-def together(statements: Mapping[str, Statement]) -> Together:
-    """Returns the sum of the promises of ensembles, given by model name."""
-    models, promises = tuple(statements), statements.values()
-    named = " and ".join([", ".join(models[:-1]), models[-1]]) if len(models) > 1 else "".join(models)
-    if len({promise.adjacency for promise in promises}) > 1:
+def together(statements: Mapping[str, Statement], cohorts: Mapping[str, str | None] | None = None) -> Together:
+    """Returns the sum of the promises of ensembles.
+
+    Args:
+        statements: by model name.
+        cohorts: the cohort of each ensemble, by model name. A person is in one ensemble of a cohort at most
+            (`services.training.cohorts`), so a cohort counts once, with its largest epsilon and its largest delta.
+    """
+    groups: dict[str, dict[str, Statement]] = {}
+    for name, promise in statements.items():
+        groups.setdefault((cohorts or {}).get(name) or name, {})[name] = promise
+    models = tuple(statements)
+    named = _listed([f"one of {_listed(list(own))}" if len(own) > 1 else next(iter(own)) for own in groups.values()])
+    if len({promise.adjacency for promise in statements.values()}) > 1:
         why = "they are for different neighbouring corpora"
-    elif any(promise.epsilon is None for promise in promises):
+    elif any(promise.epsilon is None for promise in statements.values()):
         why = "one of them promises no epsilon"
     else:
-        epsilon = _sum(promise.epsilon for promise in promises if promise.epsilon is not None)
-        delta = _sum(promise.delta for promise in promises)
+        epsilon = _sum(max(promise.epsilon or 0.0 for promise in own.values()) for own in groups.values())
+        delta = _sum(max(promise.delta for promise in own.values()) for own in groups.values())
+        adds = "add up: " if len(groups) > 1 else "do not add up, because nobody is in two of them: "
         return Together(
             models=models,
             epsilon=epsilon,
             delta=delta,
-            guarantee=f"The promises to a person whose text is in {named} add up: epsilon {stated(epsilon)} and delta "
+            guarantee=f"The promises to a person whose text is in {named} {adds}epsilon {stated(epsilon)} and delta "
             f"{stated(delta)} for all that they ever release. {RETIRED}",
         )
     return Together(
@@ -52,6 +62,11 @@ def together(statements: Mapping[str, Statement]) -> Together:
         guarantee=f"The promises of {named} have no sum, because {why}: a person whose text is in several of them has "
         f"no promise for all that they release. {RETIRED}",
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def _sum(numbers: Iterable[float]) -> float:

@@ -52,6 +52,12 @@ class Registry:
         Raises:
             EnsemblesError: another ensemble uses one of its names.
         """
+        cohorts = {entry.ensemble.cohort for entry in self._entries.values()}
+        names = {name for entry in self._entries.values() for name in entry.ensemble.names}
+        if not cohorts.isdisjoint(ensemble.names) or ensemble.cohort in names:
+            raise EnsemblesError(
+                f"ensembles.{ensemble.name}: a name is used for a cohort and for an ensemble; rename one of them"
+            )
         for other in self._entries.values():
             if other.ensemble != ensemble and not set(other.ensemble.names).isdisjoint(ensemble.names):
                 raise EnsemblesError(

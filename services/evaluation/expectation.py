@@ -9,7 +9,7 @@ does not cover.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
-from services.training.corpus import Corpus
+from services.training.corpus import Document
 
 TABLE = Path(__file__).with_name("gain.json")
 MIN_USERS_PER_PART = 8
@@ -97,7 +97,7 @@ class Proposal:
         }
 
 
-def measure(corpus: Corpus, tokenizer: Path) -> Population:
+def measure(corpus: Iterable[Document], tokenizer: Path) -> Population:
     """Counts the users of a corpus and estimates its tokens from the first `_SAMPLED_DOCUMENTS` documents.
 
     Raises:
@@ -203,6 +203,27 @@ def propose(population: Population, budget: Budget, protocol: str | None = None,
         return best
     other = _expect("exponential", best.protocol.parts, population, budget)
     return _cheapest([best, *([other] if other else [])]) or best
+
+
+def propose_cohorts(
+    count: int, population: Population, budget: Budget, protocol: str | None = None, parts: int | None = None
+) -> Proposal:
+    """Proposes the ensemble of one of `count` cohorts of equal size, over which the tokens are spread equally.
+
+    With N parts in all and T tokens, a cohort has N / k parts for T / k tokens. The cost of a token is proportional to
+    (radius k / N)^2, so k cohorts leave each radius smaller by the root of k. They are for users who come later.
+
+    Args:
+        parts: the number of parts of one cohort.
+
+    Raises:
+        InputError: see `propose`; or there are fewer users or tokens than cohorts.
+    """
+    if not 2 <= count <= min(population.users, budget.tokens):
+        raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
+    tokens = population.tokens
+    own = Population(population.users // count, None if tokens is None else max(1, tokens // count))
+    return propose(own, budget.model_copy(update={"tokens": -(-budget.tokens // count)}), protocol, parts)
 
 
 def candidates(population: Population) -> Iterator[int]:

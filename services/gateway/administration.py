@@ -133,7 +133,10 @@ class AdministrationRoutes:
         """
         if model is None:
             return None
-        shares = self._models.named(model).ensemble.shares
+        served = self._models.members(model)
+        if len(served) > 1:
+            raise invalid("model", "is a cohort; set the share of each of its ensembles, or leave model out")
+        shares = served[0].ensemble.shares
         if shares is None:
             raise invalid("model", "this model has no name under `ensembles` in the configuration, so it has no shares "
                           "of its own; leave model out to limit all models together")  # fmt: skip

@@ -11,7 +11,7 @@ from services.budget.statement import Statement
 from services.gateway.errors import invalid
 from services.gateway.keys import KeyService
 from services.gateway.limits import read_body
-from services.gateway.models import Models, ServedModel
+from services.gateway.models import Models
 from services.gateway.openapi import REFUSALS, body
 from services.gateway.responses import Detokenized, Model, ModelList, Tokenized, Version
 from services.gateway.schema import DetokenizeRequest, TokenizeRequest
@@ -46,20 +46,25 @@ class CatalogueRoutes:
 
     async def models(self) -> ModelList:
         """List all model names except those of ensembles that drain."""
-        serving = [served for served in self._models.all if served.state == "serving"]
-        return ModelList(data=[self._model(served, name) for served in serving for name in served.ensemble.names])
+        return ModelList(
+            data=[
+                self._model(name)
+                for name in self._models.names
+                if any(served.state == "serving" for served in self._models.members(name))
+            ]
+        )
 
     async def model(self, name: str) -> Model:
         """Describe one model."""
-        return self._model(self._models.named(name), name)
+        return self._model(name)
 
     async def privacy(self, model: Annotated[Sequence[str], Query()] = ()) -> Statement | Statements:
         """Return the privacy guarantee, and the spent and remaining budget. The answer does not depend on private text.
 
-        For one `model`, or if the service has only one, returns its statement; otherwise a list of statements and their
-        joint guarantee.
+        For one `model`, or if the service has only one, returns its statement; otherwise, and for a cohort, a list of
+        statements and their joint guarantee.
         """
-        selected = [self._models.named(name) for name in model] or self._models.all
+        selected = [served for name in model for served in self._models.members(name)] or self._models.all
         unique = list({served.ensemble.name: served for served in selected}.values())
         return await unique[0].status.statement() if len(unique) == 1 else await statements_of(unique)
 
@@ -87,8 +92,9 @@ class CatalogueRoutes:
         served.prompts.check(body.tokens, "tokens")
         return Detokenized(prompt=served.prompts.text(body.tokens))
 
-    def _model(self, served: ServedModel, name: str) -> Model:
-        return Model(id=name, created=self._started, root=name, max_model_len=served.ensemble.context_length)
+    def _model(self, name: str) -> Model:
+        context_length = min(served.ensemble.context_length for served in self._models.members(name))
+        return Model(id=name, created=self._started, root=name, max_model_len=context_length)
 
 
 def version_route() -> APIRouter:

@@ -102,15 +102,16 @@ class ConsoleRoutes:
         )
         names = [entry.ensemble.name for entry in models]
         by_name = dict(zip(names, statements, strict=True))
+        cohorts = {entry.ensemble.name: entry.ensemble.cohort for entry in models}
         known = {name: statement for name, statement in by_name.items() if statement is not None}
         return Snapshot(
             at=time.time(),
             version=version("privmix"),
-            models=self._models.names,
+            models=tuple(name for entry in models for name in entry.ensemble.names),
             ensembles=tuple(names),
             model=served.ensemble.name,
             state=served.state,
-            together=together(known).guarantee if len(known) > 1 else None,
+            together=together(known, cohorts).guarantee if len(known) > 1 else None,
             max_tokens=self._settings.max_tokens,
             key=identity.name,
             scopes=identity.scopes,

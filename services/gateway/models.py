@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
@@ -13,7 +14,7 @@ from ray.exceptions import RayError
 
 from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, State
 from services.gateway.coordinator_client import CoordinatorClient
-from services.gateway.errors import draining, model_not_found
+from services.gateway.errors import ApiError, draining, model_not_found
 from services.gateway.prompts import Prompts
 from services.gateway.settings import GatewaySettings
 from services.gateway.status import Status
@@ -27,7 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """Holds what a gateway needs to serve one ensemble: its tokenizer, its coordinators and its status."""
+    """Holds what a gateway needs to serve one ensemble: its tokenizer, its coordinators and its status.
+
+    Attributes:
+        exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
+    """
 
     def __init__(self, ensemble: Ensemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
         self.ensemble = ensemble
@@ -35,6 +40,7 @@ class ServedModel:
         self.client = client
         self.status = status
         self.state: State = "serving"
+        self.exhausted = False
         self._requests = 0
 
     @classmethod
@@ -117,19 +123,40 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All model names, including the aliases of an ensemble."""
-        return tuple(name for served in self.all for name in served.ensemble.names)
+        """All model names, including the aliases of an ensemble, then those of cohorts."""
+        own = [name for served in self.all for name in served.ensemble.names]
+        cohorts = dict.fromkeys(served.ensemble.cohort for served in self.all)
+        return (*own, *(cohort for cohort in cohorts if cohort is not None))
 
-    def named(self, name: str | None) -> ServedModel:
-        """Returns the model with this name; the first one if `name` is None.
+    def members(self, name: str | None) -> list[ServedModel]:
+        """Returns the ensembles behind a model name: all of a cohort, otherwise one; the first one if `name` is None.
 
         Raises:
             ApiError: 404, no model has this name.
         """
         for served in self.all:
             if name is None or name in served.ensemble.names:
-                return served
-        raise model_not_found(self.names)
+                return [served]
+        members = [served for served in self.all if served.ensemble.cohort == name]
+        if not members:
+            raise model_not_found(self.names)
+        return members
+
+    def named(self, name: str | None) -> ServedModel:
+        """Returns the ensemble for a request. From a cohort, it is the least loaded of those with budget left.
+
+        Raises:
+            ApiError: 404, no model has this name.
+        """
+        return min(
+            self.members(name),
+            key=lambda served: (
+                served.state == "draining",
+                served.exhausted,
+                served.live / served.ensemble.capacity,
+                random.random(),
+            ),
+        )
 
     def take_update(self) -> TrafficUpdate:
         """Returns the counts of traffic since the last call."""
@@ -140,11 +167,14 @@ class Models:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            current = await self._heartbeat()
+            current, *_ = await asyncio.gather(self._heartbeat(), *map(_look_at_budget, self._cohort_members()))
             if current is None or current.version == self._version:
                 continue
             if await self.serve(current.entries):
                 self._version = current.version
+
+    def _cohort_members(self) -> list[ServedModel]:
+        return [served for served in self.all if served.ensemble.cohort is not None]
 
     async def _heartbeat(self) -> EnsembleList | None:
         """Reports the live requests and returns the list of ensembles; None if the actor does not answer."""
@@ -182,6 +212,13 @@ class Models:
         await stack.enter_async_context(served.client.running())
         self._served[ensemble], self._open[ensemble] = served, stack
         return True
+
+
+async def _look_at_budget(served: ServedModel) -> None:
+    """Updates whether an ensemble's budget is used up. A budget actor that does not answer changes nothing."""
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(ASK_S):
+            served.exhausted = (await served.status.statement()).exhausted
 
 
 @cache

@@ -18,7 +18,8 @@ class ModelStatement(Statement):
 
 
 class Statements(BaseModel):
-    """Holds the statements of several models. `together` is the guarantee for a person whose text is in all of them."""
+    """Holds the statements of several models. `together` is the guarantee for a person whose text is in all of them,
+    except that it is in one ensemble of each cohort."""
 
     object: Literal["list"] = "list"
     data: list[ModelStatement]
@@ -34,4 +35,5 @@ async def statements_of(models: Sequence[ServedModel]) -> Statements:
     statements = await asyncio.gather(*(model.status.statement() for model in models))
     by_name = {model.ensemble.name: statement for model, statement in zip(models, statements, strict=True)}
     data = [ModelStatement(model=name, **dict(statement)) for name, statement in by_name.items()]
-    return Statements(data=data, together=together(by_name))
+    cohorts = {model.ensemble.name: model.ensemble.cohort for model in models}
+    return Statements(data=data, together=together(by_name, cohorts))

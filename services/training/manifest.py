@@ -76,6 +76,9 @@ class Manifest(BaseModel):
         "`services.engine.reader_attention`), or its own (plain LoRA, and every manifest without this field)",
     )
     parts: tuple[Part, ...] = Field(min_length=1)
+    disjoint_from: tuple[str, ...] = Field(
+        default=(), description="the ids of ensembles whose users' text was left out (`privmix train --earlier`)"
+    )
     dp_sgd: PrivateTraining | None = None
 
     @model_validator(mode="after")

@@ -63,6 +63,10 @@ class Marks:
         texts = sum(self._text(document) in self._marks for document in documents)
         return Overlap(len(users), texts)
 
+    def has_user(self, document: Document) -> bool:
+        """Returns whether a marked document has the same user."""
+        return self._user(document) in self._marks
+
     def save(self, directory: Path) -> None:
         """Writes the marks, sorted so that their order reveals nothing, to a file that only its owner can read."""
         marks: NDArray[np.uint64] = np.array(sorted(self._marks), dtype=_TYPE)

@@ -25,12 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """Reports how many adapters a training trained and kept, and how many lines of the corpus it skipped."""
+    """Reports the result of a training.
+
+    Attributes:
+        trained, kept: the numbers of adapters.
+        skipped: the number of bad lines of the corpus.
+        left_out: the number of documents whose users are in earlier ensembles.
+    """
 
     manifest: Manifest
     trained: int
     kept: int
     skipped: int
+    left_out: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +93,7 @@ class Training:
         manifest: returns the manifest. It is called once all adapters exist.
         marks: the marks of the corpus.
         skipped: the number of skipped lines of the corpus.
+        left_out: the number of documents whose users are in earlier ensembles.
     """
 
     output: Path
@@ -94,6 +102,7 @@ class Training:
     manifest: Callable[[], Manifest]
     marks: Marks
     skipped: int
+    left_out: int = 0
 
     def missing(self) -> list[Planned]:
         return [
@@ -106,7 +115,7 @@ class Training:
         self.marks.save(self.output)
         manifest.save(self.output)
         remove_others(self.output, manifest)
-        return Trained(manifest, trained, len(self.adapters) - trained, self.skipped)
+        return Trained(manifest, trained, len(self.adapters) - trained, self.skipped, self.left_out)
 
 
 Plan = AbstractContextManager[Training]

@@ -8,7 +8,7 @@ It trains one adapter for each part and, with `halves`, one for each half of a p
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from pathlib import Path
 from services.errors import InputError
 from services.progress import Display
 from services.training.base import Base, find_base
+from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
 from services.training.manifest import Adapter, Manifest, Part
@@ -40,6 +41,7 @@ def train(
     options: TrainingOptions | None = None,
     resources: Resources | None = None,
     salt_file: Path | None = None,
+    earlier: Sequence[Path] = (),
     display: Display | None = None,
 ) -> Trained:
     """Trains an ensemble into `output`, or completes an existing one. Keeps adapters whose text has not changed.
@@ -51,12 +53,22 @@ def train(
         model: see `public_model.resolve`.
         resources: the Ray resources of one adapter. If no cluster is connected, one is started for this call.
         salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
+        earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
 
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
         WorkError: an adapter could not be trained, or another training is writing to `output`.
     """
-    training = plan(corpus, output, parts=parts, halves=halves, model=model, options=options, salt_file=salt_file)
+    training = plan(
+        corpus,
+        output,
+        parts=parts,
+        halves=halves,
+        model=model,
+        options=options,
+        salt_file=salt_file,
+        earlier=earlier,
+    )
     (trained,) = carry_out([training], resources or Resources(), display or Display())
     return trained
 
@@ -71,6 +83,7 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
+    earlier: Sequence[Path] = (),
 ) -> Iterator[Training]:
     """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
 
@@ -84,16 +97,19 @@ def plan(
         base = find_base(model, options.block)
         salt = read_salt(salt_file or output / SALT)
         marks = Marks(salt)
-        entries = _entries(marks.of(corpus), base, Partition(salt, parts, halves), options)
+        others = OtherUsers(corpus, earlier)
+        entries = _entries(marks.of(others), base, Partition(salt, parts, halves), options)
         if not entries:
-            raise InputError(f"corpus {corpus.path}: has no documents")
+            whose = " of users who are in no earlier ensemble" if others.left_out else ""
+            raise InputError(f"corpus {corpus.path}: has no documents{whose}")
         yield Training(
             output,
             base,
             [entry.planned for entry in entries],
-            manifest=lambda: _manifest(entries, output, base, salt, options),
+            manifest=lambda: _manifest(entries, output, base, salt, options, others.ensembles),
             marks=marks,
             skipped=corpus.skipped,
+            left_out=others.left_out,
         )
 
 
@@ -146,7 +162,14 @@ def _fingerprint(tokens: Tokens, base: Base, salt: bytes, options: TrainingOptio
     return digest.hexdigest()
 
 
-def _manifest(entries: list[_Entry], output: Path, base: Base, salt: bytes, options: TrainingOptions) -> Manifest:
+def _manifest(
+    entries: list[_Entry],
+    output: Path,
+    base: Base,
+    salt: bytes,
+    options: TrainingOptions,
+    disjoint_from: tuple[str, ...],
+) -> Manifest:
     adapters = {entry.share: _adapter(entry, output) for entry in entries}
     return Manifest(
         ensemble=ensemble_id(output),
@@ -157,6 +180,7 @@ def _manifest(entries: list[_Entry], output: Path, base: Base, salt: bytes, opti
         rank=options.rank,
         attention=options.attention,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
+        disjoint_from=disjoint_from,
     )
 
 

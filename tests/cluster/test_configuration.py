@@ -128,6 +128,7 @@ def test_the_environment_reaches_one_of_several(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("values", "named"),
     [
+        ({"ensembles": {"a": {"ensemble": "e", "cohort": "a"}}}, "ensembles.a.cohort: a is the name of an ensemble"),
         ({"ensembles": {"a b": {"ensemble": "e"}}}, "ensembles.a b"),
         ({"ensembles": {"a": {}}}, "ensembles.a.ensemble: is missing"),
         ({"ensembles": {"a": {"ensemble": "e", "colour": 1}}}, "ensembles.a.colour: there is no such key"),

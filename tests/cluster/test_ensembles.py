@@ -20,6 +20,7 @@ from services.budget.reader import read
 from services.keys.database import Database
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
+from services.training.manifest import Manifest
 from tests.browser import page
 from tests.browser import until as in_page
 from tests.ensembles import write_ensemble
@@ -36,6 +37,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("two")
     directories = {name: write_ensemble(folder / name, 2) for name in ("clinic", "court", "school")}
+    clinic, school = (Manifest.load(directories[name]) for name in ("clinic", "school"))
+    school.model_copy(update={"disjoint_from": (clinic.ensemble,)}).save(directories["school"])
     config = configure(
         folder,
         directories["clinic"],
@@ -46,7 +49,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
     values = yaml.safe_load(config.read_text())
     del values["ensemble"]
     values["ensembles"] = {
-        "clinic": {"ensemble": str(directories["clinic"]), "budget": {"ledger": "ledger.db"}},
+        "clinic": {"ensemble": str(directories["clinic"]), "cohort": "health", "budget": {"ledger": "ledger.db"}},
         "court": {"ensemble": str(directories["court"]), "privacy": {"epsilon": 2.0, "tokens": 500}},
     }
     config.write_text(yaml.safe_dump(values))
@@ -85,7 +88,7 @@ def charged(service: RunningService, ledger: str) -> int:
 
 def test_each_model_has_its_own_budget(service: RunningService, http: httpx.Client, secret: str) -> None:
     client = openai.OpenAI(base_url=f"{service.base_url}/v1", api_key=secret, max_retries=0, timeout=300)
-    assert [model.id for model in client.models.list()] == ["clinic", "court"]
+    assert [model.id for model in client.models.list()] == ["clinic", "court", "health"]
     assert client.completions.create(model="clinic", prompt="The patient", max_tokens=5).model == "clinic"
     assert complete(http, "court").status_code == 200
     unknown = complete(http, "hospital")
@@ -166,12 +169,24 @@ def test_the_console_switches_between_them(service: RunningService, secret: str,
 
 def test_one_is_added_drained_and_retired_while_the_others_serve(service: RunningService, http: httpx.Client) -> None:
     directory = service.config.with_name("school")
-    rewrite(service.config, school={"ensemble": str(directory), "privacy": {"epsilon": 1.0, "tokens": 100}})
+    school = {"ensemble": str(directory), "cohort": "health", "privacy": {"epsilon": 1.0, "tokens": 100}}
+    rewrite(service.config, school=school)
     with asking(http, "clinic") as others:
         added = operate(service, "add", "school", "--config", str(service.config))
         assert added["state"] == "serving"
-        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["clinic", "court", "school"]
+        models = [model["id"] for model in http.get("/v1/models").json()["data"]]
+        assert models == ["clinic", "court", "school", "health"]
         assert complete(http, "school").status_code == 200
+        joint = http.get("/v1/privacy").json()["together"]
+        assert joint["epsilon"] == 10.0, "court's 2 and the larger of clinic's 8 and school's 1"
+        assert "one of clinic and school" in joint["guarantee"]
+        cohort = http.get("/v1/privacy", params={"model": "health"}).json()
+        assert (cohort["together"]["epsilon"], len(cohort["data"])) == (8.0, 2)
+        spread = [complete(http, "health", 1) for _ in range(12)]
+        assert {answer.status_code for answer in spread} == {200}
+        assert {answer.json()["model"] for answer in spread} == {"health"}
+        through_school = http.get("/v1/keys/root").json()["ensembles"]["school"]["usage"]["spent"] - 4
+        assert 0 < through_school <= 12
 
         with stream(http, "school") as running:
             drained = operate(service, "drain", "school", *named(service))
@@ -190,7 +205,7 @@ def test_one_is_added_drained_and_retired_while_the_others_serve(service: Runnin
         assert "no service runs as" in gone.stderr
     assert others, "the others answered in the meantime"
     assert {answer.status_code for answer in others} == {200}
-    assert charged(service, "school.ledger.db") == STREAMED + 4, "unused tokens came back"
+    assert charged(service, "school.ledger.db") == STREAMED + 4 + through_school, "unused tokens came back"
 
 
 STREAMED = 40

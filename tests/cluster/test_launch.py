@@ -1,5 +1,6 @@
 """Claim: a deployment refuses a wrong ensemble, model, ledger or port with a clear message before it serves."""
 
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import ray
 
 from cluster.configuration import Configuration, ConfigurationError
-from cluster.launch import check_ensemble, launch
+from cluster.launch import check_cohorts, check_ensemble, launch
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
@@ -50,6 +51,22 @@ def test_a_base_model_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_
 def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         launch(load(tmp_path, tmp_path))
+
+
+def test_ensembles_that_may_share_users_are_no_cohort(spoilable: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(spoilable, second)
+    manifest = Manifest.load(spoilable)
+    named = {name: {"ensemble": str(path), "cohort": "all"} for name, path in (("a", spoilable), ("b", second))}
+    configuration = Configuration.of({"ensembles": named}, tmp_path)
+    manifest.model_copy(update={"ensemble": "another"}).save(second)
+    with pytest.raises(ConfigurationError, match=r"ensembles\.b\.cohort: a user may be in a and in b"):
+        launch(configuration)
+    manifest.model_copy(update={"ensemble": "another", "disjoint_from": (manifest.ensemble,)}).save(second)
+    check_cohorts(configuration)
+    manifest.model_copy(update={"disjoint_from": ("another",)}).save(spoilable)
+    manifest.model_copy(update={"ensemble": "another"}).save(second)
+    check_cohorts(configuration)
 
 
 @pytest.mark.usefixtures("cluster")

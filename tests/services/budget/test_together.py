@@ -35,6 +35,16 @@ def test_epsilons_and_deltas_add_up_exactly() -> None:
     assert "retired" in joint.guarantee
 
 
+def test_a_cohort_counts_once_with_its_largest_promise() -> None:
+    statements = {"ward": stated(1.0, 2e-6), "court": stated(0.5, 1e-6), "surgery": stated(3.0, 1e-6)}
+    joint = together(statements, {"ward": "health", "surgery": "health", "court": None})
+    assert (joint.epsilon, joint.delta) == (3.5, 3e-6)
+    assert "one of ward and surgery and court add up" in joint.guarantee
+    alone = together({name: statements[name] for name in ("ward", "surgery")}, {"ward": "health", "surgery": "health"})
+    assert (alone.epsilon, alone.delta) == (3.0, 2e-6)
+    assert "do not add up, because nobody is in two of them" in alone.guarantee
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [

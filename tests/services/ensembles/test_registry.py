@@ -54,6 +54,14 @@ def test_a_gateway_with_an_old_version_of_the_list_may_still_accept_a_request(re
     assert not registry.status("clinic").drained, "it serves"
 
 
+@pytest.mark.parametrize("added", [ensemble("health"), ensemble("school", cohort="court")])
+def test_no_name_is_that_of_a_cohort_and_of_an_ensemble(registry: Registry, added: Ensemble) -> None:
+    registry.add(ensemble("ward", cohort="health"))
+    registry.add(ensemble("surgery", cohort="health"))
+    with pytest.raises(EnsemblesError, match="for a cohort and for an ensemble"):
+        registry.add(added)
+
+
 def test_requests_end_before_an_ensemble_is_removed(registry: Registry) -> None:
     registry.drain("tribunal")
     registry.heartbeat("gateway-1", registry.current.version, {"court": 2})

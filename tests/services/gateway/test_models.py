@@ -45,6 +45,39 @@ def test_a_request_goes_to_the_model_that_it_names(client: TestClient) -> None:
         assert error(client.get(path)) == (404, "model_not_found")
 
 
+@pytest.fixture
+def cohort() -> Models:
+    members = (ensemble("ward", cohort="health", capacity=4), ensemble("surgery", cohort="health", context_length=64))
+    return Models(GatewaySettings(namespace=NOBODY, ensembles=(COURT, *members)))
+
+
+def test_a_cohort_is_a_model_of_the_shortest_context(cohort: Models) -> None:
+    with TestClient(build_app(GatewaySettings(namespace=NOBODY, ensembles=()), cohort)) as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert [(model["id"], model["max_model_len"]) for model in listed] == [
+            ("court", 64), ("ward", 512), ("surgery", 64), ("health", 64)
+        ]  # fmt: skip
+        assert error(client.post("/v1/completions", json={"model": "health", **BODY})) == (503, "service_unavailable")
+        for member in cohort.members("health"):
+            member.state = "draining"
+        assert error(client.post("/v1/completions", json={"model": "health", **BODY})) == (503, "model_draining")
+        assert "health" not in [model["id"] for model in client.get("/v1/models").json()["data"]]
+
+
+@pytest.mark.anyio
+async def test_a_request_to_a_cohort_goes_to_the_least_loaded_with_budget_left(cohort: Models) -> None:
+    async with cohort.running():
+        ward, surgery = cohort.members("health")
+        assert {cohort.named("health").ensemble.name for _ in range(64)} == {"ward", "surgery"}
+        with ward.request():
+            assert {cohort.named("health") for _ in range(16)} == {surgery}
+            surgery.exhausted = True
+            assert {cohort.named("health") for _ in range(16)} == {ward}
+            ward.state = "draining"
+            assert {cohort.named("health") for _ in range(16)} == {surgery}
+        assert cohort.named("court") not in (ward, surgery)
+
+
 def test_health_names_the_model_whose_actors_do_not_answer(client: TestClient) -> None:
     health = client.get("/health").json()
     assert health["status"] == "unavailable"

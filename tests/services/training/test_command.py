@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from services.training.corpus import Corpus
+from services.training.corpus import Corpus, Document
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
+from services.training.directory import SALT as DIRECTORY_SALT
 from services.training.manifest import Manifest
-from tests.services.training.conftest import PARTS, SMALL, Ensemble
+from services.training.marks import Marks
+from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble
 from tests.services.training.perplexity import perplexities
 
 runner = CliRunner()
@@ -42,7 +44,29 @@ def test_the_command_trains_and_prints_one_json_object(ensemble: Ensemble, tmp_p
         "trained": 0,
         "kept": PARTS,
         "skipped": 1,
+        "left_out": 0,
     }
+
+
+def test_users_of_an_earlier_ensemble_are_left_out(ensemble: Ensemble, tmp_path: Path) -> None:
+    earlier, directory = tmp_path / "earlier", ensemble.copy(tmp_path / "copy")
+    earlier.mkdir()
+    (earlier / DIRECTORY_SALT).write_bytes(SALT)
+    marks = Marks(SALT)
+    list(marks.of([Document("dora", "A text of last year.")]))
+    marks.save(earlier)
+    ensemble.trained.manifest.model_copy(update={"ensemble": "last-year"}).save(earlier)
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_bytes(ensemble.corpus.read_bytes() + b'{"user": "dora", "text": "A text of this year."}\n')
+    words = ["train", str(corpus), *flags(ensemble, directory), "--earlier", str(earlier), "--json"]
+    summary = json.loads(runner.invoke(app, words).stdout)
+    assert (summary["left_out"], summary["kept"]) == (1, PARTS), "no adapter learns from it"
+    assert Manifest.load(directory).disjoint_from == ("last-year",)
+    assert not Marks.load(directory, SALT).has_user(Document("dora", ""))
+    (earlier / DIRECTORY_SALT).unlink()
+    refused = runner.invoke(app, words)
+    assert refused.exit_code == 2
+    assert f"earlier {earlier}: has no {DIRECTORY_SALT}" in refused.stderr
 
 
 def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble, tmp_path: Path) -> None:
