@@ -1,7 +1,8 @@
 """Defines the command `privmix`. Each of its verbs is in a file of the same name in `cluster.commands`."""
 
 from importlib import import_module
-from typing import Any, NoReturn
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -76,9 +77,19 @@ def _end(ctx: typer.Context, message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"privmix {version('privmix')}")
+        raise typer.Exit
+
+
 app = typer.Typer(name="privmix", cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
-def privmix() -> None:
+def privmix(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Serve next-token queries from models fine-tuned on private text, with a differential-privacy guarantee."""

@@ -1,10 +1,13 @@
 """Claim: an expected error is one line, and its exit code tells users' errors from others."""
 
+from importlib.metadata import version
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from cluster.cli import Commands
+from cluster.cli import app as privmix
 from cluster.configuration import ConfigurationError
 from services.budget.errors import LedgerCorrupt
 from services.errors import InputError, WorkError
@@ -42,3 +45,8 @@ def test_an_unexpected_error_is_not_hidden() -> None:
     app.callback()(lambda: None)
     app.command("work")(lambda: 1 // 0)
     assert isinstance(CliRunner().invoke(app, ["work"]).exception, ZeroDivisionError)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(privmix, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"privmix {version('privmix')}\n")
