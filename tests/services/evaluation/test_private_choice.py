@@ -1,6 +1,6 @@
 """Claim: a private choice changes with one user as little as its epsilon says, is paid once, and shows nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,25 +23,26 @@ from services.training import public_model
 from services.training.corpus import Corpus, Document
 from tests.conftest import PARTS
 
-BUDGET = Budget(epsilon=8, delta=1e-5, tokens=64)
+BUDGET = Budget(epsilon=64, delta=1e-5, tokens=64)
 LINES = ["The ferry leaves at nine.", "My chest hurts since noon.", "Tax forms are due in May; see page 3."]
 DOCUMENTS = [Document(f"user-{number}", line * (1 + number)) for number, line in enumerate(LINES)]
 TOKENS = 16
+PROTOCOL_NAMES = ("public", "pmixed", "exponential")
 
 
-def corpus(path: Path) -> Corpus:
-    path.write_text("".join(f'{{"user": "{item.user}", "text": "{item.text}"}}\n' for item in DOCUMENTS))
+def corpus(path: Path, documents: Sequence[Document] = DOCUMENTS) -> Corpus:
+    path.write_text("".join(f'{{"user": "{item.user}", "text": "{item.text}"}}\n' for item in documents))
     return Corpus(path)
 
 
-def choice(ensemble: Path, protocol: str, **parameters: float) -> Choice:
+def choice(ensemble: Path, protocol: str) -> Choice:
     one = Estimate.of([1.0])
-    return Choice(protocol, ensemble, PARTS, protocol, parameters, "certified", 2.0, one, one, on_front=True)
+    return Choice(protocol, ensemble, PARTS, protocol, {}, "certified", 2.0, one, one, on_front=True)
 
 
 @pytest.fixture
 def tuning(ensemble: Path) -> Tuning:
-    found = choice(ensemble, "public"), choice(ensemble, "pmixed", q=1.0, radius=5.0), choice(ensemble, "exponential")
+    found = tuple(choice(ensemble, protocol) for protocol in PROTOCOL_NAMES)
     return Tuning(BUDGET, 64, 1, found, found[0])
 
 
@@ -54,7 +55,7 @@ def texts(ensemble: Path, documents: list[Document]) -> list[Text]:
 
 def losses(ensemble: Path, documents: list[Document]) -> np.ndarray:
     loaded = Ensemble.load(ensemble)
-    settings = [PROTOCOLS[name].model_validate(BUDGET.limits()) for name in ("public", "pmixed", "exponential")]
+    settings = [PROTOCOLS[name].model_validate(BUDGET.limits()) for name in PROTOCOL_NAMES]
     candidates = Candidates(
         [loaded.files(part) for part in loaded.manifest.parts], [(each, each.plan(PARTS)) for each in settings]
     )
@@ -114,15 +115,18 @@ def test_a_choice_that_the_budget_does_not_cover_is_not_made(tuning: Tuning, tmp
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.slow
 def test_with_a_large_epsilon_the_best_candidate_is_chosen(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    users = corpus(tmp_path / "users.jsonl")
     monkeypatch.setattr(private_choice, "CONTEXT", TOKENS)
-    totals = losses(tuning.choices[0].ensemble, DOCUMENTS).sum(axis=0)
-    chosen = choose(tuning, users, tmp_path, epsilon=500, ledger=str(tmp_path / "ledger.db"))
-    order = {"public": 0, "pmixed": 1, "exponential": 2}
-    assert totals[order[chosen.protocol]] == totals.min()
+    twins = [Document(f"{item.user} {twin}", item.text) for item in DOCUMENTS for twin in range(4)]
+    totals = 4 * losses(tuning.choices[0].ensemble, DOCUMENTS).sum(axis=0)
+    chosen = choose(
+        tuning, corpus(tmp_path / "users.jsonl", twins), tmp_path, epsilon=500, ledger=str(tmp_path / "ledger.db")
+    )
+    assert chosen.protocol == PROTOCOL_NAMES[int(totals.argmin())]
+    assert np.sort(totals)[1] - totals.min() > 20 * LOSS_UNITS / 250, "the other candidates have weights below e^-20"
 
 
 def test_a_choice_of_one_costs_nothing(ensemble: Path, tmp_path: Path) -> None:
