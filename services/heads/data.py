@@ -7,7 +7,7 @@ parts.train.x, parts.train.y
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -37,7 +37,8 @@ class Table:
         name: the name of the data set.
         x: float32 [n, F]; for time series [n, T, 3 F] (values, masks, days since the last measurement).
         y: float32 [n], 0 or 1.
-        users: int64 [n], the owner of each row; all different if the unit is a record.
+        users: int64 [n], the owner of each row: a number that depends on the owner alone (`owners`). All different if
+            the unit is a record.
         scaling: "public" if the features were scaled by publicly known bounds, "private" if by statistics of the rows.
         unit: what an owner is.
     """
@@ -233,15 +234,20 @@ def _scaled(
     else:
         low, high = np.array([bounds[column] for column in frame.columns]).T
         scaled = np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
-    owners = np.arange(len(frame)) if users is None else np.unique(users.astype(str), return_inverse=True)[1]
     return Table(
         name,
         scaled.astype(np.float32),
         target.astype(np.float32),
-        owners.astype(np.int64),
+        np.arange(len(frame)) if users is None else owners(users.astype(str)),
         "private" if bounds is None else "public",
         "record" if users is None else "user",
     )
+
+
+def owners(users: Iterable[str]) -> NDArray[np.int64]:
+    """Returns a number for each user, int64 [n]: a hash, so that no user changes the number of another one."""
+    digests = (hashlib.sha256(user.encode()).digest()[:8] for user in users)
+    return np.array([int.from_bytes(digest, signed=True) for digest in digests], dtype=np.int64)
 
 
 def fingerprint(table: Table) -> str:

@@ -233,7 +233,7 @@ METHODS: Mapping[MethodName, Method] = {
             "PATE, votes by GNMax",
             True,
             "certified",
-            f"(epsilon, {DELTA:g})-differential privacy, one user's rows replaced by any others",
+            f"(epsilon, {DELTA:g})-differential privacy, one user's rows in the table or not",
             PATE,
             [PateSettings(parts=parts, queries=queries) for parts in (200, 1000) for queries in (20, 50, 200)],
             _refine_pate,

@@ -1,10 +1,12 @@
 """Implements PATE with GNMax (Papernot et al. 2017, 2018): models of disjoint parts label queries for a student.
 
-All rows of one user are in one part. The model of each part votes for a label of each query, and the plurality under
-discrete Gaussian noise is the label. Queries are public or drawn without the private rows. The student, a head, learns
-from the queries and their labels alone, so it answers any number of queries at no further cost.
+A hash of the user's id assigns all rows of one user to one part. The model of each part votes for a label of each
+query, and the plurality under discrete Gaussian noise is the label. Queries are public or drawn without the private
+rows. The student, a head, learns from the queries and their labels alone, so it answers any number of queries at no
+further cost.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,6 +28,9 @@ from services.privacy.accounting import planning
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
 from services.privacy.sampling.noise import Integers, discrete_gaussian
+
+# The capacity of a part lies this many standard deviations above its average number of owners.
+_DEVIATIONS = 7.0
 
 
 class PateSettings(BaseModel):
@@ -92,7 +97,7 @@ class LabellingEvent(Event):
             assumes=(
                 f"each part's model depends on that part alone, and a {self.unit}'s part on nothing private",
                 "the queries, the scaling of the features and every setting were chosen without the private rows",
-                f"the number of {self.unit}s is public",
+                f"the number of {self.unit}s, rounded up to a power of two, is public",
             ),
             seen="any number of predictions, or the model itself",
         )
@@ -153,16 +158,15 @@ def _queries(table: Table, count: int, public: Table | None) -> Tensor:
 def _parts(table: Table, settings: PateSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns features [P, R, ...], targets [P, R] and a mask [P, R] of the rows of each part.
 
-    A user's place depends on a seed and the user's number alone, and R on the number of users. So no user changes the
-    shape, or the rounding, of another part's training.
+    R follows from the number of owners, rounded up to a power of two. So an owner who comes or goes changes neither the
+    shape nor the rounding of another part's training. Rows that do not fit are left out, a negligible number.
     """
-    users = np.unique(table.users, return_inverse=True)[1]
-    nth = _nth_of_its_user(users)
-    kept = nth < (settings.rows_per_user if table.unit == "user" else 1)
-    count, per_user = int(users.max()) + 1, settings.rows_per_user if table.unit == "user" else 1
-    place = np.random.default_rng(seed).permutation(count)[users]
-    part, row = place % settings.parts, place // settings.parts * per_user + nth
-    rows = -(-count // settings.parts) * per_user
+    per_owner = settings.rows_per_user if table.unit == "user" else 1
+    mean = 2.0 ** np.ceil(np.log2(len(np.unique(table.users)))) / settings.parts
+    rows = int(np.ceil(mean + _DEVIATIONS * np.sqrt(mean + 1))) * per_owner
+    part = np.where(_nth(table.users) < per_owner, _part_of(table, settings.parts, seed), -1)
+    row = _nth(part)
+    kept = (part >= 0) & (row < rows)
     x = torch.zeros(settings.parts, rows, *table.x.shape[1:])
     y, mask = torch.zeros(settings.parts, rows), torch.zeros(settings.parts, rows)
     where = torch.from_numpy(part[kept]), torch.from_numpy(row[kept])
@@ -170,12 +174,26 @@ def _parts(table: Table, settings: PateSettings, seed: int) -> tuple[Tensor, Ten
     return x, y, mask
 
 
-def _nth_of_its_user(users: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns for each row how many earlier rows its user has, int64 [n]."""
-    order = np.argsort(users, kind="stable")
-    first = np.searchsorted(users[order], users[order])
-    nth = np.empty(len(users), dtype=np.int64)
-    nth[order] = np.arange(len(users)) - first
+def _part_of(table: Table, parts: int, seed: int) -> NDArray[np.int64]:
+    """Returns the part of each row, int64 [n]: a hash of the user, or of the row itself if it is its own owner.
+
+    So the part of a row does not depend on other owners, not even on how many there are before it in the table.
+    """
+    if table.unit == "user":
+        keys = (user.tobytes() for user in table.users)
+    else:
+        keys = (x.tobytes() + y.tobytes() for x, y in zip(table.x, table.y, strict=True))
+    prefix = f"privmix part {seed}:".encode()
+    digests = (hashlib.sha256(prefix + key).digest()[:8] for key in keys)
+    return np.array([int.from_bytes(digest) % parts for digest in digests], dtype=np.int64)
+
+
+def _nth(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns for each value how many equal values precede it, int64 [n]."""
+    order = np.argsort(values, kind="stable")
+    first = np.searchsorted(values[order], values[order])
+    nth = np.empty(len(values), dtype=np.int64)
+    nth[order] = np.arange(len(values)) - first
     return nth
 
 

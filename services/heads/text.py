@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.heads.data import DataError, Table, labelled_rows
+from services.heads.data import DataError, Table, labelled_rows, owners
 from services.training import public_model
 
 _BATCH = 16
@@ -67,12 +67,11 @@ def text_table(
     """
     if len(texts) != len(labels):
         raise DataError(f"text: {len(texts)} texts and {len(labels)} labels")
-    owners = np.arange(len(texts)) if users is None else np.unique(np.array(users), return_inverse=True)[1]
     return Table(
         "text",
         embed(texts, model),
         np.asarray(labels, dtype=np.float32),
-        owners.astype(np.int64),
+        np.arange(len(texts)) if users is None else owners(users),
         "public",
         "record" if users is None else "user",
     )

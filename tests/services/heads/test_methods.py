@@ -139,6 +139,17 @@ def test_users_stay_together_in_a_split() -> None:
     assert len(set.union(*owners)) == 30
 
 
+def test_no_user_changes_the_number_of_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = ["bob,0.1,0", "ada,0.2,1", "bob,0.3,1"]
+    tables = []
+    for lines in (rows, rows[::2]):
+        path.write_text("\n".join(["name,x,ill", *lines]) + "\n")
+        tables.append(read_table(str(path), target="ill", user="name"))
+    assert tables[0].users[[0, 2]].tolist() == tables[1].users.tolist()
+    assert len(set(tables[0].users)) == 2
+
+
 def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("age,sex,ill\n30,f,1\n40,m,0\n")

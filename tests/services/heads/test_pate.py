@@ -24,22 +24,35 @@ DELTA = 1e-5
 SETTINGS = PateSettings(parts=10, queries=30, steps=20)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("rows", [0, 1, 9])
 def test_a_user_changes_one_model_and_no_bit_of_the_others(rows: int) -> None:
-    """The new user has another number of rows, which must not change the shape of any part's training."""
+    """The user leaves the table, or comes back with another number of rows and at another place."""
     table = generated(200, users=40)
     rng = np.random.default_rng(1)
     for user in (0, 17, 39):
         others = table.rows(table.users != user)
-        added = replace(
+        changed = replace(
             others,
-            x=np.concatenate([others.x, rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)]),
-            y=np.concatenate([others.y, rng.integers(0, 2, size=rows).astype(np.float32)]),
-            users=np.concatenate([others.users, np.full(rows, user)]),
+            x=np.concatenate([rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32), others.x]),
+            y=np.concatenate([rng.integers(0, 2, size=rows).astype(np.float32), others.y]),
+            users=np.concatenate([np.full(rows, user), others.users]),
         )
-        before, after = (_models(changed) for changed in (table, added))
-        differing = (before != after).any(dim=1)
-        assert differing.sum() == 1
+        before, after = _models(table), _models(changed)
+        assert (before != after).any(dim=1).sum() == 1
+
+
+def test_a_record_changes_one_model_and_no_bit_of_the_others() -> None:
+    table = generated(200)
+    before, after = _models(table), _models(table.rows(np.arange(1, 200)))
+    assert (before != after).any(dim=1).sum() == 1
+
+
+def test_parts_hold_all_rows() -> None:
+    for table, held in ((generated(5000), 5000), (generated(1000, users=400), 1000)):
+        settings = PateSettings(parts=20, rows_per_user=20)
+        x, _, mask = pate._parts(table, settings, seed=3)
+        assert mask.sum() == held
+        assert x.shape[:2] == mask.shape
 
 
 def test_a_user_moves_each_count_by_at_most_one() -> None:
