@@ -78,7 +78,8 @@ class Ensembles:
         return () if text is None else _ENTRIES.validate_json(text)
 
     def _save(self, entries: tuple[EnsembleEntry, ...]) -> None:
-        text = _ENTRIES.dump_json(entries).decode()
+        # Without defaults, so that an earlier version, which may take over again, can read it.
+        text = _ENTRIES.dump_json(entries, exclude_defaults=True).decode()
         with self._database.transaction() as connection:
             connection.execute(delete(ensembles_table).where(ensembles_table.c.namespace == self._namespace))
             connection.execute(insert(ensembles_table).values(namespace=self._namespace, listed=text))

@@ -124,8 +124,9 @@ class Manifest(BaseModel):
             raise ManifestError(f"{path}: {field}: {first['msg']}") from error
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/manifest.json atomically."""
-        write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
+        """Writes `directory`/manifest.json atomically. Earlier versions can read it if `disjoint_from` is empty."""
+        unused = None if self.disjoint_from else {"disjoint_from"}
+        write_atomically(directory / FILE, self.model_dump_json(indent=2, exclude=unused).encode() + b"\n")
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
         """Returns the directory of an adapter of the ensemble in `directory`."""

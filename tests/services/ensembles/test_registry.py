@@ -1,5 +1,6 @@
 """Claim: an ensemble counts as drained only when no gateway has a request for it or can still accept one."""
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,14 @@ async def test_a_restarted_actor_continues_with_the_stored_list(tmp_path: Path) 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_an_earlier_version_can_read_the_list_if_nothing_new_is_used(tmp_path: Path) -> None:
+    """Extra fields are an error there, so fields that it does not know must be absent."""
+    database = str(tmp_path / "service.db")
+    await Ensembles(database, "privmix").add(CLINIC)
+    with sqlite3.connect(database) as connection:
+        ((listed,),) = connection.execute("SELECT listed FROM privmix_ensembles").fetchall()
+    assert "clinic" in listed
+    assert "cohort" not in listed
