@@ -24,11 +24,14 @@ from services.heads import sgd
 from services.heads.data import Table
 from services.heads.models import Parametrised
 from services.heads.sgd import SgdSettings
+from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
 from services.privacy.sampling.noise import Integers, discrete_gaussian
 
+# A small epsilon needs large orders.
+_ORDERS = np.union1d(accounting.ORDERS, np.geomspace(100, 1e6, 100))
 # The capacity of a part lies this many standard deviations above its average number of owners.
 _DEVIATIONS = 7.0
 
@@ -109,7 +112,9 @@ def event(table: Table, epsilon: float, delta: float, settings: PateSettings) ->
     Raises:
         ValueError: no noise suffices.
     """
-    sigma = planning.smallest(lambda sigma: GNMaxEvent(settings.parts, sigma), settings.queries, epsilon, delta, SCALES)
+    sigma = planning.smallest(
+        lambda sigma: GNMaxEvent(settings.parts, sigma), settings.queries, epsilon, delta, SCALES, _ORDERS
+    )
     return LabellingEvent(settings.parts, sigma, settings.queries, table.unit, uuid4().hex)
 
 

@@ -46,7 +46,12 @@ def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.OR
 
 
 def largest(
-    event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
+    event: Callable[[float], Event],
+    tokens: int,
+    epsilon: float,
+    delta: float,
+    bounds: tuple[float, float],
+    orders: Orders = accounting.ORDERS,
 ) -> float:
     """Returns the largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
 
@@ -56,13 +61,14 @@ def largest(
         epsilon: the budget's epsilon, compared with the conversion from Rényi divergences.
         delta: the budget's delta.
         bounds: the smallest and the largest value to consider.
+        orders: the Rényi orders to convert from. A small epsilon needs large orders, about log(1 / delta) / epsilon.
 
     Raises:
         ValueError: even the smallest value costs more than the budget.
     """
 
     def excess(value: float) -> float:
-        return accounting.epsilon(accounting.rdp({event(value): tokens}), delta).epsilon - epsilon
+        return accounting.epsilon(accounting.rdp({event(value): tokens}, orders), delta, orders).epsilon - epsilon
 
     low, high = bounds
     if excess(low) > 0:
@@ -74,11 +80,16 @@ def largest(
 
 
 def smallest(
-    event: Callable[[float], Event], tokens: int, epsilon: float, delta: float, bounds: tuple[float, float]
+    event: Callable[[float], Event],
+    tokens: int,
+    epsilon: float,
+    delta: float,
+    bounds: tuple[float, float],
+    orders: Orders = accounting.ORDERS,
 ) -> float:
     """Returns the smallest positive parameter within the budget, if the cost falls with it (such as a noise scale).
 
     See `largest` for the arguments.
     """
     least, most = bounds
-    return 1 / largest(lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least))
+    return 1 / largest(lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least), orders)
