@@ -230,7 +230,8 @@ def texts(
     """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
     if output.suffix != ".npz":
         raise bad("output", "must end with .npz")
-    table = read_texts(file, text=text_field, target=target, user=user_field, model=model)
+    with display(False) as shown:
+        table = read_texts(file, text=text_field, target=target, user=user_field, model=model, display=shown)
     output.parent.mkdir(parents=True, exist_ok=True)
     save_npz(table, output)
     typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")

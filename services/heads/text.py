@@ -11,17 +11,23 @@ import torch
 from numpy.typing import NDArray
 
 from services.heads.data import DataError, Table, labelled_rows, owners
+from services.progress import Display
 from services.training import public_model
 
-_BATCH = 16
 # The number of components of a fixed random projection, small enough for a small model.
 FEATURES = 32
 
 
 def embed(
-    texts: Sequence[str], model: str | None = None, tokens: int = 128, features: int = FEATURES
+    texts: Sequence[str],
+    model: str | None = None,
+    tokens: int = 128,
+    features: int = FEATURES,
+    display: Display | None = None,
 ) -> NDArray[np.float32]:
     """Returns mean last hidden states, each normalised and projected to [-1, 1]: float32 [n, features].
+
+    Every text is embedded alone, so that no text changes the rounding of another one's features.
 
     Args:
         texts: the texts to embed.
@@ -31,34 +37,29 @@ def embed(
     """
     from transformers import AutoModel, AutoTokenizer
 
-    path = public_model.resolve(model)
+    path, shown = public_model.resolve(model), display or Display()
     tokenizer = AutoTokenizer.from_pretrained(path)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
     encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     rows = []
     with torch.no_grad():
-        for first in range(0, len(texts), _BATCH):
-            batch = tokenizer(
-                list(texts[first : first + _BATCH]),
-                return_tensors="pt",
-                padding=True,
-                truncation=True,
-                max_length=tokens,
-                padding_side="right",
-            )
-            hidden = encoder(**batch).last_hidden_state
-            mask = batch["attention_mask"][..., None]
-            rows.append(((hidden * mask).sum(dim=1) / mask.sum(dim=1)).numpy())
-    means = np.concatenate(rows).astype(np.float64)
+        for number, text in enumerate(texts, start=1):
+            ids = tokenizer(text, truncation=True, max_length=tokens)["input_ids"] or [tokenizer.eos_token_id]
+            rows.append(encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0).numpy())
+            shown.show({"texts": number / len(texts)})
+    means = np.stack(rows).astype(np.float64)
     means = (means - means.mean(axis=1, keepdims=True)) / (means.std(axis=1, keepdims=True) + 1e-9)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(means.shape[1], features))
-    scaled = means @ signs / means.shape[1] ** 0.5 / 3
+    # A product with one row at a time: its rounding depends on no other row.
+    scaled = np.stack([row @ signs for row in means]) / means.shape[1] ** 0.5 / 3
     return np.asarray(np.clip(scaled, -1.0, 1.0), dtype=np.float32)
 
 
 def text_table(
-    texts: Sequence[str], labels: Sequence[int], users: Sequence[str] | None = None, model: str | None = None
+    texts: Sequence[str],
+    labels: Sequence[int],
+    users: Sequence[str] | None = None,
+    model: str | None = None,
+    display: Display | None = None,
 ) -> Table:
     """Returns a table of embedded texts. The scaling of a row does not depend on other rows, so it is public.
 
@@ -69,7 +70,7 @@ def text_table(
         raise DataError(f"text: {len(texts)} texts and {len(labels)} labels")
     return Table(
         "text",
-        embed(texts, model),
+        embed(texts, model, display=display),
         np.asarray(labels, dtype=np.float32),
         np.arange(len(texts)) if users is None else owners(users),
         "public",
@@ -77,7 +78,15 @@ def text_table(
     )
 
 
-def read_texts(source: str, *, text: str, target: str, user: str | None = None, model: str | None = None) -> Table:
+def read_texts(
+    source: str,
+    *,
+    text: str,
+    target: str,
+    user: str | None = None,
+    model: str | None = None,
+    display: Display | None = None,
+) -> Table:
     """Reads labelled texts and embeds them.
 
     Args:
@@ -94,4 +103,4 @@ def read_texts(source: str, *, text: str, target: str, user: str | None = None, 
     if frame[text].isna().any():
         raise DataError(f"{source}: column {text!r} has rows without a text; leave them out")
     users = None if user is None else frame[user].astype(str).tolist()
-    return text_table(frame[text].astype(str).tolist(), labels.astype(int).tolist(), users, model)
+    return text_table(frame[text].astype(str).tolist(), labels.astype(int).tolist(), users, model, display)

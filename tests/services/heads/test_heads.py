@@ -184,6 +184,13 @@ def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -
     assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
 
 
+def test_no_text_changes_a_bit_of_another_ones_features() -> None:
+    long, short, empty = "Please call me back at once, my chest hurts. " * 3, "My check?", ""
+    together, others = text.embed([long, short, empty]), text.embed([short, short, long])
+    np.testing.assert_array_equal(together[[0, 1]], others[[2, 0]])
+    assert np.isfinite(together).all()
+
+
 def test_texts_become_a_table_with_users(public_model: Path, tmp_path: Path) -> None:
     lines = [
         {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
