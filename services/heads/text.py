@@ -1,7 +1,7 @@
 """Embeds text as features, the mean hidden states of the public language model, so that heads can learn labels.
 
-The public model was not trained on the private text, and the features of a row depend on that row alone. So the head's
-guarantee covers the text on which it was trained.
+The public model was not trained on the private text, and the features of a row depend on that row and on public
+sentences alone. So the head's guarantee covers the text on which it was trained.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,45 @@ from services.training import public_model
 # The number of components of a fixed random projection, small enough for a small model.
 FEATURES = 32
 
+# Public sentences of many kinds, which say where the features of a model lie and how widely. They belong to the
+# features: after a change, old heads would read new texts wrongly.
+_REFERENCE = (
+    "The meeting moves to Thursday at three, in the small room on the second floor.",
+    "Patient reports mild headache since yesterday evening, no fever, takes paracetamol.",
+    "My order has not arrived yet. Could you tell me where it is?",
+    "Fix the crash when the configuration file is empty.",
+    "Thanks a lot, that worked!",
+    "The river rises in the hills and flows past three villages before it reaches the sea.",
+    "What time does the last train to the airport leave?",
+    "Add a test for the parser and remove the unused import.",
+    "I was charged twice for the same month, please refund one payment.",
+    "Blood pressure 130 over 85, pulse regular, lungs clear. Follow-up in two weeks.",
+    "To make the dough, mix flour, water and salt, and let it rest for an hour.",
+    "She closed the door quietly and looked out at the empty street.",
+    "The committee approved the budget with nine votes to four.",
+    "Error 504: the server did not answer within thirty seconds.",
+    "Can we talk tomorrow? I am in a meeting until five.",
+    "The contract may be ended by either party with a notice of three months.",
+    "Our team won the match in the last minute, and everybody sang on the way home.",
+    "The new version is faster, but it needs more memory than before.",
+    "Please send me the signed form by Friday.",
+    "Prices rose by two percent in March, less than economists had expected.",
+    "He speaks three languages and plays the cello.",
+    "Update the documentation of the command-line options.",
+    "My password does not work any more, and the reset link has expired.",
+    "The museum is closed on Mondays and on public holidays.",
+    "No allergies known. Family history of diabetes on the mother's side.",
+    "It was a bright cold morning, and the clocks were striking seven.",
+    "The experiment was repeated with twice the dose and gave the same result.",
+    "Who is responsible for the heating in this building?",
+    "Great service, friendly staff, and the soup was excellent.",
+    "The function returns the number of bytes that were written, or minus one.",
+    "We regret to inform you that your application was not successful.",
+    "Turn left after the bridge and follow the road for two miles.",
+)
+# A feature is 1 at this many of the reference's standard deviations above its mean.
+_SPREAD = 3.0
+
 
 def embed(
     texts: Sequence[str],
@@ -25,9 +64,9 @@ def embed(
     features: int = FEATURES,
     display: Display | None = None,
 ) -> NDArray[np.float32]:
-    """Returns mean last hidden states, each normalised and projected to [-1, 1]: float32 [n, features].
+    """Returns mean last hidden states, projected, and centred and scaled by public sentences: float32 [n, features].
 
-    Every text is embedded alone, so that no text changes the rounding of another one's features.
+    The features lie in [-1, 1]. Every text is embedded alone, so no text changes a bit of another one's features.
 
     Args:
         texts: the texts to embed.
@@ -40,18 +79,21 @@ def embed(
     path, shown = public_model.resolve(model), display or Display()
     tokenizer = AutoTokenizer.from_pretrained(path)
     encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(encoder.config.hidden_size, features))
+
+    @torch.no_grad()
+    def project(text: str) -> NDArray[np.float64]:
+        ids = tokenizer(text, truncation=True, max_length=tokens)["input_ids"] or [tokenizer.eos_token_id]
+        state = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0).double().numpy()
+        return np.asarray((state - state.mean()) / (state.std() + 1e-9) @ signs)
+
+    reference = np.stack([project(text) for text in _REFERENCE])
+    centre, scale = reference.mean(axis=0), _SPREAD * reference.std(axis=0)
     rows = []
-    with torch.no_grad():
-        for number, text in enumerate(texts, start=1):
-            ids = tokenizer(text, truncation=True, max_length=tokens)["input_ids"] or [tokenizer.eos_token_id]
-            rows.append(encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0).numpy())
-            shown.show({"texts": number / len(texts)})
-    means = np.stack(rows).astype(np.float64)
-    means = (means - means.mean(axis=1, keepdims=True)) / (means.std(axis=1, keepdims=True) + 1e-9)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(means.shape[1], features))
-    # A product with one row at a time: its rounding depends on no other row.
-    scaled = np.stack([row @ signs for row in means]) / means.shape[1] ** 0.5 / 3
-    return np.asarray(np.clip(scaled, -1.0, 1.0), dtype=np.float32)
+    for number, text in enumerate(texts, start=1):
+        rows.append(np.clip((project(text) - centre) / scale, -1.0, 1.0))
+        shown.show({"texts": number / len(texts)})
+    return np.asarray(rows, dtype=np.float32)
 
 
 def text_table(
