@@ -56,7 +56,7 @@ def tune(
     private: Annotated[
         Path | None,
         typer.Option(
-            help="A corpus of private held-out users, on whom to choose among the best choices of the sample."
+            help="A corpus of private held-out users. Their text decides among the best settings of the sample."
         ),
     ] = None,
     private_epsilon: Annotated[
@@ -206,12 +206,7 @@ def _marks(directory: Path, salt_file: Path | None) -> Marks:
     path = salt_file or directory / SALT
     if not path.exists():
         raise InputError(f"salt {path}: does not exist; give the partition's salt (--salt-file)")
-    try:
-        return Marks.load(directory, read_salt(path))
-    except OSError as error:
-        raise InputError(
-            f"{directory}: has no marks of its corpus; run its training again, which keeps finished adapters"
-        ) from error
+    return Marks.load(directory, read_salt(path))
 
 
 def _show(tuning: Tuning, output: Path) -> None:

@@ -59,14 +59,20 @@ def losses_of_users(base: Path, ensembles: Sequence[Candidates], texts: Sequence
     Every text is scored alone, so that no user changes the shapes, and thus the rounding, of another one's scores.
     """
     scorer = _scorer(base, "auto")
-    return np.array([np.concatenate([_losses(scorer, own, text) for own in ensembles]) for text in texts])
+    losses = []
+    for text in texts:
+        (public,) = _in_memory(scorer, [], text)
+        losses.append(np.concatenate([_losses(scorer, own, text, public) for own in ensembles]))
+    return np.array(losses)
 
 
-def _losses(scorer: Scorer, candidates: Candidates, text: Text) -> NDArray[np.int64]:
-    """Returns a user's loss under each candidate: 1/2 - g/2 for a gain of g nats per token over the public model."""
+def _losses(scorer: Scorer, candidates: Candidates, text: Text, public: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Returns a user's loss under each candidate: 1/2 - g/2 for a gain of g nats per token over the public model.
+
+    `public` holds the public model's hidden states.
+    """
     if not text.positions:
         return loss_units(np.full(len(candidates.planned), 0.5))
-    public = _in_memory(scorer, [], text)[0]
     reader = Reader(scorer.head, public, _in_memory(scorer, candidates.adapters, text))
     reference = PublicSettings(), Public(len(candidates.adapters))
     outcomes = run_trials([reference, *candidates.planned], reader, text.runs[0], text.true_tokens)

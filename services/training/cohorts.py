@@ -48,12 +48,7 @@ def _marks(directory: Path) -> Marks:
         raise InputError(
             f"earlier {directory}: has no {SALT}, without which its users cannot be recognised; copy it there"
         )
-    try:
-        return Marks.load(directory, read_salt(directory / SALT))
-    except OSError as error:
-        raise InputError(
-            f"earlier {directory}: has no marks of its corpus; run its training again, which keeps finished adapters"
-        ) from error
+    return Marks.load(directory, read_salt(directory / SALT))
 
 
 def not_apart(manifests: Mapping[str, Manifest]) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from services.errors import InputError
 from services.files import write_atomically
 from services.training.corpus import Document
 
@@ -47,9 +48,14 @@ class Marks:
             salt: the salt of the ensemble's partition.
 
         Raises:
-            OSError: the ensemble has no marks.
+            InputError: the ensemble has no marks.
         """
-        return cls(salt, np.frombuffer((directory / FILE).read_bytes(), _TYPE).tolist())
+        try:
+            return cls(salt, np.frombuffer((directory / FILE).read_bytes(), _TYPE).tolist())
+        except OSError as error:
+            raise InputError(
+                f"{directory}: has no marks of its corpus; run its training again, which keeps finished adapters"
+            ) from error
 
     def of(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yields the documents and marks them."""

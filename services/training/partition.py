@@ -78,11 +78,14 @@ def read_salt(path: Path) -> bytes:
     """Reads the secret salt, 32 bytes. If there is none, draws one and writes it, readable by its owner only.
 
     Raises:
-        InputError: the file does not hold 32 bytes.
+        InputError: the file cannot be read or does not hold 32 bytes.
     """
     if not path.exists():
         _create_salt(path)
-    salt = path.read_bytes()
+    try:
+        salt = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"salt {path}: cannot be read: {error.strerror}") from error
     if len(salt) != SALT_BYTES:
         raise InputError(
             f"salt {path}: has {len(salt)} bytes, not {SALT_BYTES}; restore it, "
