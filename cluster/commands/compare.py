@@ -1,6 +1,7 @@
 """Implements `privmix compare`, which trains everything for a comparison from one corpus and runs it."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -25,22 +26,41 @@ from services.evaluation.compare import compare as compare_methods
 from services.evaluation.evaluate import EvaluationOptions
 from services.evaluation.methods import QUANTITIES
 from services.training.corpus import Corpus
-from services.training.options import Resources
+from services.training.options import Resources, TrainingOptions
 
 _DEFAULTS = EvaluationOptions()
+_QUICK_PARTS, _QUICK_TOKENS, _QUICK_DRAWN = (64, 16), 64, 16
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
 
 
 def compare(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines file, or a Hugging Face dataset directory.")],
     output: Annotated[Path, typer.Option(help="The directory for the split, the ensembles and the report.")],
     parts: Annotated[
-        list[int], typer.Option(help="A number of parts; repeat for more. The table shows the largest.")
-    ] = list(PARTS),  # noqa: B006
+        list[int] | None,
+        typer.Option(
+            help=f"A number of parts; repeat for more. Default: {_listed(PARTS)}; with --quick {_listed(_QUICK_PARTS)}."
+        ),
+    ] = None,
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
     user_limit: Annotated[
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="What a part is, as for `privmix train`. Default: public; with --quick text.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="A first look in some minutes: parts without training, no fine-tuned model and no DP-SGD, "
+            f"{_QUICK_TOKENS} tokens in a run, {_QUICK_DRAWN} parts scored at a position, no sweeps.",
+        ),
+    ] = False,
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
     tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
@@ -60,20 +80,22 @@ def compare(
     evaluation = compare_methods(
         Corpus(corpus),
         output,
-        parts=parts,
+        parts=parts or (_QUICK_PARTS if quick else PARTS),
         held_out=held_out,
         user_limit=user_limit,
         model=model,
+        attention=TrainingOptions.checked(attention=attention or ("text" if quick else "public")).attention,
+        references=not quick,
         resources=Resources.checked(cpus=cpus),
         options=EvaluationOptions.checked(
             epsilons=epsilon,
             delta=delta,
             tokens=tokens,
             protocols=protocol or None,
-            run_tokens=run_tokens,
-            drawn=drawn,
+            run_tokens=run_tokens or (_QUICK_TOKENS if quick else None),
+            drawn=drawn or (_QUICK_DRAWN if quick else None),
             runs=runs,
-            sweeps=sweep,
+            sweeps=() if quick else sweep,
         ),
         display=partial(display, as_json),
     )

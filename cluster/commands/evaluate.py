@@ -105,6 +105,7 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
         budget = table.budget
         rich_table = RichTable(
             "method",
+            "parts",
             "guarantee",
             "perplexity",
             "95 %",
@@ -122,11 +123,12 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
 
 def _cells(result: Result) -> tuple[str, ...]:
     if result.problem is not None or result.perplexity is None:
-        return result.label, "-", "not at this budget", "", "", "", ""
+        return result.label, str(result.parts), "-", "not at this budget", "", "", "", ""
     low, high = result.perplexity.low, result.perplexity.high
     measured = result.reached.measured
     return (
         result.label,
+        str(result.parts),
         result.status,
         f"{result.perplexity.mean:.2f}",
         "" if low is None or high is None else f"{low:.2f} to {high:.2f}",

@@ -3,9 +3,10 @@
 Each step keeps its results in the output directory and continues there when it runs again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from services.errors import InputError
 from services.evaluation.ensembles import Ensembles
 from services.evaluation.evaluate import EvaluationOptions, evaluate
 from services.evaluation.results import Evaluation
@@ -14,16 +15,26 @@ from services.progress import Display
 from services.ray_session import connected
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
-from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
+from services.training.options import (
+    DP_SGD_TRAINING,
+    PLAIN_TARGETS,
+    Attention,
+    DpSgdOptions,
+    Resources,
+    TrainingOptions,
+)
 from services.training.plan import carry_out
 
 PARTS = (16, 8, 4)
 
-TRAINING = TrainingOptions(block=128, batch=1, epochs=1)
-"""One pass over the text in small steps, which two processor cores finish in half an hour."""
-
-# The model without privacy shares no keys and values with others.
-_PLAIN = {"attention": "own", "targets": PLAIN_TARGETS}
+_READERS = TrainingOptions(block=128, batch=1, epochs=2)
+"""Few passes over the text in small steps: on two processor cores, 190,000 tokens take 12 minutes."""
+_PLAIN = _READERS.model_copy(update={"attention": "own", "targets": PLAIN_TARGETS})
+_TRAINING: Mapping[Attention, TrainingOptions] = {
+    "public": _READERS,
+    "own": _PLAIN,
+    "text": TrainingOptions(attention="text"),
+}
 DP_SGD_EPOCHS = 2
 """Passes over one block of each user. DP-SGD reads no more of a user; the noise requires many steps."""
 DP_SGD_RATE = 2e-3
@@ -37,23 +48,29 @@ def compare(
     held_out: float = 0.1,
     user_limit: int | None = None,
     model: str | None = None,
-    training: TrainingOptions = TRAINING,
+    attention: Attention = "public",
+    references: bool = True,
     resources: Resources | None = None,
     options: EvaluationOptions | None = None,
     display: Callable[[], Display] = Display,
 ) -> Evaluation:
-    """Splits the corpus, trains missing models and evaluates in `output`. Trains DP-SGD by user for each budget.
+    """Splits the corpus, trains missing models and evaluates in `output`.
 
     Args:
-        parts: the numbers of parts. The table shows the largest, which also has models of half-parts for SubMix,
-            unless `options.drawn` leaves SubMix out.
+        parts: the numbers of parts. The largest also has models of half-parts for SubMix, unless `options.drawn`
+            leaves SubMix out.
         held_out, user_limit: see `split`.
+        attention: what a part is. With "text", only the references are trained.
+        references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
+            epsilon.
         display: creates the display of one step.
 
     Raises:
         InputError: an argument is invalid.
         WorkError: an adapter or an evaluation failed.
     """
+    if min(parts, default=0) < 2:
+        raise InputError("parts: give numbers of at least 2; the model of the whole corpus is trained anyway")
     texts, ensembles = output / "corpus", output / "ensembles"
     train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"
     split(
@@ -67,32 +84,36 @@ def compare(
     options = options or EvaluationOptions()
     largest = max(parts)
     all_scored = options.drawn is None or options.drawn >= largest
-    private = [ensembles / f"dp-sgd-{budget.epsilon:g}" for budget in options.budgets]
+    sizes = {count: ensembles / (f"{count}" if attention == "public" else f"{attention}-{count}") for count in parts}
+    finetuned = ensembles / "1" if references else None
+    private = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in options.epsilons} if references else {}
     with connected():
         plans = [
             dp_sgd.plan(
                 Corpus(train_file),
                 directory,
-                private=DpSgdOptions(unit="user", epsilon=budget.epsilon, delta=budget.delta),
+                private=DpSgdOptions(unit="user", epsilon=epsilon, delta=options.delta),
                 model=model,
                 options=DP_SGD_TRAINING.model_copy(
-                    update={"block": training.block, "epochs": DP_SGD_EPOCHS, "learning_rate": DP_SGD_RATE}
+                    update={"block": _READERS.block, "epochs": DP_SGD_EPOCHS, "learning_rate": DP_SGD_RATE}
                 ),
             )
-            for budget, directory in zip(options.budgets, private, strict=True)
+            for epsilon, directory in private.items()
         ]
         # Train the adapters with the most text first, so that no machine waits for them at the end.
+        if finetuned is not None:
+            plans.append(train.plan(Corpus(train_file), finetuned, parts=1, model=model, options=_PLAIN))
         plans += [
             train.plan(
                 Corpus(train_file),
-                ensembles / str(count),
+                directory,
                 parts=count,
                 halves=count == largest and all_scored,
                 model=model,
-                options=training if count > 1 else training.model_copy(update=_PLAIN),
+                options=_TRAINING[attention],
             )
-            for count in sorted({1, *parts})
+            for count, directory in sorted(sizes.items())
         ]
         carry_out(plans, resources or Resources(), display())
-        loaded = Ensembles.load([ensembles / str(count) for count in parts], ensembles / "1", private)
+        loaded = Ensembles.load(list(sizes.values()), finetuned, list(private.values()))
         return evaluate(Corpus(held_out_file), output, loaded, options, display())

@@ -8,7 +8,7 @@ results.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -180,9 +180,14 @@ class _Comparison:
         yield from self._references()
         if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
             yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
-        for settings in methods.private(budget, main.parts, self._halves):
-            if self._options.include(settings):
-                yield self._case(main, settings)
+        yield from self._included(main, methods.private(budget, main.parts, self._halves))
+        for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
+            yield self._case(other, EnsembleSettings())
+            yield from self._included(other, methods.planned(budget, other.parts))
+
+    def _included(self, ensemble: Ensemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
+        """Yields each case to evaluate once: with few parts scored, several draw these."""
+        yield from dict.fromkeys(self._case(ensemble, each) for each in compared if self._options.include(each))
 
     def _references(self) -> Iterator[tuple[str, Case]]:
         main, finetuned = self._ensembles.main, self._ensembles.finetuned
@@ -196,22 +201,19 @@ class _Comparison:
         for sweep in methods.sweeps(budget, main.parts, self._halves):
             if sweep.quantity not in self._options.sweeps:
                 continue
-            points = [point for point in sweep.points if self._options.include(point.settings)]
-            yield sweep.quantity, [(point.value, *self._case(main, point.settings)) for point in points]
-        by_size = sorted((main, *self._ensembles.others), key=lambda ensemble: ensemble.parts)
-        if len(by_size) > 1 and "parts" in self._options.sweeps:
-            yield (
-                "parts",
-                [
-                    (float(ensemble.parts), *self._case(ensemble, settings))
-                    for ensemble in by_size
-                    for settings in methods.of_size(budget, ensemble.parts)
-                    if self._options.include(settings)
-                ],
-            )
+            included = [point for point in sweep.points if self._options.include(point.settings)]
+            points = [(point.value, *self._case(main, point.settings)) for point in included]
+            if sweep.quantity == "q":  # a distinct label would name the varied number of parts
+                points = [(value, case.settings.label, case) for value, _, case in points]
+            yield sweep.quantity, list(dict.fromkeys(points))
 
     def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
-        return settings.label, Case(ensemble.directory, settings)
+        """Returns settings that draw no more parts than are scored, if they can, and their label."""
+        drawn = self._options.drawn
+        if drawn is not None and self._few(ensemble):
+            with suppress(ValueError):
+                settings = settings.drawing(drawn)
+        return settings.distinct_label, Case(ensemble.directory, settings)
 
     def _table(self, budget: Budget) -> Iterable[Result]:
         runs = len(self._text.runs)
@@ -227,11 +229,11 @@ class _Comparison:
     def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
         if isinstance(planned, str):
-            return impossible(label, case.settings, self._of(case).parts, planned)
+            return impossible(label, case, self._of(case).parts, planned)
         public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
         assert isinstance(public, Planned)
         outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
-        return result(label, case.settings, planned.protocol, outcomes, public_outcomes)
+        return result(label, case, planned.protocol, outcomes, public_outcomes)
 
     def _plan(self, case: Case) -> None:
         if case in self._planned:
@@ -239,7 +241,7 @@ class _Comparison:
         ensemble = self._of(case)
         drawn = self._options.drawn
         try:
-            settings = case.settings if drawn is None or drawn >= ensemble.parts else case.settings.drawing(drawn)
+            settings = case.settings.drawing(drawn) if drawn is not None and self._few(ensemble) else case.settings
             protocol = settings.plan(ensemble.parts)
         except ValueError as error:
             self._planned[case] = str(error)

@@ -2,8 +2,9 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
@@ -46,10 +47,10 @@ PALETTES: Mapping[Theme, Palette] = {
     ),
 }
 _MARKERS = "osD^vPX*<>"
+_GAP = "gap closed, in %"
 _AXES = {
     "epsilon": "epsilon of the budget",
     "tokens": "number of tokens that the budget pays for",
-    "parts": "parts of the ensemble",
     "q": "probability q with which a part is drawn",
     "order": "Rényi order",
     "radius": "radius c around the public model, in nats",
@@ -57,7 +58,6 @@ _AXES = {
 TITLES = {
     "epsilon": "Perplexity by epsilon",
     "tokens": "Perplexity by the number of tokens",
-    "parts": "Perplexity by the number of parts",
     "q": "Perplexity by the share of drawn parts",
     "order": "Perplexity by Rényi order",
     "radius": "Perplexity and cost by radius",
@@ -67,11 +67,12 @@ TITLES = {
 def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
     """Draws a PNG of every method's change in perplexity from the public model's on the same tokens, with intervals."""
     palette = PALETTES[theme]
-    labels = [result.label for result in tables[0].results if any(_changed(table, result.label) for table in tables)]
-    figure, axes = _canvas(palette, height=1.2 + 0.36 * len(labels))
+    distinct = dict.fromkeys(result.label for result in tables[0].results)
+    labels = [label for label in distinct if any(_changed(table, label) for table in tables)]
+    figure, axes = _canvas(palette, height=1.2 + max(0.36, 0.13 * len(tables)) * len(labels))
     axes.axvline(0, color=palette.muted, linewidth=1)
     for index, table in enumerate(tables):
-        offset = (index - (len(tables) - 1) / 2) * 0.26
+        offset = (index - (len(tables) - 1) / 2) * min(0.26, 0.8 / len(tables))
         points = [(y + offset, change) for y, label in enumerate(labels) if (change := _changed(table, label))]
         axes.errorbar(
             [_percent(change.mean) for _, change in points],
@@ -82,7 +83,7 @@ def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
             markersize=5,
             capsize=2.5,
             elinewidth=1.2,
-            label=f"epsilon {accounting.stated(table.budget.epsilon)}",
+            label=_named(table, tables),
         )
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
@@ -90,6 +91,127 @@ def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
     axes.grid(axis="y", visible=False)
     _legend(axes, palette)
     return _png(figure)
+
+
+Draw = Callable[[Theme], bytes]
+
+
+def gaps(tables: Sequence[Table]) -> dict[Literal["parts", "tokens"], Draw]:
+    """Returns functions that draw the share of the gap to the best model without privacy that methods close.
+
+    One draws it over the parts of several ensembles, the other over the tokens of several budgets.
+    """
+    draws: dict[Literal["parts", "tokens"], Draw] = {}
+    if any(table.reference() is None for table in tables):
+        return draws
+    if len(set(_ensembles(tables).values())) > 1:
+        draws["parts"] = partial(_gap_by_parts, tables)
+    if len({table.budget.tokens for table in tables}) > 1:
+        draws["tokens"] = partial(_gap_by_tokens, tables)
+    return draws
+
+
+def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
+    """Draws a panel for each number of tokens, with a line for the best row of each protocol at each epsilon."""
+    palette, ensembles = PALETTES[theme], _ensembles(tables)
+    epsilons = sorted({table.budget.epsilon for table in tables})
+    private = (result for table in tables for result in table.results if result.protects_users)
+    protocols = sorted({result.protocol for result in private if result.ensemble in ensembles})
+    panels = {
+        f"{tokens:,} tokens": [table for table in tables if table.budget.tokens == tokens]
+        for tokens in sorted({table.budget.tokens for table in tables})
+    }
+    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
+    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
+        axes.set_title(title, fontsize=9.5, color=palette.ink)
+        for table in shown:
+            colour = palette.lines[epsilons.index(table.budget.epsilon) % len(palette.lines)]
+            named = f"epsilon {accounting.stated(table.budget.epsilon)}"
+            for marker, protocol in zip(_MARKERS, protocols, strict=False):
+                best = [table.best_certified(protocol, name) for name in ensembles]
+                _gap_line(axes, table, _by_parts(best), colour, f"-{marker}", f"{protocol}, {named}")
+            _gap_of_dp_sgd(axes, table, colour, f"dp-sgd, {named}")
+        whole = [shown[0].of("ensemble", name) for name in ensembles]
+        _gap_line(axes, shown[0], _by_parts(whole), palette.muted, ":x", "ensemble, not private")
+        _logarithmic(axes, sorted(set(ensembles.values())))
+        axes.set_xlabel("parts")
+    canvas[0].set_ylabel(_GAP)
+    _shared_legend(figure, canvas[0], palette)
+    return _png(figure)
+
+
+def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
+    """Draws a panel for each epsilon, with a line for the best certified row of each ensemble."""
+    palette, ensembles = PALETTES[theme], _ensembles(tables)
+    alone = len(set(ensembles.values())) == len(ensembles)
+    panels = {
+        f"epsilon {accounting.stated(epsilon)}": [table for table in tables if table.budget.epsilon == epsilon]
+        for epsilon in sorted({table.budget.epsilon for table in tables})
+    }
+    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
+    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
+        axes.set_title(title, fontsize=9.5, color=palette.ink)
+        for index, (name, parts) in enumerate(ensembles.items()):
+            best = [(table.budget.tokens, table, table.best_certified(ensemble=name)) for table in shown]
+            colour = palette.lines[index % len(palette.lines)]
+            label = f"{parts} parts" if alone else name
+            points = [(tokens, table.gap_closed(result)) for tokens, table, result in best if result is not None]
+            _estimates(axes, points, colour, f"-{_MARKERS[index % len(_MARKERS)]}", label)
+        _gap_of_dp_sgd(axes, shown[0], palette.muted, "dp-sgd")
+        _logarithmic(axes, sorted(table.budget.tokens for table in shown))
+        axes.set_xlabel(_AXES["tokens"])
+    canvas[0].set_ylabel(_GAP)
+    _shared_legend(figure, canvas[0], palette)
+    return _png(figure)
+
+
+def _ensembles(tables: Sequence[Table]) -> dict[str, int]:
+    """Returns the number of parts of each ensemble by its name, in ascending order."""
+    found = {result.ensemble: result.parts for result in tables[0].results if result.protocol == "ensemble"}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _by_parts(results: Iterable[Result | None]) -> list[tuple[float, Result]]:
+    """Returns the best result for each number of parts."""
+    best: dict[int, tuple[float, Result]] = {}
+    for result in results:
+        if result is not None and result.perplexity is not None:
+            candidate = result.perplexity.mean, result
+            best[result.parts] = min(best.get(result.parts, candidate), candidate, key=lambda pair: pair[0])
+    return [(float(parts), best[parts][1]) for parts in sorted(best)]
+
+
+def _gap_line(
+    axes: Axes, table: Table, points: Sequence[tuple[float, Result]], colour: str, line: str, label: str
+) -> None:
+    _estimates(axes, [(value, table.gap_closed(result)) for value, result in points], colour, line, label)
+
+
+def _estimates(axes: Axes, points: Sequence[tuple[float, Estimate | None]], colour: str, line: str, label: str) -> None:
+    """Draws a line with intervals, in %."""
+    known = [(value, estimate) for value, estimate in points if estimate is not None]
+    if not known:
+        return
+    estimates = [estimate for _, estimate in known]
+    axes.errorbar(
+        [value for value, _ in known],
+        [100 * estimate.mean for estimate in estimates],
+        yerr=_errors(estimates),
+        fmt=line,
+        color=colour,
+        markersize=4.5,
+        linewidth=1.4,
+        elinewidth=0.9,
+        capsize=2,
+        label=label,
+    )
+
+
+def _gap_of_dp_sgd(axes: Axes, table: Table, colour: str, label: str) -> None:
+    trained = table.best_certified("dp-sgd")
+    closed = None if trained is None else table.gap_closed(trained)
+    if closed is not None:
+        axes.axhline(100 * closed.mean, color=colour, linestyle=(0, (4, 3)), linewidth=1.2, label=label)
 
 
 def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
@@ -103,7 +225,7 @@ def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
         _line(upper, palette, label, points)
     values = sorted({point.value for point in result.points})
     for reference in result.references:
-        if reference.perplexity and not (result.quantity == "parts" and reference.protocol == "ensemble"):
+        if reference.perplexity:
             upper.axhline(reference.perplexity.mean, color=palette.muted, linestyle=(0, (4, 3)), linewidth=1)
             upper.annotate(
                 reference.label,
@@ -167,14 +289,16 @@ def _lines(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 def style(palette: Palette, label: str) -> tuple[str, str]:
     """Returns a label's colour and marker, a unique pair that is the same in every figure."""
-    index = labels().index(label)
+    known = labels()
+    index = known.index(label) if label in known else len(known)  # a number of drawn parts that the operator chose
     return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
 
 
-def _canvas(palette: Palette, height: float, rows: int = 1) -> tuple[Figure, Any]:
+def _canvas(palette: Palette, height: float, rows: int = 1, columns: int | None = None) -> tuple[Figure, Any]:
+    """Returns a figure with one panel, or with an array of `rows` or of `columns` panels."""
     figure = Figure(figsize=(7.6, height), layout="constrained", facecolor=palette.paper)
-    axes = figure.subplots(rows, sharex=rows > 1)
-    for panel in axes if rows > 1 else [axes]:
+    grid = figure.subplots(rows, columns or 1, sharex=rows > 1, sharey=columns is not None, squeeze=False)
+    for panel in grid.flat:
         panel.set_facecolor(palette.paper)
         panel.tick_params(colors=palette.muted, labelcolor=palette.ink, length=3)
         panel.xaxis.label.set_color(palette.ink)
@@ -184,7 +308,7 @@ def _canvas(palette: Palette, height: float, rows: int = 1) -> tuple[Figure, Any
         for side, spine in panel.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(palette.rule)
-    return figure, axes
+    return figure, grid[0, 0] if rows == 1 and columns is None else grid.flatten()
 
 
 def _legend(axes: Axes, palette: Palette) -> None:
@@ -199,6 +323,12 @@ def _legend(axes: Axes, palette: Palette) -> None:
     )
 
 
+def _shared_legend(figure: Figure, axes: Axes, palette: Palette) -> None:
+    """Puts the legend of one panel above all of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8, labelcolor=palette.ink)
+
+
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(values)
@@ -207,10 +337,17 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
+def _named(table: Table, tables: Sequence[Table]) -> str:
+    """Names a table's budget by what distinguishes it."""
+    epsilon = f"epsilon {accounting.stated(table.budget.epsilon)}"
+    several = len({other.budget.tokens for other in tables}) > 1
+    return f"{epsilon}, {table.budget.tokens:,} tokens" if several else epsilon
+
+
 def _changed(table: Table, label: str) -> Estimate | None:
-    """Returns a method's change from the public model; None for the public model itself."""
-    result = next(result for result in table.results if result.label == label)
-    return None if result.protocol == "public" else result.change
+    """Returns a method's change from the public model, of the first ensemble; None for the public model itself."""
+    result = next((result for result in table.results if result.label == label), None)
+    return None if result is None or result.protocol == "public" else result.change
 
 
 def _finite(result: Result) -> bool:

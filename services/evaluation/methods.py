@@ -52,13 +52,7 @@ def planned(budget: Budget, parts: int) -> Iterator[Settings]:
     return (settings for settings in private(budget, parts, halves=False) if not settings.mechanism.noisy)
 
 
-def of_size(budget: Budget, parts: int) -> Iterator[Settings]:
-    """Yields the settings of the sweep over `parts` for one ensemble."""
-    yield EnsembleSettings()
-    yield from planned(budget, parts)
-
-
-Quantity = Literal["epsilon", "tokens", "parts", "q", "order", "radius"]
+Quantity = Literal["epsilon", "tokens", "q", "order", "radius"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
@@ -86,7 +80,7 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
-    """Yields the sweeps within one ensemble. The sweep over parts needs several ensembles (`of_size`)."""
+    """Yields the sweeps of an ensemble."""
     yield Sweep(
         "epsilon",
         tuple(
@@ -104,7 +98,8 @@ def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
         ),
     )
     without_noise = list(planned(budget, parts))
-    yield _varied("q", [q for q in SHARES if q * parts >= 1], without_noise, parts)
+    one_each = (settings for settings in without_noise if settings.distinct_label == settings.label)
+    yield _varied("q", [q for q in SHARES if q * parts >= 1], one_each, parts)
     yield _varied("order", ORDERS, private(budget, parts, halves), parts)
     # These have no budget; the figure shows their cost instead.
     unlimited = (settings.model_copy(update={"epsilon": None}) for settings in without_noise)
@@ -115,8 +110,8 @@ def sweeps(budget: Budget, parts: int, halves: bool) -> Iterator[Sweep]:
 def labels() -> tuple[str, ...]:
     """Returns the labels of all lines that a figure may contain."""
     budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
-    compared = [*private(budget, 16, halves=True), EnsembleSettings()]
-    return tuple(dict.fromkeys(settings.label for settings in compared))
+    compared = [*private(budget, 64, halves=True), EnsembleSettings()]
+    return tuple(dict.fromkeys(settings.distinct_label for settings in compared))
 
 
 def _varied(quantity: Quantity, values: Iterable[float], compared: Iterable[Settings], parts: int) -> Sweep:

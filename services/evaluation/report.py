@@ -4,8 +4,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ def write_report(evaluation: Evaluation, output: Path) -> tuple[Path, ...]:
     Returns:
         their paths, the HTML page first.
     """
-    pictures = {"overview": figures.overview(evaluation.tables)}
-    pictures |= {sweep.quantity: figures.sweep(sweep) for sweep in evaluation.sweeps}
+    pictures = {"perplexity-overview": figures.overview(evaluation.tables)}
+    pictures |= {f"gap-{quantity}": draw("light") for quantity, draw in figures.gaps(evaluation.tables).items()}
+    pictures |= {f"perplexity-{sweep.quantity}": figures.sweep(sweep) for sweep in evaluation.sweeps}
     files = {
         HTML_FILE: page(evaluation).encode(),
         JSON_FILE: json.dumps(record(evaluation), indent=2, allow_nan=False).encode() + b"\n",
         CSV_FILE: _csv(evaluation).encode(),
-        **{f"perplexity-{name}.png": picture for name, picture in pictures.items()},
+        **{f"{name}.png": picture for name, picture in pictures.items()},
     }
     for name, content in files.items():
         write_atomically(output / name, content)
@@ -63,12 +65,15 @@ def page(evaluation: Evaluation) -> str:
         },
         evaluation=evaluation,
         findings=list(_findings(evaluation)),
-        overview=_pictures(lambda theme: figures.overview(evaluation.tables, theme)),
+        overview=_pictures(partial(figures.overview, evaluation.tables)),
+        gaps={quantity: _pictures(draw) for quantity, draw in figures.gaps(evaluation.tables).items()},
         sweeps=[
-            (sweep, figures.TITLES[sweep.quantity], _pictures(lambda theme, sweep=sweep: figures.sweep(sweep, theme)))
+            (sweep, figures.TITLES[sweep.quantity], _pictures(partial(figures.sweep, sweep)))
             for sweep in evaluation.sweeps
         ],
-        kept=_kept,
+        sizes=sorted({result.parts for result in evaluation.tables[0].results if result.protocol == "ensemble"}),
+        several=len({result.ensemble for table in evaluation.tables for result in table.results}) > 1,
+        tokens=len({table.budget.tokens for table in evaluation.tables}),
         infinite=math.inf,
     )
 
@@ -76,45 +81,30 @@ def page(evaluation: Evaluation) -> str:
 def _findings(evaluation: Evaluation) -> Iterator[str]:
     """Yields the sentences of the summary."""
     for table in evaluation.tables:
-        public, whole = _of(table, "public"), _of(table, "ensemble")
-        certified = [
-            result
-            for result in table.results
-            if result.status == "certified"
-            and result.adjacency == "user"
-            and result.protocol != "public"
-            and _is_finite(result.perplexity)
-        ]
-        if not certified or public.perplexity is None or whole.perplexity is None:
+        public, best = table.of("public"), table.best_certified()
+        if best is None or public is None:
             continue
-        best = min(certified, key=lambda result: result.perplexity.mean if result.perplexity else math.inf)
-        kept = _kept(table, best)
+        reference = table.reference()
+        closed = table.gap_closed(best)
         yield (
             f"At epsilon {accounting.stated(table.budget.epsilon)} (delta {table.budget.delta:g}, "
-            f"{table.budget.tokens:,} tokens) the best method certified for users is {best.label}: perplexity "
-            f"{_number(best.perplexity)}, compared with {_number(public.perplexity)} of the public model and "
-            f"{_number(whole.perplexity)} of the ensemble without privacy"
-            + (f". It keeps {_percent(kept)} of the ensemble's gain." if kept is not None else ".")
+            f"{table.budget.tokens:,} tokens) the best method certified for users is {best.label}"
+            + (f" with {best.parts} parts" if best.parts > 1 else "")
+            + f": perplexity {_number(best.perplexity)}, compared with {_number(public.perplexity)} of the public model"
+            + (
+                f" and {_number(reference.perplexity)} of the best model without privacy ({_named(reference)}). It "
+                f"closes {_percent(closed.mean)} of the gap."
+                if reference is not None and closed is not None
+                else "."
+            )
         )
 
 
-def _kept(table: Table, result: Result) -> float | None:
-    """Returns the share of the ensemble's gain in log-perplexity over the public model that a method keeps."""
-    whole = _of(table, "ensemble").change
-    if result.change is None or result.protocol == "public" or whole is None or math.log(whole.mean) >= 0:
-        return None
-    return math.log(result.change.mean) / math.log(whole.mean)
+def _named(reference: Result) -> str:
+    return reference.label if reference.parts == 1 else f"{reference.label}, {reference.parts} parts"
 
 
-def _of(table: Table, protocol: str) -> Result:
-    return next(result for result in table.results if result.protocol == protocol)
-
-
-def _is_finite(estimate: Estimate | None) -> bool:
-    return estimate is not None and math.isfinite(estimate.mean)
-
-
-def _pictures(draw: Any) -> Mapping[str, str]:
+def _pictures(draw: Callable[[figures.Theme], bytes]) -> Mapping[str, str]:
     return {theme: picture(draw(theme)) for theme in figures.PALETTES}
 
 
@@ -176,6 +166,7 @@ def _flat(result: Result) -> dict[str, Any]:
     row = {
         "method": result.label,
         "protocol": result.protocol,
+        "ensemble": result.ensemble,
         "parts": result.parts,
         "guarantee": result.status,
         "notion": result.notion,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.evaluation.cases import Case
 from services.evaluation.estimate import Estimate
 from services.evaluation.methods import Budget, Quantity
 from services.evaluation.trial import Outcome
@@ -35,6 +36,7 @@ class Result:
     """Holds the result of one method.
 
     Attributes:
+        ensemble: the name of the ensemble's directory.
         status, notion, adjacency, sentence: the elements of its guarantee, and the whole guarantee in one sentence.
         perplexity: over the runs and the true tokens that the public model can release (`SUPPORT_FLOOR`); no protocol
             releases another one. Infinite if the method gives such a token probability 0.
@@ -49,6 +51,7 @@ class Result:
 
     label: str
     protocol: str
+    ensemble: str
     parts: int
     parameters: dict[str, Any]
     status: str
@@ -65,9 +68,18 @@ class Result:
     reached: Reached = Reached()
     problem: str | None = None
 
+    @property
+    def protects_users(self) -> bool:
+        """Whether a private method has a certified guarantee for users."""
+        return self.status == "certified" and self.adjacency == "user" and self.protocol != "public"
+
+
+def _perplexity(result: Result) -> float:
+    return math.inf if result.perplexity is None else result.perplexity.mean
+
 
 def result(
-    label: str, settings: Settings, protocol: Protocol, outcomes: Sequence[Outcome], public: Sequence[Outcome]
+    label: str, case: Case, protocol: Protocol, outcomes: Sequence[Outcome], public: Sequence[Outcome]
 ) -> Result:
     """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions."""
     positions = sum(outcome.positions for outcome in outcomes)
@@ -76,16 +88,17 @@ def result(
     pairs = list(zip(outcomes, public, strict=True))
     everywhere = all(outcome.possible >= reference.possible for outcome, reference in pairs)
     spent = max(outcome.charged for outcome in outcomes)
-    cost = reached(settings, protocol, spent, outcomes)
+    cost = reached(case.settings, protocol, spent, outcomes)
     return Result(
         label=label,
         protocol=protocol.name,
+        ensemble=case.ensemble.name,
         parts=protocol.parts,
-        parameters=parameters(settings, protocol),
+        parameters=parameters(case.settings, protocol),
         status=protocol.guarantee.status,
         notion=protocol.guarantee.notion,
         adjacency=protocol.guarantee.adjacency,
-        sentence=_sentence(settings, protocol, cost, spent),
+        sentence=_sentence(case.settings, protocol, cost, spent),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
         possible_perplexity=Estimate.of_logarithms(losses) if possible > 0 else None,
@@ -101,11 +114,12 @@ def result(
     )
 
 
-def impossible(label: str, settings: Settings, parts: int, problem: str) -> Result:
+def impossible(label: str, case: Case, parts: int, problem: str) -> Result:
     """Returns the result of settings that the budget or the ensemble does not allow."""
     return Result(
         label=label,
-        protocol=settings.protocol,
+        protocol=case.settings.protocol,
+        ensemble=case.ensemble.name,
         parts=parts,
         parameters={},
         status="none",
@@ -148,10 +162,54 @@ def _infinite(runs: int) -> Estimate:
 
 @dataclass(frozen=True)
 class Table:
-    """Holds the results of all methods at one budget, references first."""
+    """Holds the results of all methods at one budget: references, methods of the main ensemble, other ensembles."""
 
     budget: Budget
     results: tuple[Result, ...]
+
+    def of(self, protocol: str, ensemble: str | None = None) -> Result | None:
+        """Returns the possible result of a protocol with the smallest perplexity, of one ensemble if it is given."""
+        return min(
+            (
+                result
+                for result in self.results
+                if result.protocol == protocol and ensemble in (None, result.ensemble) and result.problem is None
+            ),
+            key=_perplexity,
+            default=None,
+        )
+
+    def best_certified(self, protocol: str | None = None, ensemble: str | None = None) -> Result | None:
+        """Returns the best method that is certified for users, of one protocol or ensemble if they are given."""
+        return min(
+            (
+                result
+                for result in self.results
+                if result.protects_users
+                and protocol in (None, result.protocol)
+                and ensemble in (None, result.ensemble)
+                and math.isfinite(_perplexity(result))
+            ),
+            key=_perplexity,
+            default=None,
+        )
+
+    def reference(self) -> Result | None:
+        """Returns the best model without privacy: the fine-tuned model or an ensemble. None if it gains nothing."""
+        best = min(
+            (result for result in self.results if result.protocol in ("finetuned", "ensemble") and result.change),
+            key=_perplexity,
+            default=None,
+        )
+        return best if best is not None and best.change is not None and best.change.mean < 1 else None
+
+    def gap_closed(self, result: Result) -> Estimate | None:
+        """Returns the share of the gap from the public model to `reference` that a result closes, in log-perplexity."""
+        reference = self.reference()
+        if reference is None or reference.change is None or result.change is None or result.protocol == "public":
+            return None
+        gap = math.log(reference.change.mean)
+        return Estimate.of([math.log(change) / gap for change in result.change.runs])
 
 
 @dataclass(frozen=True)

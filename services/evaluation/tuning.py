@@ -242,7 +242,7 @@ class _Search:
         runs = len(self._runs)
         outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
         settings, protocol = planned.case.settings, planned.protocol
-        measured = result(settings.label, settings, protocol, outcomes, public_outcomes)
+        measured = result(settings.label, planned.case, protocol, outcomes, public_outcomes)
         return Choice(
             label=settings.label,
             ensemble=planned.case.ensemble,

@@ -128,8 +128,13 @@ class Settings(BaseModel, ABC):
 
     @property
     def label(self) -> str:
-        """The name in tables and figures of an evaluation."""
+        """The name in tables and figures."""
         return self.protocol
+
+    @property
+    def distinct_label(self) -> str:
+        """The label that distinguishes these settings from the others of `compared`."""
+        return self.label
 
     @classmethod
     def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:

@@ -73,9 +73,9 @@ def test_an_evaluation_of_drawn_parts_names_what_it_leaves_out(held_out: Path, e
     found = json.loads(done.stdout)
     assert found["drawn"] == 2
     by_label = {each["label"]: each for each in found["tables"][0]["results"]}
-    assert by_label["Exponential mechanism"]["parameters"]["sample"] == 2
-    assert by_label["Exponential mechanism"]["asked"] == by_label["Ensemble, not private"]["asked"] == 2
-    assert by_label["Exponential mechanism"]["reached"]["rdp"] == pytest.approx(8, abs=1e-3)
+    assert by_label["Exponential mechanism, m = 2"]["parameters"]["sample"] == 2
+    assert by_label["Exponential mechanism, m = 2"]["asked"] == by_label["Ensemble, not private"]["asked"] == 2
+    assert by_label["Exponential mechanism, m = 2"]["reached"]["rdp"] == pytest.approx(8, abs=1e-3)
     assert by_label["GNMax"]["problem"] == "gnmax needs the rows of all parts; evaluate it without `drawn`"
     assert "2 of the parts were scored" in " ".join((tmp_path / "report" / "report.html").read_text().split())
 
@@ -85,7 +85,8 @@ def test_an_evaluation_of_drawn_parts_names_what_it_leaves_out(held_out: Path, e
 def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
-    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 2, "--epsilon", 8]
+    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--tokens", 48, "--runs", 1]
+    small += ["--epsilon", 2, "--epsilon", 8]
     command = ["compare", held_out, "--output", tmp_path, *small, "--sweep", "none"]
     done = run(*command, "--json")
     assert done.exit_code == 0, done.output
@@ -95,7 +96,10 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
         assert {"Public model", "Fine-tuned, not private", "DP-SGD", "PMixed, clip", "SubMix", "GNMax"} <= set(by_label)
         assert by_label["DP-SGD"]["status"] == "certified"
     promised = [Manifest.load(tmp_path / "ensembles" / f"dp-sgd-{epsilon}").dp_sgd for epsilon in (2, 8)]
-    assert [training.epsilon for training in promised if training] == [table["budget"]["epsilon"] for table in tables]
+    epsilons = [table["budget"]["epsilon"] for table in tables]
+    assert 2 * [training.epsilon for training in promised if training] == epsilons, (
+        "one model for all numbers of tokens"
+    )
     again = run(*command)
     assert again.exit_code == 0, again.output
     assert "training" not in again.stderr, "trained adapters are kept"

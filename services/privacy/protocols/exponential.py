@@ -53,6 +53,8 @@ Reals = NDArray[np.float64]
 _PAIRS = 16
 # Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
 _LARGEST_SLOPE = 0.95
+# The numbers of parts drawn for a token that an evaluation compares beside all.
+_COMPARED = (16, 4)
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,15 @@ class ExponentialSettings(Settings):
     @property
     def label(self) -> str:
         return "Exponential mechanism"
+
+    @property
+    def distinct_label(self) -> str:
+        return self.label if self.sample is None else f"{self.label}, m = {self.sample}"
+
+    @classmethod
+    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
+        for sample in (None, *(sample for sample in _COMPARED if sample < parts)):
+            yield cls.model_validate({"sample": sample, **limits})
 
     @classmethod
     def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from services.evaluation.figures import PALETTES, Theme, style
-from services.evaluation.methods import Budget, of_size, private, sweeps
+from services.evaluation.cases import Case
+from services.evaluation.figures import PALETTES, Theme, gaps, style
+from services.evaluation.methods import Budget, planned, private, sweeps
 from services.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
 from services.evaluation.results import Evaluation, Result, SweepPoint, SweepResult, Table, impossible, result
 from services.evaluation.trial import Outcome
@@ -21,6 +22,7 @@ from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
 
 PARTS = 16
+FEWER = 4
 LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
 
 
@@ -36,7 +38,8 @@ def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinit
 
     settings = EnsembleSettings()
     protocol = settings.plan(PARTS)
-    alike, fewer = (result("", settings, protocol, of(possible), of(99)) for possible in (99, 98))
+    case = Case(Path("16"), settings)
+    alike, fewer = (result("", case, protocol, of(possible), of(99)) for possible in (99, 98))
     assert alike.perplexity is not None
     assert alike.perplexity.mean == pytest.approx(math.exp(3.9))
     assert alike.possible == 0.99
@@ -45,20 +48,31 @@ def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinit
     assert fewer.change is None
 
 
-def result_of(settings: Settings) -> Result:
+def result_of(settings: Settings, parts: int = PARTS) -> Result:
+    case = Case(Path(str(parts)), settings)
     try:
-        protocol = settings.plan(PARTS)
+        protocol = settings.plan(parts)
     except ValueError as error:
-        return impossible(settings.label, settings, PARTS, str(error))
-    return result(settings.label, settings, protocol, outcomes(settings), outcomes(PublicSettings()))
+        return impossible(settings.distinct_label, case, parts, str(error))
+    return result(settings.distinct_label, case, protocol, outcomes(settings), outcomes(PublicSettings()))
 
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    budget = Budget(epsilon=4, delta=1e-5, tokens=100)
+    budget, longer = (Budget(epsilon=4, delta=1e-5, tokens=tokens) for tokens in (100, 400))
     references = tuple(result_of(settings) for settings in (PublicSettings(), EnsembleSettings()))
-    methods = private(budget, PARTS, halves=True)
-    table = Table(budget, (*references, *(result_of(settings) for settings in methods)))
+    tables = tuple(
+        Table(
+            each,
+            (
+                *references,
+                *(result_of(settings) for settings in private(each, PARTS, halves=True)),
+                result_of(EnsembleSettings(), FEWER),
+                *(result_of(settings, FEWER) for settings in planned(each, FEWER)),
+            ),
+        )
+        for each in (budget, longer)
+    )
     chosen = [sweep for sweep in sweeps(budget, PARTS, halves=False) if sweep.quantity in ("radius", "order")]
     swept = tuple(
         SweepResult(
@@ -69,7 +83,7 @@ def evaluation() -> Evaluation:
         )
         for sweep in chosen
     )
-    return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, None, "smollm2-135m", (table,), 2, swept)
+    return Evaluation(12, 3, 100, 2, True, 256, PARTS, True, None, "smollm2-135m", tables, 2, swept)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +116,7 @@ def test_the_page_loads_nothing(report: Path) -> None:
     page = (report / HTML_FILE).read_text()
     loaded = Loaded(page)
     assert not loaded.open
-    assert len(loaded.addresses) == 2 * 3, "each figure in a light and a dark version"
+    assert len(loaded.addresses) == 2 * 5, "each figure in a light and a dark version"
     assert all(address.startswith("data:image/png;base64,") for address in loaded.addresses)
     without_pictures = re.sub(r'"data:[^"]*"', "", page)
     assert not re.search(r"https?:|url\(|@import|\bimport\b", without_pictures)
@@ -113,14 +127,17 @@ def test_the_page_states_the_guarantees(report: Path, evaluation: Evaluation) ->
     for compared in evaluation.tables[0].results:
         assert compared.label in page
         assert compared.status in page
-    assert "best method certified for users is Exponential mechanism" in page
+    assert "best method certified for users is Exponential mechanism with 16 parts" in page
+    # Its loss is 3.8, the public model's 4.0 and the ensemble's 3.5.
+    assert "(Ensemble, not private, 16 parts). It closes 40 % of the gap" in page
     assert "∞" in page
     assert "for the operator" in page
 
 
 def test_numbers_are_the_same_in_every_file(report: Path) -> None:
     content = json.loads((report / JSON_FILE).read_text())
-    by_label = {compared["label"]: compared for compared in content["tables"][0]["results"]}
+    results = content["tables"][0]["results"]
+    by_label = {compared["label"]: compared for compared in results if compared["ensemble"] == "16"}
     clip = by_label["PMixed, clip"]
     assert clip["perplexity"]["mean"] == pytest.approx(math.exp(3.95))
     assert clip["change"]["mean"] == pytest.approx(math.exp(-0.1))
@@ -130,7 +147,7 @@ def test_numbers_are_the_same_in_every_file(report: Path) -> None:
     assert by_label["SubMix"]["reached"] == {"rdp": None, "pld": None, "measured": 1.5}
     assert by_label["PMixed, as published"]["status"] == "as published"
     lines = list(csv.DictReader(io.StringIO((report / CSV_FILE).read_text())))
-    assert len(lines) == len(by_label) + sum(len(sweep["points"]) for sweep in content["sweeps"])
+    assert len(lines) == 2 * len(results) + sum(len(sweep["points"]) for sweep in content["sweeps"])
     line = next(row for row in lines if row["method"] == "PMixed, clip" and row["figure"] == "table")
     assert float(line["perplexity"]) == clip["perplexity"]["mean"]
     assert json.loads(line["parameters"]) == clip["parameters"]
@@ -148,12 +165,33 @@ def test_impossible_settings_have_a_reason(evaluation: Evaluation, report: Path)
 def test_line_styles_are_distinct(theme: Theme) -> None:
     budget = Budget(epsilon=4, delta=1e-5, tokens=100)
     swept = (point.settings for sweep in sweeps(budget, PARTS, halves=True) for point in sweep.points)
-    labels = {settings.label for settings in (*swept, *of_size(budget, PARTS))}
+    labels = {settings.distinct_label for settings in (*private(budget, 64, halves=True), EnsembleSettings())}
+    labels |= {settings.label for settings in swept} | {"Exponential mechanism, m = 8"}
     assert len({style(PALETTES[theme], label) for label in labels}) == len(labels) >= 10
 
 
 def test_figures_are_drawn(report: Path) -> None:
-    for name in ("overview", "radius", "order"):
-        pixels = imread(report / f"perplexity-{name}.png")
+    for name in ("perplexity-overview", "perplexity-radius", "perplexity-order", "gap-parts", "gap-tokens"):
+        pixels = imread(report / f"{name}.png")
         assert pixels.shape[1] == 1140
         assert pixels.std() > 0.05, "the figure is not empty"
+
+
+def test_the_share_of_the_gap_is_relative_to_the_best_model_without_privacy(evaluation: Evaluation) -> None:
+    table = evaluation.tables[0]
+    best = table.best_certified("exponential", str(FEWER))
+    assert best is not None
+    assert best.parts == FEWER
+    closed = table.gap_closed(best)
+    assert closed is not None
+    assert closed.mean == pytest.approx((3.8 - 4.0) / (3.5 - 4.0))
+    public = table.of("public")
+    assert public is not None
+    assert table.gap_closed(public) is None
+    # A lone ensemble at one budget has no figure, nor have models without privacy that gain nothing.
+    assert set(gaps(evaluation.tables)) == {"parts", "tokens"}
+    alone = Table(table.budget, tuple(each for each in table.results if each.parts == PARTS))
+    assert not gaps([alone])
+    useless = Table(table.budget, tuple(each for each in table.results if each.protocol != "ensemble"))
+    assert useless.reference() is None
+    assert not gaps([useless])
