@@ -24,6 +24,7 @@ from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
 from services.privacy.settings import Settings
+from services.training.options import TrainingOptions
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -101,7 +102,7 @@ class Cohorts:
     ) -> Self:
         """Plans the cohorts; `parts` is the number of parts of all of them."""
         own = None if parts is None else max(1, parts // count)
-        return cls(count, whole, propose_cohorts(count, population, budget, protocol, own))
+        return cls(count, whole, propose_cohorts(count, population, budget, protocol, own, whole.attention))
 
     @property
     def better(self) -> bool:
@@ -178,6 +179,13 @@ def plan_(
             help="With --users: the number of tokens of the corpus, to compute the gain in nats.",
         ),
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            help="With --users: what a part is, `public` or `text` as for `privmix train`. Default: with "
+            "--corpus-tokens the better one, otherwise public."
+        ),
+    ] = None,
     cohorts: Annotated[
         int | None,
         typer.Option(
@@ -196,7 +204,8 @@ def plan_(
         _refuse_with_users(context.args, orders, plot)
         budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
         population = Population(users, corpus_tokens)
-        proposal = propose(population, budget, protocol, parts)
+        kind = None if attention is None else TrainingOptions.checked(attention=attention).attention
+        proposal = propose(population, budget, protocol, parts, kind)
         spread = None if cohorts is None else Cohorts.of(cohorts, proposal, population, budget, protocol, parts)
         if as_json:
             print(json.dumps(_record(proposal, users, corpus_tokens) | (spread.record() if spread else {}), indent=2))
@@ -205,7 +214,7 @@ def plan_(
             if spread is not None:
                 Console().print(escape(spread.sentence))
         return
-    for name, value in (("corpus-tokens", corpus_tokens), ("cohorts", cohorts)):
+    for name, value in (("corpus-tokens", corpus_tokens), ("attention", attention), ("cohorts", cohorts)):
         if value is not None:
             raise bad(name, "needs --users")
     if parts is None:
@@ -241,6 +250,7 @@ def _record(proposal: Proposal, users: int, corpus_tokens: int | None) -> dict[s
     settings, protocol = proposal.settings, proposal.protocol
     return {
         "parts": protocol.parts,
+        "attention": proposal.attention,
         "radius": getattr(protocol, "radius", None),
         "protocol": protocol.name,
         "parameters": settings.model_dump(include={"q", "sample"}),
@@ -268,6 +278,8 @@ def _propose(proposal: Proposal, users: int) -> None:
     table.add_column(justify="right")
     table.add_column(style="dim")
     table.add_row("parts", f"{record['parts']:,}", f"{record['users_a_part']:.0f} users per part on average")
+    kind = "a text" if record["attention"] == "text" else "an adapter"
+    table.add_row("a part is", kind, f"privmix train --attention {record['attention']}")
     parameters = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
     table.add_row("protocol", record["protocol"], f"{parameters}; {record['rows_a_token']} model rows per token")
     table.add_row(

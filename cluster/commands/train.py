@@ -239,13 +239,21 @@ def _proposed(
     population = measure(corpus, find_base(model, options.block).path)
     if population.users == 0:
         raise InputError("corpus: has no documents, or only those of users of earlier ensembles")
-    parts = propose(population, budget).protocol.parts
+    proposal = propose(population, budget, attention=options.attention)
+    parts = proposal.protocol.parts
     typer.echo(
         f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
         f"{stated(epsilon)}, delta {delta:g}, {tokens:,} tokens. The number of parts is public and reveals roughly the "
         "number of users; --parts sets another number.",
         err=True,
     )
+    better = propose(population, budget)
+    if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
+        typer.echo(
+            f"--attention {better.attention} is expected to gain more: {better.gain.mean:.2f} nats per token with "
+            f"{better.protocol.parts} parts instead of {proposal.gain.mean:.2f}, by `privmix plan --users`.",
+            err=True,
+        )
     return parts
 
 

@@ -2,16 +2,16 @@
 
     propose(Population(users=50_000), Budget(epsilon=8, delta=1e-5, tokens=1_000_000))
 
-The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text: the gain of adapters that are
-trained on parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each clip radius.
+The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text, for adapters and for texts as
+parts: the gain of parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each radius.
 Other corpora lead to other gains, so an expectation is a range over the measured corpora. `LEAVES_OUT` lists what it
 does not cover.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
 from services.training.corpus import Document
+from services.training.options import Attention
 
 TABLE = Path(__file__).with_name("gain.json")
 MIN_USERS_PER_PART = 8
@@ -73,10 +74,12 @@ class Proposal:
     """Holds a protocol for a number of parts and its expected gain.
 
     Attributes:
+        attention: what a part is.
         kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
         gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
     """
 
+    attention: Attention
     settings: Settings
     protocol: Protocol
     kept: Range
@@ -92,7 +95,7 @@ class Proposal:
         return {
             "share_kept": asdict(self.kept),
             "nats_a_token": None if self.gain is None else asdict(self.gain),
-            "source": source(),
+            "source": Measured.load(self.attention).source,
             "leaves_out": list(LEAVES_OUT),
         }
 
@@ -119,22 +122,23 @@ def measure(corpus: Iterable[Document], tokenizer: Path) -> Population:
 
 
 class Measured:
-    """Reads the curves of `gain.json`, one for each corpus and held-out text."""
+    """Reads the curves of one kind of parts from `gain.json`, one for each corpus and held-out text."""
 
-    def __init__(self, table: dict[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, Any], attention: Attention) -> None:
         self._table = table
+        self._kind = table["attention"]["text" if attention == "text" else "public"]
 
     @classmethod
-    @lru_cache(maxsize=1)
-    def load(cls) -> Self:
-        return cls(json.loads(TABLE.read_bytes()))
+    @cache
+    def load(cls, attention: Attention) -> Self:
+        return cls(json.loads(TABLE.read_bytes()), attention)
 
     def kept(self, protocol: str, radius: float) -> list[float]:
         """Returns the share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
         return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
 
     def gain(self, part_tokens: float) -> list[float]:
-        """Returns the gain of an adapter trained on `part_tokens` tokens, in nats per token, for each measurement.
+        """Returns the gain of a part of `part_tokens` tokens, in nats per token, for each measurement.
 
         By Jensen's inequality, the mean gain of the parts is at most the gain of the mean of their distributions. So it
         underestimates the ensemble's gain.
@@ -143,16 +147,16 @@ class Measured:
 
     @property
     def _corpora(self) -> Sequence[Any]:
-        return list(self._table["corpora"].values())
+        return list(self._kind["corpora"].values())
 
     @property
     def source(self) -> str:
-        table = self._table
-        texts = table["held_out_tokens"]
+        """The source of the expectations in one sentence."""
+        table, kind = self._table, self._kind
         return (
-            f"measured {table['measured']} on {', '.join(table['corpora'])}, {texts:,} held-out tokens each, with "
-            f"{table['model']} and {table['parts']} parts of {table['part_tokens']:,} tokens: services/evaluation/"
-            "gain.json; python -m tests.benchmarks.gain repeats it"
+            f"measured {table['measured']} on {', '.join(kind['corpora'])}, {table['held_out_tokens']:,} held-out "
+            f"tokens each, with {table['model']} and {table['parts']} parts of {kind['part_tokens']:,} tokens: "
+            "services/evaluation/gain.json; python -m tests.benchmarks.gain repeats it"
         )
 
     @staticmethod
@@ -165,12 +169,13 @@ class Measured:
         ]
 
 
-def source() -> str:
-    """Returns the source of all expectations in one sentence."""
-    return Measured.load().source
-
-
-def propose(population: Population, budget: Budget, protocol: str | None = None, parts: int | None = None) -> Proposal:
+def propose(
+    population: Population,
+    budget: Budget,
+    protocol: str | None = None,
+    parts: int | None = None,
+    attention: Attention | None = None,
+) -> Proposal:
     """Proposes the fewest parts and the protocol with the fewest rows whose expected gain is near the best.
 
     Near means within `TOLERANCE`. Without `protocol`, it searches the number of parts with PMixED, whose radius is fast
@@ -179,10 +184,19 @@ def propose(population: Population, budget: Budget, protocol: str | None = None,
     Args:
         protocol: a measured protocol, `pmixed` or `exponential`; None chooses one.
         parts: N, the number of parts; None chooses it.
+        attention: what a part is; None chooses an adapter or a text, and an adapter if the size of the corpus is
+            unknown.
 
     Raises:
         InputError: no choice meets the requirements. The message names the field and the reason.
     """
+    kinds: Sequence[Attention] = (attention,) if attention else ("public", "text") if population.tokens else ("public",)
+    return _cheapest([_propose(population, budget, protocol, parts, kind) for kind in kinds])
+
+
+def _propose(
+    population: Population, budget: Budget, protocol: str | None, parts: int | None, attention: Attention
+) -> Proposal:
     if population.users < 1:
         raise InputError(f"users: must be at least 1, not {population.users}")
     if population.tokens is not None and population.tokens < 1:
@@ -192,21 +206,27 @@ def propose(population: Population, budget: Budget, protocol: str | None = None,
     if parts is not None and not 1 <= parts <= population.users:
         raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
     sizes = [parts] if parts is not None else list(candidates(population))
-    proposals = [_expect(protocol or "pmixed", size, population, budget) for size in sizes]
-    best = _cheapest([proposal for proposal in proposals if proposal is not None])
-    if best is None:
+    proposals = [_expect(attention, protocol or "pmixed", size, population, budget) for size in sizes]
+    possible = [proposal for proposal in proposals if proposal is not None]
+    if not possible:
         raise InputError(
             f"tokens: epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} does not last for "
             f"{budget.tokens:,} tokens with {sizes[-1]:,} parts; plan fewer tokens, or use a corpus with more users"
         )
+    best = _cheapest(possible)
     if protocol is not None:
         return best
-    other = _expect("exponential", best.protocol.parts, population, budget)
-    return _cheapest([best, *([other] if other else [])]) or best
+    other = _expect(attention, "exponential", best.protocol.parts, population, budget)
+    return best if other is None else _cheapest([best, other])
 
 
 def propose_cohorts(
-    count: int, population: Population, budget: Budget, protocol: str | None = None, parts: int | None = None
+    count: int,
+    population: Population,
+    budget: Budget,
+    protocol: str | None = None,
+    parts: int | None = None,
+    attention: Attention | None = None,
 ) -> Proposal:
     """Proposes the ensemble of one of `count` cohorts of equal size, over which the tokens are spread equally.
 
@@ -223,7 +243,7 @@ def propose_cohorts(
         raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
     tokens = population.tokens
     own = Population(population.users // count, None if tokens is None else max(1, tokens // count))
-    return propose(own, budget.model_copy(update={"tokens": -(-budget.tokens // count)}), protocol, parts)
+    return propose(own, budget.model_copy(update={"tokens": -(-budget.tokens // count)}), protocol, parts, attention)
 
 
 def candidates(population: Population) -> Iterator[int]:
@@ -244,15 +264,13 @@ def candidates(population: Population) -> Iterator[int]:
         size *= 2
 
 
-def _cheapest(choices: Sequence[Proposal]) -> Proposal | None:
+def _cheapest(choices: Sequence[Proposal]) -> Proposal:
     """Returns the first choice within the tolerance of the best. The choices must be in ascending order of cost."""
-    if not choices:
-        return None
     best = max(choice.worth for choice in choices)
     return next(choice for choice in choices if choice.worth >= (1 - TOLERANCE) * best)
 
 
-def _expect(protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
+def _expect(attention: Attention, protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
     """Returns the proposal for a number of parts; None if the budget does not last."""
     limits = budget.limits()
     # PMixed's token distribution is a mean over all parts; q only sets how often the public model answers alone.
@@ -265,12 +283,12 @@ def _expect(protocol: str, parts: int, population: Population, budget: Budget) -
         planned = settings.plan(parts)
     except ValueError:
         return None
-    measured = Measured.load()
+    measured = Measured.load(attention)
     kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
     if population.tokens is None:
-        return Proposal(settings, planned, Range.of(kept), None)
+        return Proposal(attention, settings, planned, Range.of(kept), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
     # the share that a radius keeps.
     gains = measured.gain(population.tokens / parts)
     gain = Range.of([share * nats for share, nats in zip(kept, gains, strict=True)])
-    return Proposal(settings, planned, Range.of(kept), gain)
+    return Proposal(attention, settings, planned, Range.of(kept), gain)

@@ -4,11 +4,11 @@
 
 `privmix plan --users` looks its `gain_expected` up in the table that this benchmark writes
 (`services/evaluation/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
-out; the others' text trains readers with the default options of `privmix train`:
+out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 
-- four parts of `PART_TOKENS` tokens: the gain of their mean, and the share of it that PMixed and the exponential
-  mechanism (m = 4, all four drawn) keep at each radius;
-- one part of each of `SIZES` tokens and the mean of the four: the gain of a part by its amount of text.
+- four parts: the gain of their mean, and the share of it that PMixed and the exponential mechanism (m = 4, all four
+  drawn) keep at each radius;
+- one part of each of some other sizes and the mean of the four: the gain of a part by its amount of text.
 
 An interrupted run continues with the finished files in FOLDER.
 """
@@ -26,6 +26,7 @@ import typer
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
+from services.engine.part_text import text_files
 from services.evaluation.expectation import TABLE
 from services.evaluation.rows import EnsembleRows, Reader
 from services.evaluation.split import split
@@ -48,28 +49,41 @@ from services.training.partition import Partition, Share
 from services.training.public_model import DEFAULT, resolve
 
 PARTS = 4
-PART_TOKENS = 2000
-SIZES = (500,)
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 HELD_OUT = 0.1
 RUNS, RUN_TOKENS = 3, 400
 CONTEXT = 256
-OPTIONS = TrainingOptions()
 _LEAST = -36 * math.log(2)
 """The log-probability below which tokens of the public model are never released (`mollifiers.shaping`)."""
 
 
 @dataclass(frozen=True)
-class Bench:
-    """One corpus: its directory, and the tokens of its parts and of its held-out text."""
+class Kind:
+    """What the parts are, the tokens of each of the four, and those of the single parts."""
 
+    options: TrainingOptions
+    part_tokens: int
+    sizes: tuple[int, ...]
+
+
+KINDS = (
+    Kind(TrainingOptions(), 2000, (500, 8000)),
+    Kind(TrainingOptions(attention="text"), 1024, (256,)),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One corpus with one kind of parts: its directory, and the tokens of its parts and of its held-out text."""
+
+    kind: Kind
     output: Path
     model: Path
     text: Text
     parts: Tokens
 
     @classmethod
-    def of(cls, corpus: Path, output: Path) -> "Bench":
+    def of(cls, kind: Kind, corpus: Path, output: Path) -> "Bench":
         model = resolve()
         train, held_out, salt = (output / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
         output.mkdir(parents=True, exist_ok=True)
@@ -79,19 +93,20 @@ class Bench:
         text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)
         # One stream in the order of the users' hashes, which is cut into parts of equal size.
         stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[Share(0)]
-        return cls(output, model, text, stream)
+        return cls(kind, output, model, text, stream)
 
     def measure(self) -> dict[str, Any]:
         """Returns gains in nats per token, and kept shares, each as a list over the runs."""
-        first = PARTS * PART_TOKENS  # the text of the single parts ends here
-        wanted = {f"part-{part}": slice(first + part * PART_TOKENS, None) for part in range(PARTS)}
-        adapters = {name: self._adapter(name, where, PART_TOKENS) for name, where in wanted.items()}
+        size = self.kind.part_tokens
+        adapters = {
+            f"part-{part}": self._adapter(f"part-{part}", slice(part * size, None), size) for part in range(PARTS)
+        }
         kept, ensemble = self._kept(adapters)
-        by_size = {}
-        for size in SIZES:
-            name = f"size-{size}"
-            by_size[str(size)] = self._gain({name: self._adapter(name, slice(0, None), size)})
-        by_size[str(PART_TOKENS)] = self._gain(adapters)
+        gains = {size: self._gain(adapters)}
+        for other in self.kind.sizes:
+            name = f"size-{other}"
+            gains[other] = self._gain({name: self._adapter(name, slice(PARTS * size, None), other)})
+        by_size = {str(tokens): gains[tokens] for tokens in sorted(gains)}
         return {"ensemble_gain": ensemble, "kept": kept, "gain_by_part_tokens": by_size}
 
     def _adapter(self, name: str, where: slice, tokens: int) -> AdapterFiles:
@@ -100,13 +115,18 @@ class Bench:
             text = self.parts[where][:tokens]
             if len(text) < tokens:
                 raise typer.BadParameter(f"{self.output.name}: the corpus has too little text for {name}")
-            files = train_adapter(self.model, DEFAULT, text, OPTIONS, 0, lambda _: None)
+            options = self.kind.options
+            files = (
+                text_files(text, options.text)
+                if options.attention == "text"
+                else train_adapter(self.model, DEFAULT, text, options, 0, lambda _: None)
+            )
             directory.mkdir(parents=True, exist_ok=True)
             for file, content in files.items():
                 (directory / file).write_bytes(content)
             (directory / "finished").touch()
-            print(f"{self.output.name}: trained {name}", flush=True)
-        return AdapterFiles(directory, OPTIONS.attention)
+            print(f"{self.output}: made {name}", flush=True)
+        return AdapterFiles(directory, self.kind.options.attention)
 
     @property
     def _head(self) -> Path:
@@ -190,11 +210,19 @@ def benchmark(
         "measured": datetime.now(UTC).date().isoformat(),
         "model": DEFAULT,
         "parts": PARTS,
-        "part_tokens": PART_TOKENS,
         "held_out_tokens": RUNS * RUN_TOKENS,
-        "training": OPTIONS.model_dump(mode="json"),
         "command": "python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl --write",
-        "corpora": {name: Bench.of(path, output / name).measure() for name, path in corpora.items()},
+        "attention": {
+            kind.options.attention: {
+                "part_tokens": kind.part_tokens,
+                "training": kind.options.recipe,
+                "corpora": {
+                    name: Bench.of(kind, path, output / kind.options.attention / name).measure()
+                    for name, path in corpora.items()
+                },
+            }
+            for kind in KINDS
+        },
     }
     content = json.dumps(table, indent=1) + "\n"
     print(content, end="")

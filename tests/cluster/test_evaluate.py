@@ -106,6 +106,37 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
+def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
+    small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 8, "--run-tokens", 12]
+    done = run("compare", held_out, "--output", tmp_path, "--quick", *small, "--json")
+    assert done.exit_code == 0, done.output
+    assert "writing 6 texts" in done.stderr, "two parts with two halves each"
+    found = json.loads(done.stdout)
+    by_label = {each["label"]: each for each in found["tables"][0]["results"]}
+    assert {"Fine-tuned, not private", "DP-SGD"}.isdisjoint(by_label)
+    assert by_label["Exponential mechanism"]["ensemble"] == "text-2"
+    assert by_label["SubMix"]["answered"] > 0
+    assert (found["positions"], found["sweeps"]) == (12, [])
+    assert [path.name for path in (tmp_path / "ensembles").iterdir()] == ["text-2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--parts", "16", "--parts", "1"], "parts: give numbers of at least 2"),
+        (["--attention", "none"], "attention: "),
+    ],
+)
+def test_impossible_comparisons_are_named(held_out: Path, tmp_path: Path, options: list[str], problem: str) -> None:
+    failed = run("compare", held_out, "--output", tmp_path / "comparison", *options)
+    assert failed.exit_code == 2, failed.output
+    assert failed.stderr.startswith(f"privmix compare: {problem}")
+    assert not (tmp_path / "comparison").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
