@@ -332,7 +332,7 @@ def _shared_legend(figure: Figure, axes: Axes, palette: Palette) -> None:
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(values)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
 
