@@ -11,7 +11,7 @@ does not cover.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,8 +270,9 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal:
     return next(choice for choice in choices if choice.worth >= (1 - TOLERANCE) * best)
 
 
-def _expect(attention: Attention, protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
-    """Returns the proposal for a number of parts; None if the budget does not last."""
+@lru_cache(maxsize=128)
+def _planned(protocol: str, parts: int, budget: Budget) -> tuple[Settings, Protocol] | None:
+    """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
     limits = budget.limits()
     # PMixed's token distribution is a mean over all parts; q only sets how often the public model answers alone.
     settings: Settings = (
@@ -280,9 +281,17 @@ def _expect(attention: Attention, protocol: str, parts: int, population: Populat
         else ExponentialSettings(sample=min(SAMPLE, parts), **limits)
     )
     try:
-        planned = settings.plan(parts)
+        return settings, settings.plan(parts)
     except ValueError:
         return None
+
+
+def _expect(attention: Attention, protocol: str, parts: int, population: Population, budget: Budget) -> Proposal | None:
+    """Returns the proposal for a number of parts; None if the budget does not last."""
+    chosen = _planned(protocol, parts, budget)
+    if chosen is None:
+        return None
+    settings, planned = chosen
     measured = Measured.load(attention)
     kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
     if population.tokens is None:

@@ -121,9 +121,8 @@ def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
         f"{tokens:,} tokens": [table for table in tables if table.budget.tokens == tokens]
         for tokens in sorted({table.budget.tokens for table in tables})
     }
-    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
-    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
-        axes.set_title(title, fontsize=9.5, color=palette.ink)
+
+    def draw(axes: Axes, shown: Sequence[Table]) -> None:
         for table in shown:
             colour = palette.lines[epsilons.index(table.budget.epsilon) % len(palette.lines)]
             named = f"epsilon {accounting.stated(table.budget.epsilon)}"
@@ -135,9 +134,8 @@ def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
         _gap_line(axes, shown[0], _by_parts(whole), palette.muted, ":x", "ensemble, not private")
         _logarithmic(axes, sorted(set(ensembles.values())))
         axes.set_xlabel("parts")
-    canvas[0].set_ylabel(_GAP)
-    _shared_legend(figure, canvas[0], palette)
-    return _png(figure)
+
+    return _gap_figure(palette, panels, draw)
 
 
 def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
@@ -148,9 +146,8 @@ def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
         f"epsilon {accounting.stated(epsilon)}": [table for table in tables if table.budget.epsilon == epsilon]
         for epsilon in sorted({table.budget.epsilon for table in tables})
     }
-    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
-    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
-        axes.set_title(title, fontsize=9.5, color=palette.ink)
+
+    def draw(axes: Axes, shown: Sequence[Table]) -> None:
         for index, (name, parts) in enumerate(ensembles.items()):
             best = [(table.budget.tokens, table, table.best_certified(ensemble=name)) for table in shown]
             colour = palette.lines[index % len(palette.lines)]
@@ -160,6 +157,18 @@ def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
         _gap_of_dp_sgd(axes, shown[0], palette.muted, "dp-sgd")
         _logarithmic(axes, sorted(table.budget.tokens for table in shown))
         axes.set_xlabel(_AXES["tokens"])
+
+    return _gap_figure(palette, panels, draw)
+
+
+def _gap_figure(
+    palette: Palette, panels: Mapping[str, Sequence[Table]], draw: Callable[[Axes, Sequence[Table]], None]
+) -> bytes:
+    """Draws the tables of each panel, by its title, beside each other with one legend."""
+    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
+    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
+        axes.set_title(title, fontsize=9.5, color=palette.ink)
+        draw(axes, shown)
     canvas[0].set_ylabel(_GAP)
     _shared_legend(figure, canvas[0], palette)
     return _png(figure)

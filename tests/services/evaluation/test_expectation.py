@@ -14,8 +14,8 @@ from services.training.options import Attention
 BUDGET = Budget(epsilon=8.0, delta=1e-5, tokens=100_000)
 
 
-@pytest.mark.parametrize("attention", ["public", "text"])
-def test_the_measured_shares_grow_with_the_radius(attention: Attention) -> None:
+@pytest.mark.parametrize(("attention", "least"), [("public", 0.8), ("text", 0.75)])
+def test_the_measured_shares_grow_with_the_radius(attention: Attention, least: float) -> None:
     corpora = json.loads(expectation.TABLE.read_bytes())["attention"][attention]["corpora"]
     assert len(corpora) >= 2
     for corpus in corpora.values():
@@ -23,7 +23,7 @@ def test_the_measured_shares_grow_with_the_radius(attention: Attention) -> None:
             means = [sum(runs) / len(runs) for radius, runs in curve.items() if float(radius) <= 1.6]
             assert means == sorted(means)
             assert means[0] < 0.5
-            assert min(list(curve.values())[-1]) > 0.7
+            assert min(list(curve.values())[-1]) > least
             for (
                 radius,
                 runs,
