@@ -40,8 +40,9 @@ RunTokensOption = Annotated[
 DrawnOption = Annotated[
     int | None,
     typer.Option(
+        min=1,
         help="Score only this many parts at each position, drawn at random: cheap with many parts, but protocols that "
-        "need all parts are left out. Default: all."
+        "need all parts are left out. Default: all.",
     ),
 ]
 RunsOption = Annotated[int, typer.Option(help="The number of runs. They use different text if there is enough of it.")]

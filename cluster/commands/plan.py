@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
-from services.evaluation.expectation import TOLERANCE, Population, Proposal, propose, propose_cohorts
+from services.evaluation.expectation import TOLERANCE, Population, Proposal, Requirements, propose
 from services.evaluation.methods import Budget
 from services.privacy import accounting
 from services.privacy.accounting import planning
@@ -91,18 +91,9 @@ class Cohorts:
     own: Proposal
 
     @classmethod
-    def of(
-        cls,
-        count: int,
-        whole: Proposal,
-        population: Population,
-        budget: Budget,
-        protocol: str | None,
-        parts: int | None,
-    ) -> Self:
-        """Plans the cohorts; `parts` is the number of parts of all of them."""
-        own = None if parts is None else max(1, parts // count)
-        return cls(count, whole, propose_cohorts(count, population, budget, protocol, own, whole.attention))
+    def of(cls, count: int, wanted: Requirements, whole: Proposal) -> Self:
+        """Plans the cohorts of what was planned as one ensemble."""
+        return cls(count, whole, propose(replace(wanted.of_cohort(count), attention=whole.attention)))
 
     @property
     def better(self) -> bool:
@@ -203,10 +194,10 @@ def plan_(
     if users is not None:
         _refuse_with_users(context.args, orders, plot)
         budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
-        population = Population(users, corpus_tokens)
         kind = None if attention is None else TrainingOptions.checked(attention=attention).attention
-        proposal = propose(population, budget, protocol, parts, kind)
-        spread = None if cohorts is None else Cohorts.of(cohorts, proposal, population, budget, protocol, parts)
+        wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
+        proposal = propose(wanted)
+        spread = None if cohorts is None else Cohorts.of(cohorts, wanted, proposal)
         if as_json:
             print(json.dumps(_record(proposal, users, corpus_tokens) | (spread.record() if spread else {}), indent=2))
         else:

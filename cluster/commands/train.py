@@ -12,7 +12,7 @@ from cluster.console import display
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
 from services.errors import InputError
-from services.evaluation.expectation import measure, propose
+from services.evaluation.expectation import Requirements, measure, propose
 from services.evaluation.methods import Budget
 from services.privacy.accounting import stated
 from services.training import dp_sgd
@@ -239,7 +239,7 @@ def _proposed(
     population = measure(corpus, find_base(model, options.block).path)
     if population.users == 0:
         raise InputError("corpus: has no documents, or only those of users of earlier ensembles")
-    proposal = propose(population, budget, attention=options.attention)
+    proposal = propose(Requirements(population, budget, attention=options.attention))
     parts = proposal.protocol.parts
     typer.echo(
         f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
@@ -247,7 +247,7 @@ def _proposed(
         "number of users; --parts sets another number.",
         err=True,
     )
-    better = propose(population, budget)
+    better = propose(Requirements(population, budget))
     if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
         typer.echo(
             f"--attention {better.attention} is expected to gain more: {better.gain.mean:.2f} nats per token with "

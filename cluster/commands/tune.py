@@ -17,11 +17,11 @@ from pydantic_core import to_json
 from rich.table import Table
 
 from cluster.console import console, display
-from cluster.options import JsonOption, TextFieldOption, UserFieldOption
+from cluster.options import DrawnOption, JsonOption, TextFieldOption, UserFieldOption
 from services.errors import InputError
 from services.evaluation.methods import Budget
 from services.evaluation.private_choice import PrivateChoice, choose
-from services.evaluation.tuning import PARTS, TOLERANCE, Choice, Tuning, refuse_private
+from services.evaluation.tuning import PARTS, RUN_TOKENS, TOLERANCE, Choice, Tuning, refuse_private
 from services.evaluation.tuning import tune as search
 from services.privacy.accounting import stated
 from services.training.corpus import Corpus
@@ -45,9 +45,7 @@ def tune(
     output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = 8.0,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
-    tokens: Annotated[
-        int, typer.Option(help="The number of tokens that the budget must last for, and of a run.")
-    ] = 1024,
+    tokens: Annotated[int, typer.Option(help="The number of tokens that the budget must last for.")] = 1024,
     parts: Annotated[list[int], typer.Option(help="A number of parts to train; repeat for more.")] = list(PARTS),  # noqa: B006
     ensemble: Annotated[
         list[Path],
@@ -81,6 +79,10 @@ def tune(
     runs: Annotated[
         int, typer.Option(min=1, help="The number of runs. They use different text if there is enough of it.")
     ] = 3,
+    run_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"The number of tokens in a run. Default: --tokens, at most {RUN_TOKENS}.")
+    ] = None,
+    drawn: DrawnOption = None,
     model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
     any_guarantee: Annotated[
         bool, typer.Option("--any-guarantee", help="Also show methods with published or data-dependent guarantees.")
@@ -108,6 +110,8 @@ def tune(
         parts=parts,
         ensembles=ensemble,
         runs=runs,
+        run_tokens=run_tokens,
+        drawn=drawn,
         model=model,
         training=_TRAINING,
         any_guarantee=any_guarantee,

@@ -57,8 +57,7 @@ def compare(
     """Splits the corpus, trains missing models and evaluates in `output`.
 
     Args:
-        parts: the numbers of parts. The largest also has models of half-parts for SubMix, unless `options.drawn`
-            leaves SubMix out.
+        parts: the numbers of parts. The largest also has models of half-parts if `options` include SubMix.
         held_out, user_limit: see `split`.
         attention: what a part is. With "text", only the references are trained.
         references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
@@ -83,7 +82,6 @@ def compare(
     )
     options = options or EvaluationOptions()
     largest = max(parts)
-    all_scored = options.drawn is None or options.drawn >= largest
     sizes = {count: ensembles / (f"{count}" if attention == "public" else f"{attention}-{count}") for count in parts}
     finetuned = ensembles / "1" if references else None
     private = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in options.epsilons} if references else {}
@@ -108,7 +106,7 @@ def compare(
                 Corpus(train_file),
                 directory,
                 parts=count,
-                halves=count == largest and all_scored,
+                halves=count == largest and options.needs_halves(count),
                 model=model,
                 options=_TRAINING[attention],
             )

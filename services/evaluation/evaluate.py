@@ -82,6 +82,12 @@ class EvaluationOptions(Options):
         """Returns whether to evaluate these settings. References are always evaluated."""
         return self.protocols is None or isinstance(settings, EnsembleSettings) or settings.protocol in self.protocols
 
+    def needs_halves(self, parts: int) -> bool:
+        """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
+        chosen = PROTOCOLS if self.protocols is None else self.protocols
+        all_scored = self.drawn is None or self.drawn >= parts
+        return all_scored and any(PROTOCOLS[name].mechanism.halves for name in chosen)
+
     @property
     def sweep_budget(self) -> Budget:
         return Budget(epsilon=max(self.epsilons), delta=self.delta, tokens=min(self.tokens))

@@ -1,6 +1,6 @@
 """Estimates the expected gain of an ensemble over the public model before any training.
 
-    propose(Population(users=50_000), Budget(epsilon=8, delta=1e-5, tokens=1_000_000))
+    propose(Requirements(Population(users=50_000), Budget(epsilon=8, delta=1e-5, tokens=1_000_000)))
 
 The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text, for adapters and for texts as
 parts: the gain of parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each radius.
@@ -10,7 +10,7 @@ does not cover.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -45,6 +45,7 @@ LEAVES_OUT = (
     "the gain of averaging over more parts than were measured",
     "parts with more text than was measured: they count as the largest measured part",
     "users whose texts are much longer than others', which make parts of unequal size",
+    "DP-SGD, which costs nothing per token and gains more where tokens are many: privmix compare measures both",
 )
 
 
@@ -67,6 +68,63 @@ class Population:
 
     users: int
     tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """States what is known before training. `propose` chooses what is None.
+
+    Attributes:
+        protocol: a measured protocol, `pmixed` or `exponential`.
+        parts: N, the number of parts.
+        attention: what a part is; an adapter or a text, and an adapter if the size of the corpus is unknown.
+    """
+
+    population: Population
+    budget: Budget
+    protocol: str | None = None
+    parts: int | None = None
+    attention: Attention | None = None
+
+    def of_cohort(self, count: int) -> Self:
+        """Returns the requirements of one of `count` cohorts of equal size, over which the tokens are spread equally.
+
+        With N parts in all and T tokens, a cohort has N / k parts for T / k tokens. The cost of a token is proportional
+        to (radius k / N)^2, so k cohorts leave each radius smaller by the root of k. They are for users who come later.
+
+        Raises:
+            InputError: there are fewer users or tokens than cohorts.
+        """
+        users, tokens = self.population.users, self.population.tokens
+        if not 2 <= count <= min(users, self.budget.tokens):
+            raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
+        return replace(
+            self,
+            population=Population(users // count, None if tokens is None else max(1, tokens // count)),
+            budget=self.budget.model_copy(update={"tokens": -(-self.budget.tokens // count)}),
+            parts=None if self.parts is None else max(1, self.parts // count),
+        )
+
+    def check(self) -> None:
+        """Raises `InputError` if a value is out of range."""
+        population, protocol, parts = self.population, self.protocol, self.parts
+        if population.users < 1:
+            raise InputError(f"users: must be at least 1, not {population.users}")
+        if population.tokens is not None and population.tokens < 1:
+            raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
+        if protocol not in (None, "pmixed", "exponential"):
+            raise InputError(
+                f"protocol: the gain of {protocol} was not measured; use pmixed or exponential, or --parts"
+            )
+        if parts is not None and not 1 <= parts <= population.users:
+            raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
+
+    @property
+    def kinds(self) -> Sequence[Attention]:
+        """The kinds of parts to consider, the cheaper first."""
+        if self.attention is not None:
+            return (self.attention,)
+        return ("public", "text") if self.population.tokens else ("public",)
 
 
 @dataclass(frozen=True)
@@ -169,44 +227,23 @@ class Measured:
         ]
 
 
-def propose(
-    population: Population,
-    budget: Budget,
-    protocol: str | None = None,
-    parts: int | None = None,
-    attention: Attention | None = None,
-) -> Proposal:
+def propose(wanted: Requirements) -> Proposal:
     """Proposes the fewest parts and the protocol with the fewest rows whose expected gain is near the best.
 
-    Near means within `TOLERANCE`. Without `protocol`, it searches the number of parts with PMixED, whose radius is fast
-    to plan; the best number for the exponential mechanism is nearly the same.
-
-    Args:
-        protocol: a measured protocol, `pmixed` or `exponential`; None chooses one.
-        parts: N, the number of parts; None chooses it.
-        attention: what a part is; None chooses an adapter or a text, and an adapter if the size of the corpus is
-            unknown.
+    Near means within `TOLERANCE`. If no protocol is required, it searches the number of parts with PMixED, whose radius
+    is fast to plan; the best number for the exponential mechanism is nearly the same.
 
     Raises:
         InputError: no choice meets the requirements. The message names the field and the reason.
     """
-    kinds: Sequence[Attention] = (attention,) if attention else ("public", "text") if population.tokens else ("public",)
-    return _cheapest([_propose(population, budget, protocol, parts, kind) for kind in kinds])
+    wanted.check()
+    return _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
 
 
-def _propose(
-    population: Population, budget: Budget, protocol: str | None, parts: int | None, attention: Attention
-) -> Proposal:
-    if population.users < 1:
-        raise InputError(f"users: must be at least 1, not {population.users}")
-    if population.tokens is not None and population.tokens < 1:
-        raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
-    if protocol not in (None, "pmixed", "exponential"):
-        raise InputError(f"protocol: the gain of {protocol} was not measured; use pmixed or exponential, or --parts")
-    if parts is not None and not 1 <= parts <= population.users:
-        raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
-    sizes = [parts] if parts is not None else list(candidates(population))
-    proposals = [_expect(attention, protocol or "pmixed", size, population, budget) for size in sizes]
+def _propose(wanted: Requirements, attention: Attention) -> Proposal:
+    population, budget = wanted.population, wanted.budget
+    sizes = list(candidates(population)) if wanted.parts is None else [wanted.parts]
+    proposals = [_expect(attention, wanted.protocol or "pmixed", size, population, budget) for size in sizes]
     possible = [proposal for proposal in proposals if proposal is not None]
     if not possible:
         raise InputError(
@@ -214,36 +251,10 @@ def _propose(
             f"{budget.tokens:,} tokens with {sizes[-1]:,} parts; plan fewer tokens, or use a corpus with more users"
         )
     best = _cheapest(possible)
-    if protocol is not None:
+    if wanted.protocol is not None:
         return best
     other = _expect(attention, "exponential", best.protocol.parts, population, budget)
     return best if other is None else _cheapest([best, other])
-
-
-def propose_cohorts(
-    count: int,
-    population: Population,
-    budget: Budget,
-    protocol: str | None = None,
-    parts: int | None = None,
-    attention: Attention | None = None,
-) -> Proposal:
-    """Proposes the ensemble of one of `count` cohorts of equal size, over which the tokens are spread equally.
-
-    With N parts in all and T tokens, a cohort has N / k parts for T / k tokens. The cost of a token is proportional to
-    (radius k / N)^2, so k cohorts leave each radius smaller by the root of k. They are for users who come later.
-
-    Args:
-        parts: the number of parts of one cohort.
-
-    Raises:
-        InputError: see `propose`; or there are fewer users or tokens than cohorts.
-    """
-    if not 2 <= count <= min(population.users, budget.tokens):
-        raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
-    tokens = population.tokens
-    own = Population(population.users // count, None if tokens is None else max(1, tokens // count))
-    return propose(own, budget.model_copy(update={"tokens": -(-budget.tokens // count)}), protocol, parts, attention)
 
 
 def candidates(population: Population) -> Iterator[int]:

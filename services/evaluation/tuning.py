@@ -1,6 +1,6 @@
 """Searches protocol, number of parts and q: measures the perplexity of each choice and the rows that a token needs.
 
-    tune(Corpus(Path("set_aside.jsonl")), Path("tuning"), Budget(epsilon=8, delta=1e-5, tokens=1024))
+    tune(Corpus(Path("set_aside.jsonl")), Path("tuning"), Budget(epsilon=8, delta=1e-5, tokens=16384))
 
 A choice that depends on private text reveals information about it, which no ledger charges. So the sample must be
 public, or set aside and never served. Derived parameters (radius, sigma, scale) are the largest, or smallest, that the
@@ -8,8 +8,8 @@ budget allows. The results hold for the sample; parts of a larger corpus learn m
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from services.evaluation.estimate import Estimate
 from services.evaluation.methods import SHARES, Budget
 from services.evaluation.results import result
 from services.evaluation.split import split
-from services.evaluation.text import held_out_text
+from services.evaluation.text import Text, held_out_text
 from services.evaluation.workbench import Workbench
 from services.privacy.events import Status
 from services.privacy.protocols import PROTOCOLS
@@ -39,6 +39,8 @@ from services.training.train import plan
 PARTS = (4, 8, 16)
 HELD_OUT = 0.2
 CONTEXT = 256
+RUN_TOKENS = 1024
+"""The maximum number of positions in a run by default. A budget of more tokens charges each several times."""
 TOLERANCE = 0.01
 """The relative perplexity by which the recommended choice may be worse than the best, if it is cheaper."""
 
@@ -104,6 +106,8 @@ def tune(
     parts: Sequence[int] = PARTS,
     ensembles: Sequence[Path] = (),
     runs: int = 3,
+    run_tokens: int | None = None,
+    drawn: int | None = None,
     model: str | None = None,
     training: TrainingOptions | None = None,
     any_guarantee: bool = False,
@@ -115,6 +119,7 @@ def tune(
         parts: the numbers of parts to train on one side of the sample, split by user. The other side is evaluated.
         ensembles: ensembles trained on other public or set-aside text, instead of training. Then the whole sample is
             evaluated.
+        run_tokens, drawn: see `EvaluationOptions`; a run has the budget's tokens, at most `RUN_TOKENS`, by default.
         any_guarantee: also evaluate methods with published or data-dependent guarantees. They are never recommended.
         display: creates the display of one step.
 
@@ -130,20 +135,32 @@ def tune(
                 sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
             loaded = Ensembles.load(list(ensembles), None, ())
             with display() as shown:
-                search = _Search(loaded, list(sample), output, budget, runs, shown)
-                return search.tuning(any_guarantee, cluster)
+                text = _text(list(sample), loaded, run_tokens or min(budget.tokens, RUN_TOKENS), runs, shown)
+                bench = Workbench(loaded.base, loaded.main.manifest.base_revision, text, output, "auto", shown)
+                return _Search(loaded, bench, budget, drawn).tuning(any_guarantee, cluster)
     except Timeout as error:
         raise WorkError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
 
-def candidates(budget: Budget, parts: int, any_guarantee: bool) -> Iterator[Settings]:
-    """Yields the settings to evaluate on an ensemble of ``parts`` parts that the budget allows."""
+def candidates(budget: Budget, parts: int, any_guarantee: bool, drawn: int | None = None) -> Iterator[Settings]:
+    """Yields the settings to evaluate on an ensemble of ``parts`` parts that the budget allows.
+
+    Args:
+        drawn: the number of parts that are scored at a position. With fewer than all, protocols draw no more for a
+            token, and those that need all parts are left out.
+    """
     shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
-    for protocol in PROTOCOLS.values():
-        for settings in protocol.tuned(parts, budget.limits(), shares):
-            status = _status(settings, parts)
-            if status == "certified" or (any_guarantee and status is not None):
-                yield settings
+    tuned = (each for protocol in PROTOCOLS.values() for each in protocol.tuned(parts, budget.limits(), shares))
+    for settings in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
+        status = _status(settings, parts)
+        if status == "certified" or (any_guarantee and status is not None):
+            yield settings
+
+
+def _drawing(tuned: Iterable[Settings], drawn: int) -> Iterator[Settings]:
+    for settings in tuned:
+        with suppress(ValueError):
+            yield settings.drawing(drawn)
 
 
 def _status(settings: Settings, parts: int) -> Status | None:
@@ -199,35 +216,32 @@ def _train(
     return Corpus(held_out), directories
 
 
+def _text(sample: Sequence[Document], ensembles: Ensembles, tokens: int, runs: int, display: Display) -> Text:
+    from transformers import AutoTokenizer
+
+    display.say("reading the sample")
+    return held_out_text(
+        sample, AutoTokenizer.from_pretrained(ensembles.base), context=CONTEXT, tokens=tokens, runs=runs
+    )
+
+
 class _Search:
-    """Computes the rows of all models and the outcomes of all choices, and stores them below one directory."""
+    """Computes the rows of all models and the outcomes of all choices on a workbench."""
 
-    def __init__(
-        self,
-        ensembles: Ensembles,
-        documents: Sequence[Document],
-        output: Path,
-        budget: Budget,
-        runs: int,
-        display: Display,
-    ) -> None:
-        from transformers import AutoTokenizer
-
-        display.say("reading the sample")
-        tokenizer = AutoTokenizer.from_pretrained(ensembles.base)
-        text = held_out_text(documents, tokenizer, context=CONTEXT, tokens=budget.tokens, runs=runs)
-        revision = ensembles.main.manifest.base_revision
-        self._bench = Workbench(ensembles.base, revision, text, output, "auto", display)
-        self._runs = range(len(text.runs))
+    def __init__(self, ensembles: Ensembles, bench: Workbench, budget: Budget, drawn: int | None) -> None:
+        self._bench = bench
+        self._runs = range(len(bench.text.runs))
         self._ensembles = sorted(ensembles.all, key=lambda ensemble: ensemble.parts)
         self._budget = budget
+        self._drawn = drawn
 
     def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
-        self._bench.compute_rows(((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles), cluster)
+        models = ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles)
+        self._bench.compute_rows(models, cluster, self._drawn)
         protocols = [
             self._planned(settings, ensemble)
             for ensemble in self._ensembles
-            for settings in candidates(self._budget, ensemble.parts, any_guarantee)
+            for settings in candidates(self._budget, ensemble.parts, any_guarantee, self._drawn)
         ]
         self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in protocols), cluster)
         public = next(planned for planned in protocols if planned.protocol.rows == 0)
@@ -259,5 +273,5 @@ class _Search:
         return Planned(
             Case(ensemble.directory, settings),
             settings.plan(ensemble.parts),
-            self._bench.files(ensemble, ensemble.manifest.parts),
+            self._bench.files(ensemble, ensemble.manifest.parts, self._drawn),
         )

@@ -131,6 +131,11 @@ def test_the_recommendation_can_be_configured(sample: Path, tmp_path: Path) -> N
     labels = {each["label"] for each in found["choices"]}
     assert {"Public model", "PMixed, clip", "Exponential mechanism", "AdaPMixed, certified"} <= labels
     assert found["recommended"]["status"] == "certified"
+    few = tune(sample, tmp_path / "own", "--parts", 2, "--tokens", 5000, "--run-tokens", 12, "--drawn", 1, "--json")
+    assert few.exit_code == 0, few.output
+    longer = json.loads(few.stdout)
+    assert (longer["budget"]["tokens"], longer["positions"]) == (5000, 12)
+    assert {each["parameters"]["sample"] for each in longer["choices"] if each["protocol"] == "exponential"} == {1}
     ensemble = tmp_path / "own" / "ensembles" / "2"
     refused = tune(sample, tmp_path / "other", "--ensemble", ensemble)
     assert refused.exit_code == 2, "the ensemble was trained on part of the sample"

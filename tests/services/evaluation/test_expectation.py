@@ -1,12 +1,13 @@
 """Claim: `privmix plan --users` looks its expectation up in measurements, and derives the number of parts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from services.errors import InputError
 from services.evaluation import expectation
-from services.evaluation.expectation import Measured, Population, candidates, propose
+from services.evaluation.expectation import Measured, Population, Requirements, candidates, propose
 from services.evaluation.methods import Budget
 from services.privacy.accounting import planning
 from services.training.options import Attention
@@ -41,7 +42,7 @@ def test_curves_are_linear_between_measurements_and_constant_beyond() -> None:
 
 
 def test_the_proposed_protocol_keeps_to_the_budget() -> None:
-    proposal = propose(Population(10_000), BUDGET)
+    proposal = propose(Requirements(Population(10_000), BUDGET))
     cost = planning.cost(proposal.protocol.event, BUDGET.tokens, BUDGET.delta)
     assert cost.epsilon_rdp <= BUDGET.epsilon
     assert cost.epsilon_rdp == pytest.approx(BUDGET.epsilon, rel=1e-6)
@@ -51,8 +52,8 @@ def test_the_proposed_protocol_keeps_to_the_budget() -> None:
 
 def test_a_smaller_corpus_gets_fewer_parts_because_each_must_learn() -> None:
     budget = Budget(epsilon=8.0, delta=1e-5, tokens=1024)
-    large = propose(Population(10_000, 100_000_000), budget, "pmixed")
-    small = propose(Population(10_000, 50_000), budget, "pmixed")
+    large = propose(Requirements(Population(10_000, 100_000_000), budget, "pmixed"))
+    small = propose(Requirements(Population(10_000, 50_000), budget, "pmixed"))
     assert small.protocol.parts < large.protocol.parts
     assert small.gain is not None
     assert large.gain is not None
@@ -61,15 +62,15 @@ def test_a_smaller_corpus_gets_fewer_parts_because_each_must_learn() -> None:
 
 def test_texts_are_proposed_where_they_are_expected_to_gain_more() -> None:
     budget = Budget(epsilon=8.0, delta=1e-5, tokens=16_384)
-    population = Population(2000, 200_000)
-    both = {kind: propose(population, budget, attention=kind) for kind in ("public", "text")}
+    wanted = Requirements(Population(2000, 200_000), budget)
+    both = {kind: propose(replace(wanted, attention=kind)) for kind in ("public", "text")}
     worth = {kind: proposal.worth for kind, proposal in both.items()}
-    chosen = propose(population, budget)
+    chosen = propose(wanted)
     assert chosen == both["text" if worth["text"] > (1 + expectation.TOLERANCE) * worth["public"] else "public"]
     assert chosen.attention == "text", "a part of 1,000 tokens or less learns little"
     # The size of the corpus decides. Without it, the gains cannot be compared.
-    assert propose(Population(2000), budget).attention == "public"
-    assert propose(Population(2000), budget, attention="text").attention == "text"
+    assert propose(Requirements(Population(2000), budget)).attention == "public"
+    assert propose(Requirements(Population(2000), budget, attention="text")).attention == "text"
 
 
 def test_numbers_of_parts_are_coarse_and_leave_every_part_its_users() -> None:
@@ -94,4 +95,13 @@ def test_an_impossible_proposal_names_the_field(
     population: Population, protocol: str | None, parts: int | None, field: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{field}:"):
-        propose(population, Budget(epsilon=0.01, delta=1e-5, tokens=10**9), protocol, parts)
+        propose(Requirements(population, Budget(epsilon=0.01, delta=1e-5, tokens=10**9), protocol, parts))
+
+
+def test_a_cohort_has_its_share_of_everything() -> None:
+    wanted = Requirements(Population(1000, 100_000), Budget(epsilon=8.0, delta=1e-5, tokens=1025), parts=9)
+    own = wanted.of_cohort(2)
+    assert (own.population, own.budget.tokens, own.parts) == (Population(500, 50_000), 513, 4)
+    assert own.budget.epsilon == wanted.budget.epsilon, "a user is in one cohort, which has the whole epsilon"
+    with pytest.raises(InputError, match=r"^cohorts: must be from 2 to the number of users and of tokens, not 1001"):
+        wanted.of_cohort(1001)

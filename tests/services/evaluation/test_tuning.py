@@ -92,6 +92,17 @@ def test_other_guarantees_are_searched_on_request() -> None:
     assert {settings.mollifier for settings in everything - certified} == {"renyi"}  # type: ignore[attr-defined]
 
 
+def test_no_choice_draws_more_parts_than_are_scored() -> None:
+    def names_and_samples(drawn: int) -> list[tuple[str, int | None]]:
+        found = candidates(BUDGET, 64, any_guarantee=False, drawn=drawn)
+        return [(settings.protocol, getattr(settings, "sample", None)) for settings in found]
+
+    assert [sample for name, sample in names_and_samples(16) if name == "exponential"] == [1, 4, 8, 16]
+    assert {name for name, _ in names_and_samples(16)} == {"public", "pmixed", "exponential"}
+    assert names_and_samples(64) == names_and_samples(100)
+    assert ("adapmixed", None) in names_and_samples(64)
+
+
 def test_protected_text_is_refused_with_numbers_alone() -> None:
     marks = Marks(bytes(32))
     list(marks.of([Document("ada", "heliotrope")]))
