@@ -102,6 +102,7 @@ def evaluate(
         InputError: an argument is invalid (includes `CorpusError` and `ManifestError`).
         WorkError: a task failed, or another evaluation is writing to `output`.
     """
+    _check_names(ensembles)
     with _only_writer(output), display or Display() as shown:
         shown.say("reading the held-out text")
         documents = list(held_out)
@@ -257,6 +258,16 @@ class _Comparison:
 
     def _of(self, case: Case) -> Ensemble:
         return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
+
+
+def _check_names(ensembles: Ensembles) -> None:
+    """Raises `InputError` if two ensembles cannot be told apart in the report."""
+    directories: dict[str, Path] = {}
+    for ensemble in (ensembles.main, *ensembles.others):
+        directory = ensemble.directory
+        same = directories.setdefault(directory.name, directory)
+        if same != directory:
+            raise InputError(f"ensemble: {same} and {directory} have one name, and the report shows names; rename one")
 
 
 def _text(documents: Iterable[Document], ensembles: Ensembles, options: EvaluationOptions) -> Text:

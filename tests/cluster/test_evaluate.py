@@ -36,6 +36,14 @@ def evaluate(held_out: Path, ensemble: Path, output: Path, *options: object) -> 
     return run("evaluate", held_out, "--ensemble", ensemble, "--output", output, *SMALL, *options)
 
 
+def test_ensembles_of_one_name_are_refused(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(ensemble, tmp_path / ensemble.name)
+    refused = evaluate(held_out, ensemble, tmp_path / "report", "--ensemble", other)
+    assert refused.exit_code == 2
+    assert f"ensemble: {ensemble} and {other} have one name" in refused.stderr
+    assert not (tmp_path / "report").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_report_of_real_ensembles(held_out: Path, ensemble: Path, tmp_path: Path) -> None:
