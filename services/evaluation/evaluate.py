@@ -190,7 +190,7 @@ class _Comparison:
         yield from self._included(main, methods.private(budget, main.parts, self._halves))
         for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
             yield self._case(other, EnsembleSettings())
-            yield from self._included(other, methods.planned(budget, other.parts))
+            yield from self._included(other, methods.private(budget, other.parts, halves=False))
 
     def _included(self, ensemble: Ensemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
         """Yields each case to evaluate once: with few parts scored, several draw these."""
