@@ -29,7 +29,9 @@ def record(result: Result) -> dict[str, Any]:
 
 
 def test_sound_protocols_pass() -> None:
-    result = run(*LIKELIHOOD, "--protocol", "pmixed", "--projection", "mix", "--json")
+    # At the default confidence of 0.95 a bound may exceed the claim by chance in one run of twenty.
+    options = ["--projection", "mix", "--confidence", "0.999999", "--json"]
+    result = run(*LIKELIHOOD, "--protocol", "pmixed", *options)
     assert result.exit_code == 0, result.output
     section = record(result)["sections"][0]
     (finding,) = section["findings"]

@@ -118,6 +118,9 @@ def test_one_command_from_a_corpus_to_the_whole_table(held_out: Path, tmp_path: 
 def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "split.salt").write_bytes(SALT)
+    # The salt of the partition decides which users share a half, hence whether SubMix can answer.
+    (tmp_path / "ensembles" / "text-2").mkdir(parents=True)
+    (tmp_path / "ensembles" / "text-2" / "partition.salt").write_bytes(SALT)
     small = ["--parts", 2, "--held-out", 0.5, "--tokens", 24, "--runs", 1, "--epsilon", 8, "--run-tokens", 12]
     done = run("compare", held_out, "--output", tmp_path, "--quick", *small, "--json")
     assert done.exit_code == 0, done.output
