@@ -82,11 +82,14 @@ class EvaluationOptions(Options):
         """Returns whether to evaluate these settings. References are always evaluated."""
         return self.protocols is None or isinstance(settings, EnsembleSettings) or settings.protocol in self.protocols
 
+    def scores_few(self, parts: int) -> bool:
+        """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""
+        return self.drawn is not None and self.drawn < parts
+
     def needs_halves(self, parts: int) -> bool:
         """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
         chosen = PROTOCOLS if self.protocols is None else self.protocols
-        all_scored = self.drawn is None or self.drawn >= parts
-        return all_scored and any(PROTOCOLS[name].mechanism.halves for name in chosen)
+        return not self.scores_few(parts) and any(PROTOCOLS[name].mechanism.halves for name in chosen)
 
     @property
     def sweep_budget(self) -> Budget:
@@ -158,7 +161,7 @@ class _Comparison:
 
     def _few(self, ensemble: Ensemble) -> bool:
         """Returns whether only some of an ensemble's parts are scored at a position."""
-        return self._options.drawn is not None and self._options.drawn < ensemble.parts
+        return self._options.scores_few(ensemble.parts)
 
     def _wanted(self) -> Iterator[tuple[int, Planned]]:
         """Yields each run with each of its protocols."""
