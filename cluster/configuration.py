@@ -27,7 +27,7 @@ from services.batches.settings import BatchSettings
 from services.engine import known_engine
 from services.gateway.settings import ClientSettings
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
-from services.privacy.settings import Settings
+from services.privacy.settings import Settings, WhenExhausted
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""
@@ -70,11 +70,19 @@ class Budget(Section):
     ledger_id: str | None = Field(
         None, min_length=1, description="None: the id in the receipt in the ensemble's directory"
     )
+    anchor: str | None = Field(
+        None,
+        min_length=1,
+        description="where the end of the ledger's chain is stored besides the receipt: an existing directory, an "
+        "object store's URL or another database's URL. A ledger that lost rows is refused",
+    )
     create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
     lease_tokens: int = Field(
         32, gt=0, description="tokens that a coordinator reserves at a time; a killed coordinator can lose two leases"
     )
-    when_exhausted: Literal["refuse", "public"] | None = Field(None, description="None: the protocol's default")
+    when_exhausted: WhenExhausted | None = Field(
+        None, description="None: base on a private base, else the protocol's default"
+    )
 
 
 class Engine(Section):
@@ -90,7 +98,9 @@ class Engine(Section):
         le=1,
         description="the share of a GPU's memory for engines; engines on the same GPU divide it",
     )
-    batch_invariant: bool = Field(True, description="on a GPU, a row has the same bits in every batch; slower")
+    batch_invariant: bool = Field(
+        False, description="on a GPU, a row has the same bits in batches of some 40 sequences or fewer; much slower"
+    )
 
 
 class Shards(Section):
@@ -391,7 +401,8 @@ def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
 
 
 def _with_ledger(budget: Budget, ledger: str, folder: Path) -> Budget:
-    return budget.model_copy(update={"ledger": _database(ledger, folder)})
+    anchor = budget.anchor and _database(budget.anchor, folder)
+    return budget.model_copy(update={"ledger": _database(ledger, folder), "anchor": anchor})
 
 
 def _database(name: str, folder: Path) -> str:

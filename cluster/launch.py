@@ -22,11 +22,13 @@ from services.alerts import actor as alerts
 from services.alerts.actor import ServiceActors
 from services.batches import actor as batches
 from services.budget import actor as budget
+from services.budget.anchor import is_writable
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
-from services.budget.receipt import begin, is_fresh, known
+from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.ensembles import actor as ensembles
 from services.ensembles.records import Ensemble, EnsembleList
+from services.files import write_atomically
 from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
 from services.fleet.plan import ShardPlan
@@ -35,7 +37,7 @@ from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
 from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
-from services.keys.database import Database, default_database
+from services.keys.database import ServiceDatabase, default_database
 from services.keys.store import KeyStore
 from services.training.cohorts import not_apart
 from services.training.manifest import Manifest
@@ -44,6 +46,8 @@ from services.training.public_model import resolve
 APPLICATION = "privmix"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CLOSING_S = 10.0
+KEYED = "keys.receipt"
+"""The file in an ensemble's directory that records that a service of the ensemble has had keys."""
 
 Report = Callable[[str], None]
 
@@ -82,6 +86,7 @@ class Service:
         """Stops the service, including ensembles that were added while it ran."""
         serve.delete(APPLICATION)
         served = _served_now(self.configuration) or self.started
+        _call(batches.NAME, self.configuration.namespace, "release")
         for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
             _kill(name, self.configuration.namespace)
         for ensemble in served:
@@ -121,11 +126,23 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
             is not known here, so only a warning is reported.
 
     Raises:
-        ConfigurationError: other machines could use the service without a key.
+        ConfigurationError: other machines could use the service without a key, or the service had keys and they are
+            gone.
         KeysError: the keys' database cannot be opened.
     """
-    http, database = configuration.http, Database(keys_database(configuration))
-    if http.api_keys or KeyStore(database).required():
+    http, database = configuration.http, ServiceDatabase(keys_database(configuration))
+    marks = [ensemble.ensemble / KEYED for ensemble in configuration.served]
+    if KeyStore(database).required():
+        for mark in marks:
+            if not mark.exists() and is_writable(mark.parent):
+                write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
+        return
+    if any(mark.exists() for mark in marks):
+        raise ConfigurationError(
+            f"keys.database: this service had keys, but {database.name} has none, so everybody could use it: set "
+            "keys.database to the database that has them, or restore it"
+        )
+    if http.api_keys:
         return
     if listens and http.host not in LOOPBACK and not http.anonymous:
         raise ConfigurationError(
@@ -166,6 +183,7 @@ class Checked:
             capacity=coordinator.max_live * coordinator.replicas,
             max_waiting=coordinator.max_waiting * coordinator.replicas,
             own_shares=configuration.own_shares,
+            private_base=self.manifest.private_base is not None,
             cohort=configuration.cohort,
             recovery_s=coordinator.recovery_s,
             # A step can hang until its timeout; then streams wait for the recovery, and the next step can hang too.
@@ -209,8 +227,9 @@ def check_cohorts(configuration: Configuration) -> None:
         if (pair := not_apart(manifests)) is not None:
             first, second = pair
             raise ConfigurationError(
-                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, whose epsilons then add up. "
-                f"Train one of them with --earlier and the directory of the other, or leave cohort {cohort} out"
+                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, whose epsilons then add up: "
+                "neither manifest records that they were kept apart as they are now. Train one of them with --earlier "
+                f"and the directory of the other, again if the other was trained since, or leave cohort {cohort} out"
             )
 
 
@@ -380,12 +399,18 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
     settings, terms, ensemble = configuration.budget, promised.terms, configuration.ensemble
     try:
         if may_begin and settings.ledger_id is None and is_fresh(settings.ledger, ensemble):
-            receipt = begin(settings.ledger, terms, ensemble)
+            receipt = begin(settings.ledger, terms, ensemble, anchor=settings.anchor)
             report(f"Created ledger {receipt.place} with id {receipt.ledger}")
             return receipt.ledger
-        return known(settings.ledger, terms, ensemble, settings.ledger_id)
+        identity = known(settings.ledger, terms, ensemble, settings.ledger_id, settings.anchor)
     except (LedgerMissing, LedgerUnknown) as error:
         raise ConfigurationError(f"budget.ledger: {error}") from error
+    if settings.anchor is None and not is_writable(ensemble):
+        report(
+            f"WARNING: {ensemble} cannot be written, so nothing outside the database shows whether the ledger lost "
+            "rows: set budget.anchor to a directory, an object store or another database"
+        )
+    return identity
 
 
 def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> ActorHandle:
@@ -396,6 +421,7 @@ def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> Act
         create=False,
         identity=checked.ledger,
         lifetime="detached",
+        anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
     )
 
 

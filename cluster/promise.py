@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from cluster.configuration import ConfigurationError, EnsembleConfiguration
 from cluster.topology import parts_served
@@ -11,8 +10,9 @@ from services.budget.filter import UNLIMITED, Filter, cost
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
+from services.privacy import accounting
 from services.privacy.protocol import Protocol
-from services.privacy.settings import Settings
+from services.privacy.settings import Settings, WhenExhausted
 from services.training.manifest import Manifest
 
 
@@ -23,7 +23,7 @@ class Promise:
     settings: Settings
     protocol: Protocol
     terms: PrivacyBudget
-    when_exhausted: Literal["refuse", "public"]
+    when_exhausted: WhenExhausted
 
     @property
     def sentence(self) -> str:
@@ -42,14 +42,43 @@ def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise
     """
     order = _order_of(configuration.budget.ledger)
     try:
-        settings = configuration.privacy.for_training(manifest.dp_sgd)
+        base = None if manifest.private_base is None else manifest.private_base.training.event
+        settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(None if manifest.base_apart else base)
         protocol = settings.plan(parts_served(configuration, manifest), order)
-        terms = PrivacyBudget.of(manifest.ensemble, settings, protocol, order)
+        terms = PrivacyBudget.of(
+            manifest.ensemble, settings, protocol, order, base=base, base_apart=manifest.base_apart
+        )
+        _check_base(terms)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
             raise ValueError(f"protocol: {protocol.name} has no bound at order {terms.order:g}, that of the ledger")
     except ValueError as error:
         raise ConfigurationError(f"privacy: {error}") from error
-    return Promise(settings, protocol, terms, configuration.budget.when_exhausted or settings.when_exhausted)
+    return Promise(settings, protocol, terms, _when_exhausted(configuration, settings, terms))
+
+
+def _check_base(terms: PrivacyBudget) -> None:
+    """Raises ValueError if the private base alone costs more than the budget."""
+    cost = Filter(terms).epsilon({})
+    if terms.base is not None and terms.epsilon is not None and cost > terms.epsilon:
+        raise ValueError(
+            f"epsilon: the private base alone cost {accounting.shown(cost, 4)} at delta {terms.delta:g}, which is more "
+            f"than {accounting.stated(terms.epsilon)}; raise epsilon, or train a base with less"
+        )
+
+
+def _when_exhausted(configuration: EnsembleConfiguration, settings: Settings, terms: PrivacyBudget) -> WhenExhausted:
+    chosen = configuration.budget.when_exhausted
+    if chosen == "base" and terms.base is None:
+        raise ConfigurationError(
+            "budget.when_exhausted: base answers with the private base, and this ensemble is on a public model; choose "
+            "refuse or public, or train it with --base"
+        )
+    if chosen == "public" and terms.base is not None:
+        raise ConfigurationError(
+            "budget.when_exhausted: public would answer with the private base, because this ensemble was trained on "
+            "it; choose base, or refuse"
+        )
+    return chosen or ("base" if terms.base is not None else settings.when_exhausted)
 
 
 def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:

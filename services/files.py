@@ -30,7 +30,7 @@ def digest_files(directory: Path, names: Iterable[str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replaces a file in one step: after a crash, and at any time, readers see the old content or the new one."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

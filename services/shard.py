@@ -1,4 +1,4 @@
-"""Implements the Ray actor around one engine: it owns weights and caches, and returns whole rows."""
+"""Implements the Ray actor around one engine: it owns weights and caches, and returns the rows that callers use."""
 
 import os
 import time
@@ -47,11 +47,16 @@ class Shard:
         self._failure: str | None = None
 
     def next_token(
-        self, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+        self,
+        requests: Sequence[Request],
+        coming: Sequence[str] = (),
+        trace: str | None = None,
+        returned: Sequence[int] | None = None,
     ) -> np.ndarray:
-        """Returns `Engine.next_token` as float32 [rows, vocabulary], which callers read without a copy.
+        """Returns rows of `Engine.next_token` as float32 [rows, vocabulary], which callers read without a copy.
 
         Args:
+            returned: the indices of the rows to return; by default all. The engine computes all of them.
             coming: the adapters that the next calls use (`Engine.prepare`).
             trace: a W3C traceparent.
 
@@ -61,9 +66,12 @@ class Shard:
         self._began = time.monotonic()
         try:
             with tracing.span("shard.next_token", trace):
-                rows = self._engine.next_token(requests).cpu().numpy()
+                rows = self._engine.next_token(requests)
+                if returned is not None and len(returned) < len(rows):
+                    rows = rows[list(returned)]
+                answer = rows.cpu().numpy()
                 self._engine.prepare(coming)
-                return rows
+                return answer
         except ValueError:
             raise
         except Exception as error:

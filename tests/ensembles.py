@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.engine.reader_attention import TARGETS
 from services.training.manifest import Adapter, Manifest, Part, hash_adapter
+from services.training.options import TrainingOptions
 from services.training.partition import Partition, Share
 from services.training.public_model import resolve, revision, tokenizer_hash
 
@@ -19,14 +20,20 @@ STRENGTH = 0.03
 """The standard deviation of the second LoRA factor, with which adapters differ by far more than rounding errors."""
 
 
-def write_adapters(folder: Path, names: Sequence[str], model: Path, distinct: int | None = None) -> dict[str, Path]:
+def write_adapters(
+    folder: Path, names: Sequence[str], model: Path, distinct: int | None = None, layers: int | None = None
+) -> dict[str, Path]:
     """Writes adapters whose distributions differ from the public model's and from each other.
 
     Args:
         distinct: the number of different adapters. The others are links to their files, which is 100 times faster.
+        layers: the number of last layers that they change; by default all.
     """
-    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS))
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    depth = base.config.num_hidden_layers
+    changed = None if layers is None else list(range(depth - layers, depth))
+    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS), layers_to_transform=changed)
+    wrapped = get_peft_model(base, config)
     for seed, name in enumerate(names[:distinct]):
         generator = torch.Generator().manual_seed(seed)
         for key, weights in wrapped.named_parameters():
@@ -41,15 +48,23 @@ def write_adapters(folder: Path, names: Sequence[str], model: Path, distinct: in
     return {name: folder / name for name in names}
 
 
-def write_ensemble(folder: Path, parts: int, halves: bool = False, distinct: int | None = None) -> Path:
+def usual_layers(model: Path) -> int | None:
+    """Returns the number of layers that `privmix train` changes by default."""
+    depth = AutoConfig.from_pretrained(model).get_text_config().num_hidden_layers
+    return TrainingOptions().for_depth(depth).layers
+
+
+def write_ensemble(
+    folder: Path, parts: int, halves: bool = False, distinct: int | None = None, layers: int | None = None
+) -> Path:
     """Writes an ensemble's directory with its manifest. The parts are the same with and without `halves`.
 
     Args:
-        distinct: see `write_adapters`.
+        distinct, layers: see `write_adapters`.
     """
     model = resolve()
     shares = Partition(b"", parts, halves).shares
-    write_adapters(folder / "parts", [share.name for share in shares], model, distinct)
+    write_adapters(folder / "parts", [share.name for share in shares], model, distinct, layers)
     manifest = Manifest(
         ensemble=f"test-{folder.name}",
         base_model=str(model),
@@ -58,6 +73,7 @@ def write_ensemble(folder: Path, parts: int, halves: bool = False, distinct: int
         salt_id="test",
         rank=RANK,
         attention="public",
+        layers=layers,
         parts=tuple(_part(folder, index, halves) for index in range(parts)),
     )
     manifest.save(folder)

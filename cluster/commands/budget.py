@@ -96,8 +96,14 @@ def _totals(stated: LedgerStatement) -> Table:
         enforced = "; the budget limits this number" if stated.enforced == "measured" else ""
         table.add_row("measured", _number(stated.epsilon_measured), f"eps(D) at order {stated.order:g}{enforced}")
         table.add_row("", _number_left(stated.epsilon_measured_left), "left; both numbers are private")
+        if (accounts := stated.accounts) is not None:
+            table.add_row("accounts", f"{accounts.median:.1%}", "left of the median part's account; private")
+            table.add_row("", f"{accounts.silent} of {accounts.parts}", "parts are silent; private")
     table.add_row("tokens charged", str(stated.tokens_charged), f"including {stated.tokens_held} in open leases")
     left = "-" if stated.tokens_left is None else str(stated.tokens_left)
+    if stated.base is not None:
+        whose = "of other users: a person pays the larger of the two" if stated.base_apart else "part of what is spent"
+        table.add_row("private base", _number(stated.epsilon_base), whose)
     table.add_row("tokens left", left, "at the cost of the last charged event")
     table.add_row("ledger", str(stated.rows), f"rows, epoch {stated.epoch}, last hash {stated.head[:16]}")
     return table

@@ -1,6 +1,7 @@
-"""Implements `privmix keys`, which manages API keys and their shares. Changes apply to a running service at once."""
+"""Implements `privmix keys`, which manages API keys and shares. Changes apply to a running service within a second."""
 
 import json
+import os
 from datetime import timedelta
 from enum import Enum
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import JsonOption
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase, default_database
 from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
 from services.keys.store import KeyStore
 
@@ -20,11 +21,12 @@ keys = typer.Typer(
 )
 
 DatabaseOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--database",
         envvar="PRIVMIX_KEYS__DATABASE",
-        help="A SQLite file or a PostgreSQL URL. A service keeps keys beside its ledger by default.",
+        help="A SQLite file or a PostgreSQL URL. Default, as in a service: what belongs to the ledger in "
+        "PRIVMIX_BUDGET__LEDGER; without it, keys.db.",
     ),
 ]
 KeyArgument = Annotated[str, typer.Argument(help="The key's id or name.")]
@@ -35,8 +37,6 @@ RateOption = Annotated[int | None, typer.Option(min=1, help="Tokens per minute."
 StreamsOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of concurrent streams.")]
 LargestOption = Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of a request.")]
 
-DEFAULT = "keys.db"
-
 
 class ScopeChoice(Enum):
     """Lists the scopes, because Typer needs an enumeration for a repeated choice."""
@@ -44,6 +44,10 @@ class ScopeChoice(Enum):
     GENERATE = "generate"
     PRIVACY = "privacy"
     ADMINISTER = "administer"
+
+
+def _place(database: str | None) -> str:
+    return database or default_database(os.environ.get("PRIVMIX_BUDGET__LEDGER", "ledger.db"))
 
 
 @keys.command()
@@ -62,11 +66,11 @@ def create(
     tokens_per_minute: RateOption = None,
     live_streams: StreamsOption = None,
     largest_request: LargestOption = None,
-    database: DatabaseOption = DEFAULT,
+    database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
-    key, secret = KeyStore(Database(database)).create(
+    key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
         owner=owner,
         group=group,
@@ -78,9 +82,9 @@ def create(
 
 
 @keys.command("list")
-def list_keys(database: DatabaseOption = DEFAULT, as_json: JsonOption = False) -> None:
+def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show every key, its share and its usage."""
-    accounts = KeyStore(Database(database, create=False)).accounts()
+    accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
@@ -108,11 +112,11 @@ def limit(
     ensemble: Annotated[
         str | None, typer.Option(help="Set the share of one ensemble, by its name under `ensembles`.")
     ] = None,
-    database: DatabaseOption = DEFAULT,
+    database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
     share = _share(context)
-    store = KeyStore(Database(database, create=False))
+    store = KeyStore(ServiceDatabase(_place(database), create=False))
     if group:
         store.limit_group(key, share, ensemble)
     else:
@@ -126,18 +130,18 @@ def limit(
 def rotate(
     key: KeyArgument,
     grace_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret stays valid.")] = 0,
-    database: DatabaseOption = DEFAULT,
+    database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret, which is printed only once."""
-    rotated, secret = KeyStore(Database(database, create=False)).rotate(key, timedelta(seconds=grace_s))
+    rotated, secret = KeyStore(ServiceDatabase(_place(database), create=False)).rotate(key, timedelta(seconds=grace_s))
     _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
 
 
 @keys.command()
-def revoke(key: KeyArgument, database: DatabaseOption = DEFAULT) -> None:
+def revoke(key: KeyArgument, database: DatabaseOption = None) -> None:
     """Revoke a key permanently. Its usage stays on record."""
-    revoked = KeyStore(Database(database, create=False)).revoke(key)
+    revoked = KeyStore(ServiceDatabase(_place(database), create=False)).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")
 
 

@@ -17,11 +17,14 @@ from cluster.options import EnsembleOption, JsonOption
 from cluster.promise import promise
 from services.budget import export as exporting
 from services.budget import move as moving
+from services.budget.anchor import Anchor
 from services.budget.errors import LeaseRefused, LedgerError
 from services.budget.ledger import Ledger
 from services.budget.reader import read
-from services.budget.receipt import begin
+from services.budget.receipt import anchors_of, begin
 from services.budget.statement import statement
+from services.keys.move import move_keys, moved_database
+from services.keys.records import KeysError
 from services.training.manifest import Manifest
 
 ledger = typer.Typer(
@@ -42,7 +45,8 @@ def init(
     manifest = Manifest.load(configuration.ensemble)
     with _ledger_errors_printed():
         promised = promise(configuration, manifest)
-        begun = begin(configuration.budget.ledger, promised.terms, configuration.ensemble)
+        settings = configuration.budget
+        begun = begin(settings.ledger, promised.terms, configuration.ensemble, settings.ledger_id, settings.anchor)
     if as_json:
         print(json.dumps({"id": begun.ledger, "ledger": begun.place, "ensemble": manifest.ensemble, "new": begun.new}))
         return
@@ -52,21 +56,39 @@ def init(
 
 @ledger.command()
 def forfeit(
-    source: Source,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that may have been released since the backup.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="[LEDGER]", help="A ledger without anchors; otherwise give --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The YAML file of the deployment, which names the ledger and its anchors.")
+    ] = None,
+    ensemble: EnsembleOption = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Charge at least this many. Default: exactly what the anchors know to be lost."),
+    ] = None,
 ) -> None:
-    """Charge tokens that may have been released after the backup from which a ledger was restored.
+    """Charge tokens that may have been released after the copy from which a ledger was restored.
 
-    Stop the service first.
+    Stop the service first. It does not start with a ledger that lacks rows until then.
     """
+    if (source is None) == (config is None):
+        raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
     try:
         with _ledger_errors_printed():
-            writer = Ledger(source, read(source).terms, create=False)
-            event = writer.forfeit(tokens)
+            place: str = source or ""
+            anchors: tuple[Anchor, ...] = ()
+            if config is not None:
+                chosen = Configuration.load(config).choose(ensemble)
+                place, anchors = chosen.budget.ledger, anchors_of(chosen.ensemble, chosen.budget.anchor)
+            writer = Ledger(place, read(place).terms, create=False, anchors=anchors, restored=True)
+            charged = writer.forfeit(tokens)
     except LeaseRefused as error:
         raise typer.BadParameter(str(error), param_hint="--tokens") from error
     balance = writer.balance()
-    print(f"{tokens} tokens are charged at the cost of {event.to_json()}, {sum(balance.charged.values())} in all.")
+    for event, count in charged.items():
+        print(f"{count} tokens are charged at the cost of {event.to_json()}")
+    print(f"{charged.total()} tokens are charged now, {sum(balance.charged.values())} in all.")
     left = statement(balance).tokens_left
     if balance.stopped:
         print("Their losses on the private text are not known, so nothing private is released any more.")
@@ -123,15 +145,25 @@ def verify(
 def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger: a SQLite file or a database URL.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="A database without a ledger: a file or a URL.")],
+    keys_stay: Annotated[
+        bool, typer.Option("--keys-stay", help="Leave the keys: `keys.database` names their place.")
+    ] = False,
 ) -> None:
-    """Move a ledger with its chain; the old one can never be written again.
+    """Move a ledger with its chain, and the keys beside it; the old ledger can never be written again.
 
     Stop the service first. If the move is interrupted, run it again.
     """
-    with _ledger_errors_printed():
-        balance = moving.move(source, target)
+    try:
+        keys = None if keys_stay else moved_database(source, target)
+        with _ledger_errors_printed():
+            balance = moving.move(source, target)
+        count = move_keys(*keys) if keys else 0
+    except KeysError as error:
+        raise _refusal(error) from error
     print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
     print("The old one can still be read, and never be written again.")
+    if count:
+        print(f"{count} keys with their shares moved too, to the place that follows from the ledger's.")
 
 
 def _is_hash(text: str) -> bool:
@@ -146,7 +178,7 @@ def _ledger_errors_printed() -> Iterator[None]:
         raise _refusal(error) from error
 
 
-def _refusal(error: LedgerError) -> typer.Exit:
+def _refusal(error: LedgerError | KeysError) -> typer.Exit:
     Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
     return typer.Exit(1)
 

@@ -314,7 +314,9 @@ def _plan(settings: Settings, parts: int, orders: Sequence[float] | None) -> Pla
 def _sentence(settings: Settings, protocol: Protocol, cost: planning.Cost | None) -> str:
     if settings.enforced == "bound" and cost is not None:
         return protocol.guarantee.sentence(accounting.shown(cost.epsilon_rdp), settings.delta, settings.tokens)
-    return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
+    if settings.enforced == "bound":
+        return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
+    return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
 
 
 def _show(result: Plan) -> None:
@@ -347,7 +349,8 @@ def _show(result: Plan) -> None:
 
 
 def _losses(result: Plan) -> Table:
-    table = Table(title="Rényi loss of a token", title_justify="left")
+    what = "all tokens" if result.event.once else "a token"
+    table = Table(title=f"Rényi loss of {what}", title_justify="left")
     for name in ("order", "loss"):
         table.add_column(name, justify="right")
     orders = result.orders if len(result.orders) < len(accounting.ORDERS) else SHOWN_ORDERS

@@ -48,7 +48,7 @@ def _record(settings: type[Settings]) -> dict[str, Any]:
 
 def _guarantee(settings: type[Settings]) -> Guarantee:
     """Returns the guarantee of the default settings. It does not depend on the number of parts."""
-    return settings().plan(1).guarantee  # type: ignore[call-arg]
+    return settings().plan(1 if settings.one_model else 2).guarantee  # type: ignore[call-arg]
 
 
 def _parameter(field: FieldInfo) -> Mapping[str, Any]:

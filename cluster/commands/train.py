@@ -11,17 +11,14 @@ from pydantic import ValidationError
 from cluster.console import display
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
-from services.errors import InputError
-from services.evaluation.expectation import Requirements, measure, propose
+from services.evaluation.expectation import Population, Requirements, propose
 from services.evaluation.methods import Budget
 from services.privacy.accounting import stated
 from services.training import dp_sgd
 from services.training import train as ensemble
-from services.training.base import find_base
-from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus
 from services.training.manifest import FILE as MANIFEST
-from services.training.manifest import Manifest
+from services.training.manifest import Manifest, StatedSize
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import Trained, carry_out
 
@@ -44,7 +41,22 @@ def train(
         int | None,
         typer.Option(
             help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
-            "the proposal of `privmix plan --users` for the corpus at --epsilon, --delta and --tokens."
+            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens."
+        ),
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(
+            parser=count,
+            metavar="USERS",
+            help="About how many users the corpus has, to propose --parts. The number is rounded and becomes public; "
+            "privmix does not count the users, because the count would reveal whether a person is among them.",
+        ),
+    ] = None,
+    tokens_per_user: Annotated[
+        int | None,
+        typer.Option(
+            parser=count, metavar="TOKENS", help="About how many tokens a user's text has, in the same way for --users."
         ),
     ] = None,
     tokens: Annotated[
@@ -65,6 +77,13 @@ def train(
     ] = False,
     model: Annotated[
         str | None, typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="A directory from `train --dp-sgd`, whose model the parts are trained on instead of a public one. "
+            "The service charges both. With --earlier and the same directory, no user is in both."
+        ),
     ] = None,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
@@ -92,6 +111,13 @@ def train(
         int | None,
         typer.Option(help=f"The number of tokens of a part's text with --attention text. {_default('text')}"),
     ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            help="The number of last layers that a part changes, with --attention public. Fewer cost less to train, to "
+            "store and to serve. Default: half of the public model's."
+        ),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help=f"LoRA rank. {_default('rank')}")] = None,
     alpha: Annotated[int | None, typer.Option(help=f"LoRA alpha. {_default('alpha')}")] = None,
     dropout: Annotated[float | None, typer.Option(help=f"LoRA dropout. {_default('dropout')}")] = None,
@@ -106,7 +132,7 @@ def train(
         float | None,
         typer.Option(
             help="The initial learning rate, which falls linearly to 0. Default: 1e-3, times sqrt(24 / steps) with "
-            "more than 24 steps; with --dp-sgd 2e-4."
+            f"more than 24 steps; with --dp-sgd {DP_SGD_TRAINING.learning_rate:g}."
         ),
     ] = None,
     warm_up: Annotated[
@@ -147,14 +173,14 @@ def train(
     blocks: Annotated[int, typer.Option(help="DP-SGD: the maximum number of blocks of each unit's text.")] = (
         _PRIVATE.blocks
     ),
+    steps: Annotated[int, typer.Option(help="DP-SGD: the number of steps. It replaces --epochs.")] = _PRIVATE.steps,
     expected_batch: Annotated[
-        int, typer.Option(help="DP-SGD: the average number of units in a step. It replaces --batch.")
-    ] = (_PRIVATE.expected_batch),
+        int | None,
+        typer.Option(help="DP-SGD: the average number of units in a step; needs --population. Default: all units."),
+    ] = None,
     population: Annotated[
         int | None,
-        typer.Option(
-            help="DP-SGD: the number of units to plan for. Default: their actual number, which becomes public."
-        ),
+        typer.Option(help="DP-SGD: the number of units as it is publicly known, for --expected-batch."),
     ] = None,
     as_json: ProgressJsonOption = False,
 ) -> None:
@@ -168,6 +194,7 @@ def train(
     chosen = {
         "attention": attention,
         "text": text,
+        "layers": layers,
         "rank": rank,
         "alpha": alpha,
         "dropout": dropout,
@@ -185,10 +212,22 @@ def train(
         raise bad(min(unused), "has no effect with --attention text, which trains nothing; leave it out")
     if attention != "text" and text is not None:
         raise bad("text", "has an effect only with --attention text")
+    if layers is not None and (privately or attention == "own"):
+        raise bad("layers", "has an effect only with --attention public; plain LoRA changes all layers")
     defaults = DP_SGD_TRAINING.model_dump() if privately else {}
     options = TrainingOptions.checked(**defaults | given)
+    for name in ("batch", "epochs"):
+        if privately and name in given:
+            raise bad(name, "has no effect with --dp-sgd; choose --steps, and --expected-batch for smaller batches")
+    if base is not None:
+        model = _named_by(base, model, privately)
     if privately and earlier:
         raise bad("earlier", "is for ensembles of parts; leave it out with --dp-sgd")
+    if users is not None and (privately or parts is not None):
+        raise bad("users", "is for the proposal of --parts; leave it out")
+    if tokens_per_user is not None and users is None:
+        raise bad("tokens-per-user", "belongs to --users; add it")
+    size = None if users is None else StatedSize.rounded(users, tokens_per_user)
     plan = (
         dp_sgd.plan(
             documents,
@@ -199,6 +238,7 @@ def train(
                 delta=delta,
                 clip=clip,
                 blocks=blocks,
+                steps=steps,
                 expected_batch=expected_batch,
                 population=population,
             ),
@@ -210,10 +250,9 @@ def train(
         else ensemble.plan(
             documents,
             output,
-            parts=_proposed(OtherUsers(documents, earlier), output, model, options, (epsilon, delta, tokens))
-            if parts is None
-            else parts,
+            parts=_default_parts(size, output, options, (epsilon, delta, tokens)) if parts is None else parts,
             earlier=earlier,
+            stated=size or _earlier_size(output, parts),
             halves=halves,
             model=model,
             options=options,
@@ -224,27 +263,52 @@ def train(
     _report(trained, output, time.monotonic() - started, as_json)
 
 
-def _proposed(
-    corpus: OtherUsers, output: Path, model: str | None, options: TrainingOptions, promise: tuple[float, float, int]
+def _earlier_size(output: Path, parts: int | None) -> StatedSize | None:
+    """Returns the size from which the ensemble in `output` got its parts, if it keeps their number."""
+    if not (output / MANIFEST).exists():
+        return None
+    manifest = Manifest.load(output)
+    return manifest.stated if parts in (None, len(manifest.parts)) else None
+
+
+def _named_by(base: Path, model: str | None, privately: bool) -> str:
+    if privately:
+        raise bad("base", "is for ensembles of parts; leave it out with --dp-sgd")
+    if model is not None:
+        raise bad("base", "is the model that the parts are trained on; leave --model out")
+    if Manifest.load(base).dp_sgd is None:
+        raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train --dp-sgd`")
+    return str(base)
+
+
+def _default_parts(
+    size: StatedSize | None, output: Path, options: TrainingOptions, promise: tuple[float, float, int]
 ) -> int:
-    """Returns the default number of parts: that of the ensemble in `output`, or else the proposal for the corpus."""
-    if (output / MANIFEST).exists():
-        return len(Manifest.load(output).parts)
+    """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
+
+    The number is public, so it never depends on the corpus.
+    """
+    if size is None:
+        if (output / MANIFEST).exists():
+            return len(Manifest.load(output).parts)
+        raise bad(
+            "parts",
+            "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
+            "number of parts is public, so it is not taken from the corpus",
+        )
     epsilon, delta, tokens = promise
     try:
         budget = Budget(epsilon=epsilon, delta=delta, tokens=tokens)
     except ValidationError as error:
         first = error.errors()[0]
         raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
-    population = measure(corpus, find_base(model, options.block).path)
-    if population.users == 0:
-        raise InputError("corpus: has no documents, or only those of users of earlier ensembles")
+    population = Population(size.users, size.tokens)
     proposal = propose(Requirements(population, budget, attention=options.attention))
     parts = proposal.protocol.parts
+    of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
     typer.echo(
-        f"parts: {parts}, proposed for {population.users:,} users and about {population.tokens:,} tokens at epsilon "
-        f"{stated(epsilon)}, delta {delta:g}, {tokens:,} tokens. The number of parts is public and reveals roughly the "
-        "number of users; --parts sets another number.",
+        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(epsilon)}, delta "
+        f"{delta:g}, {tokens:,} tokens. These numbers are public; --parts sets another number.",
         err=True,
     )
     better = propose(Requirements(population, budget))
@@ -270,6 +334,8 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
             "left_out": trained.left_out,
             "seconds": round(seconds, 1),
         }
+        if trained.manifest.private_base:
+            summary["private_base"] = trained.manifest.private_base.model_dump(mode="json")
         if trained.manifest.dp_sgd:
             summary["dp_sgd"] = trained.manifest.dp_sgd.model_dump(mode="json")
         typer.echo(json.dumps(summary))
@@ -282,5 +348,12 @@ def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> No
         )
         if trained.manifest.disjoint_from:
             typer.echo(f"{trained.left_out} documents of users of earlier ensembles were left out")
+        if trained.manifest.private_base:
+            training = trained.manifest.private_base.training
+            whose = "of other users" if trained.manifest.base_apart else "of the same users"
+            typer.echo(
+                f"the parts are on a private base {whose}, which cost epsilon {stated(training.epsilon)} at delta "
+                f"{training.delta:g}; a service charges it once"
+            )
         if private := trained.manifest.dp_sgd:
             typer.echo(private.event.guarantee.sentence(stated(private.epsilon), private.delta, None))

@@ -20,7 +20,7 @@ from services.ensembles.records import Ensemble, EnsembleList
 from services.gateway.errors import ApiError
 from services.gateway.keys import KeyService
 from services.gateway.status import Status
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.records import KeysUnavailable
 
 NAME = "alerts"
@@ -55,7 +55,7 @@ class Alerts:
     def __init__(self, database: str, settings: AlertSettings, service: ServiceActors) -> None:
         self._settings = settings
         self._service = service
-        self._outbox = Outbox(Database(database), service.namespace)
+        self._outbox = Outbox(ServiceDatabase(database), service.namespace)
         self._webhooks = [Webhook(url, settings.secret, self._outbox) for url in settings.webhooks]
         self._receivers = [webhook.receiver for webhook in self._webhooks]
         self._outbox.keep_receivers(self._receivers)

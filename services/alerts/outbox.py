@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import delete, func, insert, select
 
 from services.alerts.alert import Alert
-from services.keys.database import Database, alert_levels_table, alerts_table
+from services.keys.database import ServiceDatabase, alert_levels_table, alerts_table
 from services.keys.records import now
 
 
@@ -28,7 +28,7 @@ class Undelivered:
 class Outbox:
     """Stores the alerts of one service, which its namespace identifies. Every method is one transaction."""
 
-    def __init__(self, database: Database, namespace: str) -> None:
+    def __init__(self, database: ServiceDatabase, namespace: str) -> None:
         self._database = database
         self._namespace = namespace
 

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar
+from uuid import uuid4
 
 import ray
 from ray.actor import ActorHandle
@@ -13,7 +14,7 @@ from ray.actor import ActorHandle
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch, Page
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.fair_queue import background_capacity
 from services.keys.records import KeysUnavailable
 
@@ -25,6 +26,8 @@ NAME = "batches"
 MOST_OPEN = 50
 """The number of open batches that one key may have."""
 PURGE_S = 60.0
+LEASE_S = 30
+LEASE_RENEWAL_S = 5.0
 
 T = TypeVar("T")
 
@@ -39,11 +42,16 @@ class Batches:
     Args:
         gateway: the pickled `GatewaySettings`. Unpickling them imports the gateway, so it waits until then too.
         capacity: the number of generations that the coordinators run at the same time.
+        holder: the name of the deployment, which does not change when the actor restarts. Only the deployment with the
+            lease in the database runs batches, and only once its HTTP route serves (`serving`): a new deployment must
+            not charge tokens, and so take over the ledger, while the clients still use the old one.
     """
 
-    def __init__(self, database: str, settings: BatchSettings, gateway: bytes, capacity: int) -> None:
+    def __init__(self, database: str, settings: BatchSettings, gateway: bytes, capacity: int, holder: str) -> None:
         self._settings = settings
-        self._store = BatchStore(Database(database))
+        self._holder = holder
+        self._route_serves = asyncio.Event()
+        self._store = BatchStore(ServiceDatabase(database))
         self._gateway = gateway
         self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
@@ -52,6 +60,15 @@ class Batches:
 
     async def ready(self) -> None:
         """Returns when the database is open."""
+
+    async def serving(self) -> None:
+        """Records that a gateway of this deployment serves. Gateways call it every few seconds."""
+        self._route_serves.set()
+
+    async def release(self) -> None:
+        """Gives up the lease before this actor is stopped."""
+        self._route_serves.clear()
+        await self._do(lambda: self._store.release_lease(self._holder))
 
     async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
         """Stores an input file for `expires_s` seconds or the retention time, whichever is shorter.
@@ -103,7 +120,8 @@ class Batches:
             metadata=request.metadata,
         )
         await self._do(lambda: self._store.put_batch(owner, batch, request.output_expires_s, MOST_OPEN))
-        self._begin(OpenBatch(owner, batch, request.output_expires_s))
+        if await self._may_run():
+            self._begin(OpenBatch(owner, batch, request.output_expires_s))
         return batch
 
     async def batch(self, owner: str, id_: str) -> Batch:
@@ -150,21 +168,28 @@ class Batches:
         from services.batches.runner import Runner
 
         gateway: GatewaySettings = pickle.loads(self._gateway)
-        return Runner.load(self._store, gateway, self._capacity)
+        return Runner.load(self._store, gateway, self._capacity, self._holder)
+
+    async def _may_run(self) -> bool:
+        """Takes or extends the lease. Returns whether this deployment runs batches."""
+        return self._route_serves.is_set() and await self._do(lambda: self._store.take_lease(self._holder, LEASE_S))
 
     async def _watch(self) -> None:
-        """Resumes the open batches, then deletes expired files and batches periodically."""
-        resumed = False
+        """Runs the open batches while this deployment has the lease, and deletes expired files and batches."""
+        purged = -PURGE_S
         while True:
             try:
-                if not resumed:
+                if await self._may_run():
                     for open_batch in await self._do(self._store.open_batches):
+                        if open_batch.batch.status == "cancelling" and self._runner is not None:
+                            self._runner.cancel(open_batch.batch.id)  # another deployment cancelled it
                         self._begin(open_batch)
-                    resumed = True
-                await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
+                if time.monotonic() - purged >= PURGE_S:
+                    await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
+                    purged = time.monotonic()
             except KeysUnavailable as error:
                 _log.warning("%s", error)
-            await asyncio.sleep(PURGE_S)
+            await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
 
     async def _do(self, work: Callable[[], T]) -> T:
         """Runs a transaction in a thread. The cancellation of a caller does not interrupt it."""
@@ -188,6 +213,8 @@ def start(
         keep: reuse a living actor.
     """
     options = {"name": NAME, "namespace": settings.namespace, "lifetime": lifetime, "get_if_exists": keep}
-    actor = BatchesActor.options(**options).remote(database, settings.batches, pickle.dumps(settings), capacity)
+    actor = BatchesActor.options(**options).remote(
+        database, settings.batches, pickle.dumps(settings), capacity, uuid4().hex
+    )
     ray.get(actor.ready.remote())
     return actor

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from services.batches.lines import Line, model_of, read_lines
 from services.batches.records import OPEN, BatchErrors, Ending, LineResponse, LineResult, new_id
 from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore, OpenBatch
+from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
 from services.gateway.admission import Admission
 from services.gateway.coordinator_client import ResponseQueue
@@ -57,7 +57,7 @@ class Job:
 
 
 class Runner:
-    """Runs all open batches. At most `capacity` lines of one owner run at the same time.
+    """Runs all open batches while `holder` has the lease. At most `capacity` lines of one owner run at the same time.
 
     The result of a line is on disk before the line counts as answered, and an answered line never runs again. A line
     that was running when this process died runs again.
@@ -71,8 +71,10 @@ class Runner:
         models: Models,
         keys: KeyService,
         capacity: int,
+        holder: str,
     ) -> None:
         self._store = store
+        self._holder = holder
         self._settings = settings
         self._preparation = preparation
         self._models = models
@@ -85,11 +87,11 @@ class Runner:
         """Set once the models are loaded. Before, every model is unknown."""
 
     @classmethod
-    def load(cls, store: BatchStore, gateway: GatewaySettings, capacity: int) -> Self:
+    def load(cls, store: BatchStore, gateway: GatewaySettings, capacity: int, holder: str) -> Self:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
-        keys = KeyService(gateway.api_keys, gateway.namespace, gateway.keys_actor)
+        keys = KeyService(gateway.api_keys, gateway.namespace, gateway.keys_actor, gateway.cache_secret)
         models = Models(gateway)
-        return cls(store, gateway.batches, Preparation(gateway, models), models, keys, capacity)
+        return cls(store, gateway.batches, Preparation(gateway, models), models, keys, capacity, holder)
 
     async def serve(self) -> None:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""
@@ -117,6 +119,8 @@ class Runner:
         batch_id = job.open_batch.batch.id
         try:
             await self._run_to_end(job)
+        except LeaseLost:
+            _log.warning("batch %s continues in another deployment", batch_id)
         except Exception as error:  # The batch stays open and continues when the service restarts.
             _log.error("batch %s stopped with %s", batch_id, type(error).__name__)
         finally:
@@ -154,7 +158,7 @@ class Runner:
         final = OpenBatch(
             job.open_batch.owner, batch.model_copy(update={"request_counts": counts}), job.open_batch.output_expires_s
         )
-        await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s))
+        await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s, self._holder))
 
     async def _run_lines(self, job: Job, lines: Sequence[Line]) -> None:
         if job.ending != "completed":
@@ -180,7 +184,7 @@ class Runner:
 
     async def _run_line(self, job: Job, line: Line) -> None:
         batch_id, worker = job.open_batch.batch.id, _worker()
-        attempts = await _durably(lambda: self._store.begin_line(batch_id, line.number))
+        attempts = await _durably(lambda: self._store.begin_line(batch_id, line.number, self._holder))
         if attempts > MOST_ATTEMPTS:
             interrupted = f"the service was restarted {MOST_ATTEMPTS} times during this request"
             result = _failed(line, ApiError(503, interrupted, code="interrupted", kind="server_error"))

@@ -24,7 +24,8 @@ from services.batches.records import (
     RequestCounts,
     new_id,
 )
-from services.keys.database import Database, batch_lines_table, batches_table, files_table
+from services.database.clock import unix_time
+from services.keys.database import ServiceDatabase, batch_lease_table, batch_lines_table, batches_table, files_table
 
 OUTPUT, ERRORS = "output", "errors"
 
@@ -46,10 +47,17 @@ class OpenBatch:
     output_expires_s: int | None
 
 
-class BatchStore:
-    """Owns the tables of files and batches."""
+class LeaseLost(Exception):  # noqa: N818 (the name says the state)
+    """Another deployment runs the batches."""
 
-    def __init__(self, database: Database) -> None:
+
+class BatchStore:
+    """Owns the tables of files and batches.
+
+    Several deployments may open the database, as during an upgrade. Only the one with the lease runs lines.
+    """
+
+    def __init__(self, database: ServiceDatabase) -> None:
         self._database = database
 
     def put_file(self, owner: str, file: File, content: bytes, most_stored: int) -> File:
@@ -166,10 +174,31 @@ class BatchStore:
         with self._database.transaction() as connection:
             return _change(connection, batch_id, changes)
 
-    def begin_line(self, batch_id: str, number: int) -> int:
-        """Counts an attempt at a line. Returns the number of attempts so far."""
+    def take_lease(self, holder: str, seconds: int) -> bool:
+        """Takes or extends the lease. Returns False if another holder has it."""
+        table = batch_lease_table.c
+        with self._database.transaction() as connection:
+            now: int = connection.execute(select(unix_time(connection))).scalar_one()
+            held = connection.execute(select(table.holder).where(table.until > now, table.holder != holder)).first()
+            if held is None:
+                connection.execute(delete(batch_lease_table))
+                connection.execute(insert(batch_lease_table).values(holder=holder, until=now + seconds))
+        return held is None
+
+    def release_lease(self, holder: str) -> None:
+        """Gives up the lease, so that another deployment can take it at once."""
+        with self._database.transaction() as connection:
+            connection.execute(delete(batch_lease_table).where(batch_lease_table.c.holder == holder))
+
+    def begin_line(self, batch_id: str, number: int, holder: str) -> int:
+        """Counts an attempt at a line. Returns the number of attempts so far.
+
+        Raises:
+            LeaseLost: `holder` does not have the lease, so it must not run the line.
+        """
         line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
         with self._database.transaction() as connection:
+            _check_lease(connection, holder)
             more = update(batch_lines_table).where(line).values(attempts=batch_lines_table.c.attempts + 1)
             if connection.execute(more).rowcount == 0:
                 connection.execute(insert(batch_lines_table).values(batch=batch_id, number=number, attempts=1))
@@ -177,13 +206,13 @@ class BatchStore:
         return attempts
 
     def answer_line(self, batch_id: str, number: int, result: LineResult, usage: tuple[int, int]) -> None:
-        """Stores the result of a line that was begun. `usage` is the number of prompt and of completion tokens."""
+        """Stores the result of a line that was begun, unless it has one. `usage`: the prompt and completion tokens."""
         line = (batch_lines_table.c.batch == batch_id) & (batch_lines_table.c.number == number)
         succeeded = result.response is not None and result.response.status_code < 400
         with self._database.transaction() as connection:
             connection.execute(
                 update(batch_lines_table)
-                .where(line)
+                .where(line, batch_lines_table.c.goes_to.is_(None))
                 .values(
                     result=result.model_dump_json(),
                     goes_to=OUTPUT if succeeded else ERRORS,
@@ -198,14 +227,20 @@ class BatchStore:
         with self._database.transaction() as connection:
             return set(connection.execute(select(batch_lines_table.c.number).where(*mine)).scalars())
 
-    def finish(self, open_batch: OpenBatch, ending: Ending, missing: Mapping[int, str], retention_s: int) -> Batch:
+    def finish(
+        self, open_batch: OpenBatch, ending: Ending, missing: Mapping[int, str], retention_s: int, holder: str
+    ) -> Batch:
         """Ends a batch and writes the results of its lines to files.
 
         Args:
             missing: the custom ids of the lines without a result, by number. They become errors.
+
+        Raises:
+            LeaseLost: `holder` does not have the lease, so another deployment may run lines.
         """
         batch, now = open_batch.batch, int(time.time())
         with self._database.transaction() as connection:
+            _check_lease(connection, holder)
             counted = _counted(connection, batch)
             counts = counted.request_counts
             changes: dict[str, Any] = {
@@ -240,6 +275,13 @@ class BatchStore:
             expired = files_table.c.expires <= now, files_table.c.id.not_in(reading)
             connection.execute(delete(files_table).where(*expired))
             connection.execute(delete(batches_table).where(*old))
+
+
+def _check_lease(connection: Connection, holder: str) -> None:
+    table = batch_lease_table.c
+    mine = select(table.holder).where(table.holder == holder, table.until > unix_time(connection))
+    if connection.execute(mine).first() is None:
+        raise LeaseLost
 
 
 def _insert_file(connection: Connection, owner: str, file: File, content: bytes) -> None:

@@ -11,6 +11,8 @@ import ray
 from ray.actor import ActorHandle
 
 from services import tracing
+from services.budget.accounts import Grains
+from services.budget.anchor import Anchor
 from services.budget.errors import Fenced, LedgerError, LedgerMoved
 from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
@@ -44,8 +46,10 @@ class Budget:
         create: bool = True,
         identity: str | None = None,
         holder: str | None = None,
+        anchors: Sequence[Anchor] = (),
     ) -> None:
         self._where = ledger
+        self._anchors = tuple(anchors)
         self._terms = terms
         self._identity = identity
         self._holder = holder
@@ -70,18 +74,20 @@ class Budget:
         return self._opened().terms
 
     @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
-    def lease(self, event: str, count: int, lease: str | None = None, trace: str | None = None) -> Grant:
+    def lease(
+        self, event: str, count: int, lease: str | None = None, trace: str | None = None, parts: int | None = None
+    ) -> Grant:
         """See `Ledger.lease`. `event` is the result of `Event.to_json`, `trace` a W3C traceparent."""
         with tracing.span("budget.lease", trace) as span:
             tracing.say(span, {"privmix.tokens": count})
-            grant = self._opened().lease(from_json(event), count, lease)
+            grant = self._opened().lease(from_json(event), count, lease, parts)
             self._metrics.granted(self._opened())
             return grant
 
     @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
-    def settle(self, lease: str, used: int) -> None:
+    def settle(self, lease: str, used: int, charges: Grains = ()) -> None:
         """See `Ledger.settle`."""
-        self._opened().settle(lease, used)
+        self._opened().settle(lease, used, charges)
 
     @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
     def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
@@ -147,7 +153,12 @@ class Budget:
         with self._opening:
             if self._ledger is None:
                 self._ledger = Ledger(
-                    self._where, self._terms, create=self._create, identity=self._identity, holder=self._holder
+                    self._where,
+                    self._terms,
+                    create=self._create,
+                    identity=self._identity,
+                    holder=self._holder,
+                    anchors=self._anchors,
                 )
                 _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
@@ -162,19 +173,21 @@ def start(
     create: bool = True,
     identity: str | None = None,
     lifetime: Literal["detached"] | None = None,
+    anchors: Sequence[Anchor] = (),
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
     Args:
         create: create the ledger if it does not exist.
         identity: the expected id of the ledger; None accepts any.
+        anchors: the places outside the database that store the end of the ledger's chain.
 
     Raises:
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
     actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
-        ledger, terms, create, identity, uuid4().hex
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors)
     )
     try:
         ray.get(actor.ready.remote())

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from services import tracing
+from services.budget.accounts import Grains
 from services.budget.errors import LeaseRefused, LedgerError
 from services.budget.ledger import Grant
 from services.privacy.events import Event
@@ -32,8 +33,10 @@ async def _no_recall() -> None:
 class _Lease:
     name: str
     count: int
+    allowances: Grains = ()
     released: int = 0
     reserved: int = 0
+    charges: Grains = ()
     unreserved: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -44,10 +47,11 @@ class _Lease:
         self.reserved += count
         self.unreserved.clear()
 
-    def release(self, reserved: int, released: int) -> None:
-        """Ends a reservation of `reserved` tokens, of which `released` were released."""
+    def release(self, reserved: int, released: int, charges: Sequence[Grains] = ()) -> None:
+        """Ends a reservation of `reserved` tokens, of which `released` were released at these charges."""
         self.reserved -= reserved
         self.released += released
+        self.charges = tuple(map(sum, zip(*charges, self.charges or (0,) * len(self.allowances), strict=True)))
         if not self.reserved:
             self.unreserved.set()
 
@@ -58,11 +62,20 @@ class Reservation:
     Attributes:
         count: the number of tokens; less than requested if the budget is used up.
         released: the number of tokens released so far.
+        allowances: what each token may charge to each part's account, for an event with accounts.
+        charges: what the released tokens charge, by the index of the token.
     """
 
-    def __init__(self, count: int, charge: Callable[[Sequence[Sequence[float]]], Awaitable[int]]) -> None:
+    def __init__(
+        self,
+        count: int,
+        charge: Callable[[Sequence[Sequence[float]]], Awaitable[int]],
+        allowances: Sequence[Grains] = (),
+    ) -> None:
         self.count = count
         self.released = 0
+        self.allowances = allowances
+        self.charges: dict[int, Grains] = {}
         self._charge = charge
 
     async def charge(self, losses: Sequence[Sequence[float]]) -> int:
@@ -82,6 +95,20 @@ class Reservation:
         if not 0 <= self.released + count <= self.count:
             raise ValueError(f"cannot release {count} more tokens of {self.count} with {self.released} released")
         self.released += count
+
+    def release_charged(self, charges: Mapping[int, Grains]) -> None:
+        """Records that tokens, given by their index, are released now, and what they charge to each part's account.
+
+        Raises:
+            ValueError: a token is unknown or was released before, or its charges exceed its allowances.
+        """
+        for token, own in charges.items():
+            if not 0 <= token < self.count or token in self.charges:
+                raise ValueError(f"token {token} of {self.count} cannot be released")
+            if len(own) != len(self.allowances[token]) or any(map(int.__gt__, own, self.allowances[token])):
+                raise ValueError(f"the charges of token {token} exceed its allowances")
+            self.charges[token] = own
+        self.release(len(charges))
 
 
 class BudgetClient:
@@ -110,6 +137,7 @@ class BudgetClient:
         self._size = size
         self._recall = recall
         self._event: Event | None = None
+        self._parts: int | None = None
         self._leases: deque[_Lease] = deque()
         self._arriving: asyncio.Task[int] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -122,13 +150,16 @@ class BudgetClient:
         return sum(lease.left for lease in self._leases)
 
     @asynccontextmanager
-    async def reserve(self, event: Event, count: int, upcoming: int | None = None) -> AsyncIterator[Reservation]:
+    async def reserve(
+        self, event: Event, count: int, upcoming: int | None = None, parts: int | None = None
+    ) -> AsyncIterator[Reservation]:
         """Reserves up to `count` tokens at the cost of `event`. Returns the tokens that the block does not release.
 
         A new event first returns the leases of the previous event. A cancellation loses no tokens.
 
         Args:
             upcoming: an upper bound of the tokens needed from now on. It limits the size of leases.
+            parts: the number of parts that are served, for an event with accounts.
 
         Raises:
             LedgerError, ray.exceptions.RayError: the charge failed. No token may be released.
@@ -138,12 +169,16 @@ class BudgetClient:
         if event.measured:
             yield Reservation(count if await self._is_open() else 0, lambda losses: self._charge(event, losses))
             return
-        taken = await self._take(event, count, upcoming)
-        reservation = Reservation(sum(tokens for _, tokens in taken), lambda losses: self._charge(event, losses))
+        taken = await self._take(event, count, upcoming, parts if event.accounts else None)
+        reservation = Reservation(
+            sum(tokens for _, tokens in taken),
+            lambda losses: self._charge(event, losses),
+            [lease.allowances for lease, tokens in taken for _ in range(tokens)] if event.accounts else (),
+        )
         try:
             yield reservation
         finally:
-            self._end(taken, reservation.released)
+            self._end(taken, reservation)
 
     async def settle(self) -> None:
         """Returns all tokens that are not reserved. Call it before the process ends or becomes idle."""
@@ -162,10 +197,12 @@ class BudgetClient:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _take(self, event: Event, count: int, upcoming: int | None) -> list[tuple[_Lease, int]]:
+    async def _take(
+        self, event: Event, count: int, upcoming: int | None, parts: int | None
+    ) -> list[tuple[_Lease, int]]:
         async with self._lock:
-            if event != self._event:
-                await self._change(event)
+            if (event, parts) != (self._event, self._parts):
+                await self._change(event, parts)
             size = max(self._size, STEPS_AHEAD * count)
             recalled = False
             while (missing := count - self.available) > 0:
@@ -183,11 +220,11 @@ class BudgetClient:
                 self._request(event, needed)
         return taken
 
-    async def _change(self, event: Event) -> None:
+    async def _change(self, event: Event, parts: int | None) -> None:
         if self._arriving:
             await asyncio.wait([self._arriving])
         await self.return_unused()
-        self._event = event
+        self._event, self._parts = event, parts
 
     def _request(self, event: Event, wanted: int) -> "asyncio.Task[int]":
         if self._arriving is None:
@@ -198,11 +235,13 @@ class BudgetClient:
     async def _fetch(self, event: Event, wanted: int) -> int:
         try:
             # The name makes the call idempotent: Ray may repeat it after a restart of the actor.
-            grant: Grant = await self._budget.lease.remote(event.to_json(), wanted, uuid4().hex, tracing.traceparent())
+            grant: Grant = await self._budget.lease.remote(
+                event.to_json(), wanted, uuid4().hex, tracing.traceparent(), self._parts
+            )
         finally:
             self._arriving = None
         if grant.count:
-            self._leases.append(_Lease(grant.lease, grant.count))
+            self._leases.append(_Lease(grant.lease, grant.count, grant.allowances))
         return grant.count
 
     def _spend(self, count: int) -> list[tuple[_Lease, int]]:
@@ -215,8 +254,14 @@ class BudgetClient:
                 count -= tokens
         return taken
 
-    def _end(self, taken: Sequence[tuple[_Lease, int]], released: int) -> None:
+    def _end(self, taken: Sequence[tuple[_Lease, int]], reservation: Reservation) -> None:
+        first, released = 0, reservation.released
         for lease, reserved in taken:
+            if lease.allowances:  # each token charges the lease whose allowance it had
+                own = [charges for token, charges in reservation.charges.items() if first <= token < first + reserved]
+                lease.release(reserved, len(own), own)
+                first += reserved
+                continue
             tokens = min(reserved, released)
             released -= tokens
             lease.release(reserved, tokens)
@@ -233,7 +278,8 @@ class BudgetClient:
         if lease.reserved:
             await lease.unreserved.wait()
         try:
-            await self._budget.settle.remote(lease.name, lease.released)
+            charges = lease.charges or (0,) * len(lease.allowances)
+            await self._budget.settle.remote(lease.name, lease.released, charges)
         except (LedgerError, LeaseRefused, RayError) as error:
             _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
 

@@ -38,6 +38,10 @@ class LedgerCorrupt(LedgerError):  # noqa: N818
     """The ledger was changed after it was written; the message names the row."""
 
 
+class LedgerRolledBack(LedgerCorrupt):
+    """The ledger lacks rows that it had: a copy was restored, or its server lost commits."""
+
+
 class LedgerUnavailable(LedgerError):  # noqa: N818
     """The ledger could not be read or written now: a full or read-only disk, a lock, a lost connection."""
 

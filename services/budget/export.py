@@ -11,9 +11,9 @@ from typing import TextIO
 from services.budget.chain import Row
 from services.budget.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
 from services.budget.state import Balance, LedgerState
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
-from services.budget.store.sqlite import MAGIC
+from services.database.sqlite import MAGIC
 
 
 def export(ledger: str | Path, lines: TextIO) -> int:
@@ -23,7 +23,7 @@ def export(ledger: str | Path, lines: TextIO) -> int:
         LedgerError: the ledger does not exist or cannot be read.
     """
     written = 0
-    with Database(ledger, "read").transaction() as connection:
+    with LedgerDatabase(ledger, "read").transaction() as connection:
         for written, row in enumerate(every_row(connection), start=1):  # noqa: B007 (the last number is the count)
             lines.write(json.dumps(asdict(row), default=repr) + "\n")
     return written
@@ -61,7 +61,7 @@ def verify(place: str | Path, *, head: str | None = None, length: int | None = N
 @contextmanager
 def _rows(place: str | Path) -> Iterator[Iterable[Row]]:
     if not _is_exported(place):
-        with Database(place, "read").transaction() as connection:
+        with LedgerDatabase(place, "read").transaction() as connection:
             yield every_row(connection)
         return
     path = Path(place).expanduser()

@@ -79,10 +79,18 @@ class Filter:
     terms: PrivacyBudget
 
     def epsilon(self, spent: Mapping[Event, int], losses: Losses = NO_LOSSES) -> float:
-        """Returns the epsilon of these tokens at the budget's delta and order, subject to float rounding.
+        """Returns the epsilon of these tokens and the private base at the budget's delta and order.
 
-        If the budget limits measured losses, `losses` replace the bounds of the tokens with measured events.
+        It is subject to float rounding. If the budget limits measured losses, `losses` replace the bounds of the tokens
+        with measured events.
         """
+        if (base := self.terms.base_event) is None:
+            return self._composed(spent, losses)
+        if self.terms.base_apart:  # a user is in the base or in a part, never in both
+            return max(self._composed(spent, losses), self._composed({base: 1}, NO_LOSSES))
+        return self._composed({**spent, base: 1}, losses)
+
+    def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
         bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
         costs = [(accounting.paid(event, count), cost(event, self.terms.order)) for event, count in bounded.items()]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from services.budget.accounts import NO_ACCOUNTS, Grains
 from services.budget.filter import NO_LOSSES, Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.events import Event
@@ -20,6 +21,9 @@ class InMemoryBudget:
         self._spent: Counter[Event] = Counter()
         self._losses = NO_LOSSES
         self._stopped = False
+        self._accounts = NO_ACCOUNTS
+        self._accounted = 0
+        self._horizon = terms.horizon or 1
 
     @property
     def charged(self) -> int:
@@ -40,6 +44,17 @@ class InMemoryBudget:
         granted = self._filter.affordable(self._spent, self._event, count)
         self._spend(granted, count)
         return granted
+
+    def allowances(self, parts: int, wanted: int, least: int = 1) -> tuple[int, Grains]:
+        """Returns how many of `wanted` tokens a lease has, at least `least`, and the allowance of each, by part."""
+        count, _ = self._accounts.divide(parts, self._accounted, self._horizon, wanted)
+        count = max(count, least)
+        return count, self._accounts.allowances(parts, self._accounted, self._horizon, count)
+
+    def charge_accounts(self, count: int, charges: Sequence[int]) -> None:
+        """Charges the sum of what `count` tokens cost to each part's account."""
+        self._accounted += count
+        self._accounts = self._accounts.settle((), charges)
 
     def charge(self, losses: Sequence[Sequence[float]]) -> int:
         """Charges the losses of the first tokens that fit, where they are measured; returns how many may be released.

@@ -3,8 +3,8 @@
 import json
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -13,8 +13,10 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
+from services.budget.accounts import Grains
+from services.budget.anchor import Anchor, ChainEnd, anchored, lost_ends, rolled_back
 from services.budget.chain import Row, verified
-from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt, LedgerMoved
+from services.budget.errors import Fenced, LeaseRefused, LedgerError, LedgerMoved, LedgerRolledBack
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import demand, replay
@@ -32,7 +34,7 @@ from services.budget.records import (
 )
 from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append, beat, end, following, rows, silence_s
 from services.errors import WorkError
 from services.privacy.events import Event
@@ -63,11 +65,13 @@ class Grant:
     Attributes:
         held: the number of tokens in all open leases, set if fewer tokens than requested were granted. Other clients
             may return some of them.
+        allowances: the grains that each token may charge to each part's account, for an event with accounts.
     """
 
     lease: str
     count: int
     held: int = 0
+    allowances: Grains = ()
 
 
 Decision = tuple[T, Sequence[Record]]
@@ -87,9 +91,12 @@ class Ledger:
         create: create the ledger, with the id `identity`, if it does not exist.
         identity: the expected id of the ledger; None accepts any.
         holder: the name of the deployment, which does not change when the process restarts.
+        anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
+        restored: accept a ledger that lacks rows which an anchor knows. Only `forfeit` may follow.
 
     Raises:
         LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
+        LedgerRolledBack: an anchor knows rows that the ledger lacks.
         LedgerError: the ledger cannot be used. The subclass and the message say why.
     """
 
@@ -101,6 +108,8 @@ class Ledger:
         create: bool = True,
         identity: str | None = None,
         holder: str | None = None,
+        anchors: Sequence[Anchor] = (),
+        restored: bool = False,
     ) -> None:
         self.terms = terms
         self.filter = Filter(terms)
@@ -110,12 +119,20 @@ class Ledger:
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
         self._busy = False
-        self._database = Database(ledger, "write")
+        self._anchors = tuple(anchors)
+        self._lost: Mapping[str, ChainEnd] = {}
+        # Charges before this writer's first commit may not be anchored: their writer may have died before.
+        self._anchor_due = True
+        self._database = LedgerDatabase(ledger, "write")
         self._state: LedgerState | None = self._begin(
-            Database(ledger, "create") if create else self._database, create=create, identity=identity
+            LedgerDatabase(ledger, "create") if create else self._database, create=create, identity=identity
         )
         self._confirmed, self._balance = self._state.head, self._state.balance()
-        if holder is None:
+        if self._lost and not restored:
+            raise rolled_back(self._balance, self._lost).of(self.name)
+        if create and not self._lost:
+            self._anchor()
+        if holder is None and not restored:
             self.take_over()
 
     @property
@@ -123,18 +140,20 @@ class Ledger:
         """The path or URL, without its password."""
         return self._database.name
 
-    def lease(self, event: Event, wanted: int, lease: str | None = None) -> Grant:
+    def lease(self, event: Event, wanted: int, lease: str | None = None, parts: int | None = None) -> Grant:
         """Charges and grants up to `wanted` tokens; fewer, down to 0, at the end of the budget.
 
-        Grants more than `wanted` if further tokens cost nothing.
+        Grants more than `wanted` if further tokens cost nothing. An event with accounts is never refused; a lease
+        of its tokens may have fewer than `wanted`, so that it sets little of an account aside.
 
         Args:
             event: the event of each token. Its cost must not be measured.
             lease: a name for the lease, which makes the call idempotent: a repeated call returns the first grant.
+            parts: the number of parts that are served, for an event with accounts.
 
         Raises:
-            LeaseRefused: the count is out of range, a lease with this name has another event or is settled, or JSON
-                cannot represent the event.
+            LeaseRefused: the count is out of range, a lease with this name has another event or is settled, JSON
+                cannot represent the event, or it has accounts and `parts` or the ledger's horizon is missing.
             LedgerError: nothing is granted. If the row has reached the disk nevertheless, it stays charged.
         """
         if not 1 <= wanted <= LARGEST_LEASE:
@@ -142,19 +161,27 @@ class Ledger:
         if event.measured:
             raise LeaseRefused(f"the cost of a token of {event.kind} is known only once it is computed: charge it then")
         _check_recordable(event)
+        if event.accounts and (parts is None or parts < 1 or self.terms.horizon is None):
+            raise LeaseRefused(f"tokens of {event.kind} need the number of parts and a ledger with accounts")
         name = lease or uuid4().hex
 
         def decide(state: LedgerState) -> Decision[Grant]:
             if name in state.leases:
-                return Grant(name, _repeated(state.leases[name], event)), ()
+                return Grant(name, _repeated(state.leases[name], event), 0, state.leases[name].allowances), ()
             if state.stopped:
                 return Grant(name, 0), ()
-            requested = max(wanted, FREE_LEASE) if self.filter.is_free(state.charged, event) else wanted
+            is_free = not event.accounts and self.filter.is_free(state.charged, event)
+            requested = max(wanted, FREE_LEASE) if is_free else wanted
             count = self.filter.affordable(state.charged, event, requested, state.losses)
             held = state.held.total() if count < wanted else 0
             if count == 0:
                 return Grant(name, 0, held), ()
-            return Grant(name, count, held), [Leased(lease=name, event=json.loads(event.to_json()), count=count)]
+            allowances: Grains = ()
+            if event.accounts:
+                released = state.charged.total() - state.held.total()
+                count, allowances = state.accounts.divide(parts or 0, released, self.terms.horizon or 1, count)
+            leased = Leased(lease=name, event=json.loads(event.to_json()), count=count, allowances=allowances)
+            return Grant(name, count, held, allowances), [leased]
 
         return self._commit(decide)
 
@@ -192,15 +219,18 @@ class Ledger:
 
         return self._commit(decide)
 
-    def settle(self, lease: str, used: int) -> None:
+    def settle(self, lease: str, used: int, charges: Grains = ()) -> None:
         """Ends a lease and returns its unused tokens to the budget. A repeated call with the same number has no effect.
 
         A lease of an earlier epoch may be settled too: its client outlives the budget actor, and only the client knows
         the name of its lease.
 
+        Args:
+            charges: the grains that the used tokens charged to each part's account, for an event with accounts.
+
         Raises:
-            LeaseRefused: the lease does not exist, more tokens were used than granted, or it was settled with another
-                number.
+            LeaseRefused: the lease does not exist, more tokens were used than granted, it was settled with another
+                number, or the charges are missing or exceed the allowances.
             LedgerError: nothing is returned to the budget.
         """
 
@@ -208,31 +238,56 @@ class Ledger:
             if lease not in state.leases:
                 raise LeaseRefused(f"{self.name} holds no lease {lease!r}")
             before = state.leases[lease]
-            if before.settled(used) == before:
+            if before.settled(used, charges) == before:
                 return None, ()
-            return None, [Settled(lease=lease, used=used)]
+            return None, [Settled(lease=lease, used=used, charges=charges)]
 
         return self._commit(decide)
 
-    def forfeit(self, count: int) -> Event:
-        """Charges tokens that may have been released but are missing from a restored backup.
+    def forfeit(self, count: int | None = None) -> Counter[Event]:
+        """Charges tokens that may have been released but are missing from a restored ledger. Returns them by event.
 
-        Charges them at the cost of the latest event, which it returns, even if they exceed the budget. If the budget
-        limits measured losses, the ledger stops, because the losses of these tokens are unknown.
+        Charges the difference to what each anchor knows, and at least `count` tokens in all, at the cost of the latest
+        event. Charges them even if they exceed the budget. Open leases stay charged in full, because a client that
+        returned tokens in the lost rows cannot return them again. If the budget limits measured losses, the ledger
+        stops, because the losses of these tokens are unknown. Accounts are charged the most that these tokens can have
+        cost, and as many more as open leases hold. The anchors then store the end of this chain.
 
         Raises:
-            LeaseRefused: the count is out of range, or the ledger has no charges yet.
+            LeaseRefused: the count is out of range, it is missing and no anchor knows lost rows, or the ledger has no
+                charges yet.
         """
-        if not 1 <= count <= LARGEST_LEASE:
+        if count is not None and not 1 <= count <= LARGEST_LEASE:
             raise LeaseRefused(f"1 to {LARGEST_LEASE} tokens can be forfeited at once, not {count}")
+        if count is None and not self._lost:
+            raise LeaseRefused("no anchor knows rows that this ledger lacks; give the number of tokens to charge")
 
-        def decide(state: LedgerState) -> Decision[Event]:
-            if (event := state.latest) is None:
-                raise LeaseRefused("nothing was ever charged in this ledger, so the cost of a token is unknown")
-            records: list[Record] = [Forfeited(event=json.loads(event.to_json()), count=count)]
-            if event.measured and self.terms.enforced == "measured" and not state.stopped:
+        def decide(state: LedgerState) -> Decision[Counter[Event]]:
+            missing: Counter[Event] = Counter()
+            for lost_end in self._lost.values():
+                missing |= lost_end.tokens - state.charged
+            if (more := (count or 0) - missing.total()) > 0:
+                if state.latest is None:
+                    raise LeaseRefused("nothing was ever charged in this ledger, so the cost of a token is unknown")
+                missing[state.latest] += more
+            records: list[Record] = [
+                Settled(lease=name, used=lease.count, charges=lease.held)
+                for name, lease in state.leases.items()
+                if lease.used is None
+            ]
+            for event, held in state.held.items():
+                if event.accounts and held and self._lost:
+                    missing[event] = max(1, missing[event])
+            for event, lost in missing.items():
+                charges: Grains = ()
+                if event.accounts:
+                    unknown_tokens = lost + state.held[event]
+                    charges = state.accounts.largest(state.charged.total(), self.terms.horizon or 1, unknown_tokens)
+                records.append(Forfeited(event=json.loads(event.to_json()), count=lost, charges=charges))
+            unknown = self.terms.enforced == "measured" and any(event.measured for event in missing)
+            if (unknown or any(lost_end.stopped for lost_end in self._lost.values())) and not state.stopped:
                 records.append(Stopped(charge=uuid4().hex))
-            return event, records
+            return missing, records
 
         return self._commit(decide)
 
@@ -274,13 +329,15 @@ class Ledger:
         """Returns the balance after the last commit that this writer has confirmed."""
         return self._balance
 
-    def _begin(self, database: Database, *, create: bool, identity: str | None) -> LedgerState:
+    def _begin(self, database: LedgerDatabase, *, create: bool, identity: str | None) -> LedgerState:
         with database.transaction() as connection:
             if schema.migrate(connection, create=create):
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
             _check_not_moved(state)
             demand(state, self.terms, identity)
+            ends = anchored(self._anchors, state.id, create=create)
+            self._lost = lost_ends(connection, state.balance(), ends)
         return state
 
     def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
@@ -327,11 +384,25 @@ class Ledger:
             self._state, self._confirmed, self._balance = state, state.head, state.balance()
             if state.writer == self._writer:
                 self._epoch = state.epoch
+            # A lost settlement only leaves more charged, so it can wait for the next charge.
+            self._anchor_due |= any(row.kind != Settled.kind for row in written)
+            if self._anchor_due and any(call.writes and call.error is None for call in calls):
+                self._anchor()
         except BaseException as error:
             for call in calls:
                 call.error = error
             if not isinstance(error, Exception):
                 raise
+
+    def _anchor(self) -> None:
+        """Stores the end of the chain in all anchors. A chain that has charged what it lost replaces theirs."""
+        end = ChainEnd.of(self._balance)
+        try:
+            for anchor in self._anchors:
+                anchor.write(end, rewound=bool(self._lost))
+        except LedgerError as error:
+            raise error.of(self.name) from error
+        self._anchor_due, self._lost = False, {}
 
     def _caught_up(self, connection: Connection) -> LedgerState:
         """Returns the state after every row on disk.
@@ -341,8 +412,9 @@ class Ledger:
         state, self._state = self._state, None
         recent = rows(connection, since=self._confirmed.seq)
         if next(recent, None) != self._confirmed:
-            raise LedgerCorrupt(
-                f"row {self._confirmed.seq} is gone or has changed: the ledger was replaced while in use"
+            raise LedgerRolledBack(
+                f"row {self._confirmed.seq} is gone or has changed: the ledger was replaced while in use. Put it back; "
+                "if it is lost, stop the service and run `privmix ledger forfeit`"
             )
         if state is None:
             state = replay(connection)

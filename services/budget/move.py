@@ -17,7 +17,7 @@ from services.budget.reader import read, replay_whole
 from services.budget.records import Moved
 from services.budget.state import Balance, LedgerState
 from services.budget.store import schema
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append, following, rows
 from services.budget.store.schema import ledger_table
 
@@ -34,8 +34,8 @@ def move(source: str | Path, target: str | Path) -> Balance:
         LedgerMoved: the source was moved to another place before.
         LedgerError: the source or the target cannot be used. The subclass and the message say which and why.
     """
-    here, there = Database(source, "write"), Database(target, "create")
-    with Database(source, "read").transaction() as connection:  # check before creating anything at the target
+    here, there = LedgerDatabase(source, "write"), LedgerDatabase(target, "create")
+    with LedgerDatabase(source, "read").transaction() as connection:  # check before creating anything at the target
         left = replay_whole(connection)
         _check_may_go(left, there.name)
     with there.transaction() as arriving:

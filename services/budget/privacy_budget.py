@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.budget.errors import LedgerMismatch
 from services.privacy import accounting
-from services.privacy.events import Event
+from services.privacy.events import Event, from_json
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Enforced, Settings
 
@@ -40,6 +40,10 @@ class PrivacyBudget(BaseModel):
             protocol measures on the private text ("measured").
         stop_within: the ledger stops after a number of measured tokens that it draws uniformly from 1 to this number
             when it is created (random stopping, SubMix, Proposition C.3).
+        base: the event of the private base, as JSON, which the ledger charges once, from its creation on; None where
+            the base is a public model.
+        base_apart: whether no user of the base is in a part. Then a person pays for the base or for the tokens.
+        horizon: the number of tokens over which the parts' accounts should last; None without accounts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -51,14 +55,39 @@ class PrivacyBudget(BaseModel):
     adjacency: str = Field(min_length=1)
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
+    horizon: int | None = Field(None, gt=0)
+    base: str | None = None
+    base_apart: bool = False
+
+    @model_validator(mode="after")
+    def _check_base(self) -> Self:
+        if self.base is None:
+            if self.base_apart:
+                raise ValueError("base_apart: there is no base")
+        elif from_json(self.base).adjacency != self.adjacency:
+            raise ValueError("base: its guarantee is for other neighbouring corpora than the tokens'")
+        return self
+
+    @property
+    def base_event(self) -> Event | None:
+        return None if self.base is None else from_json(self.base)
 
     @classmethod
-    def of(cls, ensemble: str, settings: Settings, protocol: Protocol, order: float | None = None) -> Self:
+    def of(
+        cls,
+        ensemble: str,
+        settings: Settings,
+        protocol: Protocol,
+        order: float | None = None,
+        base: Event | None = None,
+        base_apart: bool = False,
+    ) -> Self:
         """Returns the budget of an ensemble that serves with `protocol`, planned from `settings`.
 
         Args:
             ensemble: the manifest's id.
             order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
+            base, base_apart: see the attributes.
         """
         return cls(
             ensemble=ensemble,
@@ -68,6 +97,9 @@ class PrivacyBudget(BaseModel):
             adjacency=protocol.guarantee.adjacency,
             enforced=settings.enforced,
             stop_within=settings.stop_within,
+            base=None if base is None else base.to_json(),
+            base_apart=base_apart,
+            horizon=settings.horizon,
         )
 
     @property
@@ -96,7 +128,7 @@ class PrivacyBudget(BaseModel):
 
 
 def _best_order(event: Event, settings: Settings) -> float:
-    divergences = accounting.rdp({event: settings.tokens})
+    divergences = accounting.rdp({event: settings.tokens, **settings.spent_before})
     if not divergences.any() or not math.isfinite(divergences.min()):
         return ANY_ORDER
     return accounting.epsilon(divergences, settings.delta).order

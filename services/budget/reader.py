@@ -4,11 +4,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from services.budget.anchor import Anchor, anchored, lost_ends, rolled_back
 from services.budget.errors import LedgerMismatch
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance, LedgerState
 from services.budget.store import schema
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row, last_checkpoint, rows
 
 
@@ -27,18 +28,28 @@ def replay(connection: Connection) -> LedgerState:
     return LedgerState.replay(recent, before=next(recent))
 
 
-def check(ledger: str | Path, terms: PrivacyBudget, identity: str | None = None) -> None:
-    """Checks that a ledger keeps this budget. Does not disturb its writer.
+def check(
+    ledger: str | Path, terms: PrivacyBudget, identity: str | None = None, anchors: tuple[Anchor, ...] = ()
+) -> None:
+    """Checks that a ledger keeps this budget and has all rows that its anchors know. Does not disturb its writer.
 
     Args:
         identity: the expected id of the ledger; None accepts any.
 
     Raises:
         LedgerMismatch: the ledger keeps another budget or has another id.
+        LedgerRolledBack: the ledger lacks rows.
+        LedgerUnknown: an anchor does not know the ledger.
         LedgerError: the ledger cannot be read.
     """
-    with Database(ledger, "read").transaction() as connection:
-        demand(replay(connection), terms, identity)
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        state = replay(connection)
+        demand(state, terms, identity)
+        ends = anchored(anchors, state.id, create=False)
+    # The writer may have added rows since this snapshot was taken and before the anchors were read.
+    with LedgerDatabase(ledger, "read").transaction() as connection:
+        if lost := lost_ends(connection, state.balance(), ends):
+            raise rolled_back(replay(connection).balance(), lost)
 
 
 def demand(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:
@@ -59,5 +70,5 @@ def read(ledger: str | Path) -> Balance:
     Raises:
         LedgerError: the ledger cannot be read; the subclass and the message say why.
     """
-    with Database(ledger, "read").transaction() as connection:
+    with LedgerDatabase(ledger, "read").transaction() as connection:
         return replay(connection).balance()

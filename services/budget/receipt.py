@@ -11,11 +11,12 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict
 
+from services.budget.anchor import Anchor, ChainEnd, anchor_at, is_writable
 from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.files import sync_directory
 
 FILE = "ledger.receipt"
@@ -25,14 +26,16 @@ class Receipt(BaseModel):
     """Names the ledger of an ensemble, in a file in the ensemble's directory.
 
     Attributes:
-        ledger: the ledger's id; None in receipts of earlier versions, whose ledgers had no id.
+        ledger: the ledger's id.
         begun: False while the ledger is being created. The ensemble is not served until it is True.
+        end: the end of the ledger's chain, as of the last write of `ReceiptAnchor`.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    ledger: str | None
+    ledger: str
     begun: bool = True
+    end: ChainEnd | None = None
 
     @classmethod
     def load(cls, ensemble: Path) -> "Receipt | None":
@@ -43,7 +46,7 @@ class Receipt(BaseModel):
         """
         try:
             text = (ensemble / FILE).read_text(encoding="utf-8")
-            return cls.model_validate_json(text) if text.strip() else cls(ledger=None)
+            return cls.model_validate_json(text)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -81,6 +84,41 @@ class Receipt(BaseModel):
 
 
 @dataclass(frozen=True)
+class ReceiptAnchor(Anchor):
+    """Stores the end of the chain in the receipt in an ensemble's directory. Does not write a read-only directory."""
+
+    ensemble: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.ensemble / FILE)
+
+    def read(self, ledger: str) -> ChainEnd | None:
+        receipt = Receipt.load(self.ensemble)
+        return None if receipt is None else receipt.end
+
+    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
+        receipt = Receipt.load(self.ensemble)
+        if receipt is None:
+            raise LedgerUnavailable(f"the receipt {self.name} is gone: restore it from a backup")
+        later = receipt.end is not None and receipt.end.rows > end.rows
+        if is_writable(self.ensemble) and (rewound or not later):
+            receipt.model_copy(update={"end": end}).save(self.ensemble)
+
+
+def anchors_of(ensemble: Path, place: str | None = None) -> tuple[Anchor, ...]:
+    """Returns the anchors of an ensemble's ledger: its receipt, and the one at `place` (`anchor_at`).
+
+    Raises:
+        LedgerForeign: the receipt cannot be read, or `place` cannot be an anchor.
+    """
+    receipt = Receipt.load(ensemble)
+    # A directory without an end of the chain that cannot be written has no anchor.
+    has_receipt = receipt is not None and (receipt.end is not None or is_writable(ensemble))
+    return (*([ReceiptAnchor(ensemble)] if has_receipt else []), *([anchor_at(place)] if place else []))
+
+
+@dataclass(frozen=True)
 class Begun:
     """Reports the id of an ensemble's ledger, its place without a password, and whether it is new."""
 
@@ -89,46 +127,71 @@ class Begun:
     new: bool
 
 
-def begin(ledger: str, terms: PrivacyBudget, ensemble: Path) -> Begun:
-    """Creates the ledger of an ensemble and records it in a receipt.
+def begin(
+    ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | None = None, anchor: str | None = None
+) -> Begun:
+    """Creates the ledger of an ensemble and records it in a receipt and its anchors.
 
     A repeated call completes an interrupted one, or only checks the ledger. If the ensemble has no receipt and the
-    place has a ledger of this ensemble, the receipt names that ledger.
+    place has a ledger of this ensemble, the receipt names that ledger. An anchor that is new gets the chain's end.
+
+    Args:
+        identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
+        anchor: the second anchor's place (`anchors_of`).
 
     Raises:
         LedgerMissing: the ensemble has a ledger, but not at this place.
         LedgerError: the ledger or the receipt cannot be written, or the place has another ledger.
     """
-    receipt, place = Receipt.load(ensemble), Database(ledger, "read").name
-    if receipt is not None and receipt.begun:
-        return Begun(known(ledger, terms, ensemble), place, new=False)
+    receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
+    if identity is not None or (receipt is not None and receipt.begun):
+        id_ = known(ledger, terms, ensemble, identity, anchored=False)
+        _anchor_existing(ledger, terms, ensemble, id_, anchor)
+        return Begun(id_, place, new=False)
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
-        existing = Receipt(ledger=read(ledger).id)
-        existing.save(ensemble, new=True)
-        return Begun(existing.ledger or "", place, new=False)
+        id_ = read(ledger).id
+        Receipt(ledger=id_).save(ensemble, new=True)
+        _anchor_existing(ledger, terms, ensemble, id_, anchor)
+        return Begun(id_, place, new=False)
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
-    identity = receipt.ledger or ""
-    Ledger(ledger, terms, create=True, identity=identity)
-    Receipt(ledger=identity).save(ensemble)
-    return Begun(identity, place, new=True)
+    Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor))
+    (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
+    return Begun(receipt.ledger, place, new=True)
 
 
-def known(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | None = None) -> str:
+def _anchor_existing(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None) -> None:
+    """Stores the end of an existing ledger's chain in the anchors that have none, and checks it against the others."""
+    anchors = anchors_of(ensemble, anchor)
+    Ledger(ledger, terms, create=True, identity=identity, anchors=anchors, holder=uuid4().hex)  # takes nothing over
+
+
+def known(
+    ledger: str,
+    terms: PrivacyBudget,
+    ensemble: Path,
+    identity: str | None = None,
+    anchor: str | None = None,
+    *,
+    anchored: bool = True,
+) -> str:
     """Checks that the ledger at this place belongs to the ensemble and keeps this budget; returns its id.
 
     Args:
         identity: the ledger's id from the configuration, for an ensemble in a read-only directory.
+        anchor: the second anchor's place (`anchors_of`).
+        anchored: check that the ledger has all rows that its anchors know.
 
     Raises:
         LedgerUnknown: neither the ensemble nor the configuration names a ledger.
         LedgerMissing: there is no ledger at this place.
         LedgerMismatch: the ledger has another id or keeps another budget.
+        LedgerRolledBack: the ledger lacks rows that an anchor knows.
         LedgerError: the ledger cannot be read.
     """
-    receipt, place = Receipt.load(ensemble), Database(ledger, "read").name
+    receipt, place = Receipt.load(ensemble), LedgerDatabase(ledger, "read").name
     if receipt is None and identity is None:
         raise LedgerUnknown(
             f"{ensemble} has no receipt ({FILE}) of its ledger: run `privmix ledger init` once, to create the ledger "
@@ -140,16 +203,13 @@ def known(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | Non
     if receipt is not None and not receipt.begun:
         raise LedgerUnknown("its creation was interrupted: run `privmix ledger init` again").of(place)
     try:
-        check(ledger, terms, identity or recorded)
+        check(ledger, terms, identity or recorded, anchors_of(ensemble, anchor) if anchored else ())
     except LedgerMissing as error:
         raise LedgerMissing(
             f"this ensemble's ledger is not there; put it back, or correct budget.ledger. Only if nothing private was "
             f"ever released from this ensemble, remove {ensemble / FILE} to create a new ledger"
         ).of(place) from error
-    ledger_id = identity or recorded or read(ledger).id
-    if receipt is not None and recorded is None:
-        Receipt(ledger=ledger_id).save(ensemble)
-    return ledger_id
+    return identity or recorded or ""
 
 
 def is_fresh(ledger: str, ensemble: Path) -> bool:

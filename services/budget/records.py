@@ -6,11 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy.events import from_json
+from services.privacy.protocols.individual import WHOLE
 
 # The maximum number of tokens in a lease. It keeps counts within the integers of every database and reader.
 LARGEST_LEASE = 2**31 - 1
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
+Grains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
 
 
 class Record(BaseModel):
@@ -42,20 +44,28 @@ class Epoch(Record):
 
 
 class Leased(Record):
-    """Charges `count` tokens at the cost of `event`, whether or not they are released."""
+    """Charges `count` tokens at the cost of `event`, whether or not they are released.
+
+    `allowances` are the grains that each token may charge to each part's account, for an event with accounts.
+    """
 
     kind = "lease"
     lease: str = Field(min_length=1, max_length=64)
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
+    allowances: Grains = ()
 
 
 class Settled(Record):
-    """Settles a lease: `used` of its tokens were released, and the others never will be."""
+    """Settles a lease: `used` of its tokens were released, and the others never will be.
+
+    `charges` are the grains that the tokens charged to each part's account. They depend on the private text.
+    """
 
     kind = "settle"
     lease: str
     used: Count
+    charges: Grains = ()
 
 
 class Charged(Record):
@@ -79,11 +89,15 @@ class Stopped(Record):
 
 
 class Forfeited(Record):
-    """Charges `count` tokens of `event` that may have been released after the backup that was restored."""
+    """Charges `count` tokens of `event` that may have been released after the backup that was restored.
+
+    `charges` are the most that these tokens can have charged to each part's account.
+    """
 
     kind = "forfeit"
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
+    charges: Grains = ()
 
 
 class Checkpoint(Record):
@@ -93,6 +107,8 @@ class Checkpoint(Record):
         events: the distinct events. Other fields refer to them by index.
         charged: the number of tokens charged for each event.
         leases: name, event, tokens and used tokens (None while open) of open leases and recent closed leases.
+        allowances: the allowances of open leases with accounts, by the lease's name.
+        accounts: the grains charged to each part's account.
         charges: the names and tokens of recent charges.
         alike, parts: the measured losses (`Losses`).
         writer: the writer of the current epoch.
@@ -107,6 +123,8 @@ class Checkpoint(Record):
     charged: tuple[Annotated[int, Field(ge=0)], ...]
     latest: int | None
     leases: tuple[tuple[str, int, int, int | None], ...]
+    allowances: dict[str, Grains] = {}
+    accounts: Grains = ()
     charges: tuple[tuple[str, int], ...]
     alike: float
     parts: tuple[float, ...]

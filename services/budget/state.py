@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
 from services.budget.chain import Row, verified
 from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
 from services.budget.filter import NO_LOSSES, Losses, are_losses
@@ -39,23 +40,40 @@ REMEMBERED_HOLDERS = 100
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Holds tokens charged in advance. `used` is None until the lease is settled."""
+    """Holds tokens charged in advance. `used` is None until the lease is settled.
+
+    `allowances` are the grains that each token may charge to each part's account, for an event with accounts.
+    """
 
     event: Event
     count: int
     used: int | None = None
+    allowances: Grains = ()
 
-    def settled(self, used: int) -> "Lease":
+    @property
+    def held(self) -> Grains:
+        """The grains set aside for all of its tokens, by part."""
+        return tuple(self.count * allowance for allowance in self.allowances)
+
+    def settled(self, used: int, charges: Grains = ()) -> "Lease":
         """Returns the settled lease.
 
         Raises:
-            LeaseRefused: more tokens are used than granted, or the lease was settled with another number.
+            LeaseRefused: more tokens are used than granted, the lease was settled with another number, or the charges
+                are not those of `used` tokens within their allowances.
         """
         if not 0 <= used <= self.count:
             raise LeaseRefused(f"a lease of {self.count} tokens cannot have {used} used tokens")
         if self.used not in (None, used):
             raise LeaseRefused(f"the lease was settled before, at {self.used} tokens; it cannot be settled at {used}")
-        return replace(self, used=used)
+        if self.used is None and (
+            len(charges) != len(self.allowances)
+            or not all(0 <= own <= used * most for own, most in zip(charges, self.allowances, strict=True))
+        ):
+            raise LeaseRefused(
+                f"a lease needs the charges of its {used} used tokens to each account, within its allowances"
+            )
+        return replace(self, used=used, allowances=())
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,7 @@ class Balance:
         stopped: whether the ledger has stopped: it grants no more private tokens.
         moved: the place where the ledger continues, if it was moved.
         id: the permanent id of the ledger.
+        accounts: what was charged to each part's account. It is private.
     """
 
     terms: PrivacyBudget
@@ -85,6 +104,7 @@ class Balance:
     stopped: bool = False
     moved: str | None = None
     id: str = ""
+    accounts: Accounts = NO_ACCOUNTS
 
 
 class LedgerState:
@@ -100,6 +120,7 @@ class LedgerState:
         self.leases: dict[str, Lease] = {}
         self.charges: dict[str, int] = {}
         self.losses = NO_LOSSES
+        self.accounts = NO_ACCOUNTS
         self.stopped = False
         self.moved: str | None = None
         self.charged: Counter[Event] = Counter()
@@ -153,10 +174,10 @@ class LedgerState:
                 others = (holder for holder in self.holders if holder != record.holder)
                 self.holders = (*others, record.holder)[-REMEMBERED_HOLDERS:]
             case Leased() if record.lease not in self.leases:
-                self._lease(record.lease, Lease(_event(row, record.event), record.count))
+                self._lease(record.lease, Lease(_event(row, record.event), record.count, allowances=record.allowances))
             case Settled() if record.lease in self.leases:
                 try:
-                    self._settle(record.lease, record.used)
+                    self._settle(record.lease, record.used, record.charges)
                 except LeaseRefused as error:
                     raise LedgerCorrupt(f"row {row.seq}: {error}") from error
             case Charged() if record.charge not in self.charges and not self.stopped and are_losses(record.losses):
@@ -167,6 +188,7 @@ class LedgerState:
             case Forfeited():
                 self.latest = _event(row, record.event)
                 self.charged[self.latest] += record.count
+                self.accounts = self.accounts.settle((), record.charges)
             case Checkpoint():
                 if record != self.checkpoint():
                     raise LedgerCorrupt(f"row {row.seq} (checkpoint) does not match the rows before it")
@@ -190,6 +212,8 @@ class LedgerState:
             charged=tuple(self.charged.values()),
             latest=None if self.latest is None else index[self.latest],
             leases=tuple((name, index[lease.event], lease.count, lease.used) for name, lease in self.leases.items()),
+            allowances={name: lease.allowances for name, lease in self.leases.items() if lease.allowances},
+            accounts=self.accounts.charged,
             charges=tuple(self.charges.items()),
             alike=self.losses.alike,
             parts=self.losses.parts,
@@ -218,6 +242,7 @@ class LedgerState:
             stopped=self.stopped,
             moved=self.moved,
             id=self.id,
+            accounts=self.accounts,
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -225,11 +250,16 @@ class LedgerState:
         self.id, self.terms, self.stop_after = checkpoint.id, checkpoint.terms, checkpoint.stop_after
         self.charged = Counter(dict(zip(events, checkpoint.charged, strict=True)))
         self.latest = None if checkpoint.latest is None else events[checkpoint.latest]
-        self.leases = {name: Lease(events[event], count, used) for name, event, count, used in checkpoint.leases}
+        self.leases = {
+            name: Lease(events[event], count, used, checkpoint.allowances.get(name, ()))
+            for name, event, count, used in checkpoint.leases
+        }
         self._closed = {name: None for name, lease in self.leases.items() if lease.used is not None}
         for lease in self.leases.values():
             if lease.used is None:
                 self.held[lease.event] += lease.count
+                self.accounts = self.accounts.hold(lease.held)
+        self.accounts = replace(self.accounts, charged=checkpoint.accounts)
         self.charges = dict(checkpoint.charges)
         self.losses = Losses(checkpoint.alike, checkpoint.parts)
         self.stopped = checkpoint.stopped
@@ -245,6 +275,7 @@ class LedgerState:
         self.leases[name] = lease
         self.charged[lease.event] += lease.count
         self.held[lease.event] += lease.count
+        self.accounts = self.accounts.hold(lease.held)
         self.latest = lease.event
 
     def _charge(self, record: Charged, event: Event) -> None:
@@ -253,10 +284,11 @@ class LedgerState:
         self.losses = self.losses.plus(record.losses)
         self.latest = event
 
-    def _settle(self, name: str, used: int) -> None:
+    def _settle(self, name: str, used: int, charges: Grains) -> None:
         lease = self.leases[name]
-        self.leases[name] = lease.settled(used)
+        self.leases[name] = lease.settled(used, charges)
         if lease.used is None:
+            self.accounts = self.accounts.settle(lease.held, charges)
             self.charged[lease.event] -= lease.count - used
             self.held[lease.event] -= lease.count
             self._closed[name] = None

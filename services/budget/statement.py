@@ -5,23 +5,35 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from statistics import median
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from services.budget.accounts import Accounts
 from services.budget.filter import UNLIMITED, Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
 from services.privacy import accounting
 from services.privacy.events import Event, Guarantee, Status
+from services.privacy.protocols.individual import WHOLE
 from services.privacy.settings import Enforced
 
 DIGITS = 4
+
+SILENT = 0.01
+"""The share of an account below which a part counts as silent."""
 
 NOTE = (
     "The guarantee is epsilon and delta, for everything that is ever released. epsilon_spent, epsilon_left and "
     "tokens_left are accounts of the charges so far: estimates, and no guarantee at a moment that is chosen after "
     "looking at answers."
+)
+
+ACCOUNTS_NOTE = (
+    "The guarantee is epsilon and delta, for everything that is ever released. It is paid once, for all tokens: "
+    "each part has an account, which its own tokens empty. Answers fade into the public model's over about `horizon` "
+    "tokens and never end. What the accounts hold, and how many are empty, is private."
 )
 
 _STATUSES: tuple[str, ...] = get_args(Status)
@@ -38,7 +50,7 @@ class Charge(BaseModel):
 
 
 class Statement(BaseModel):
-    """States what clients may know. Nothing here depends on the private text.
+    """States what clients may know. Nothing here depends on the private text, except when measured losses end it.
 
     The guarantee is `epsilon` and `delta`, for everything that is ever released. A Rényi filter at `order` enforces it,
     even if events depend on earlier answers (Feldman & Zrnic 2021). A filter guarantees nothing at a moment that is
@@ -46,13 +58,18 @@ class Statement(BaseModel):
     unlimited or private.
 
     Attributes:
+        epsilon: None, too, if the budget limits measured losses: `exhausted` and `stopped` depend on the text then.
         epsilon_spent: the epsilon that the filter compares with `epsilon`, rounded up to `DIGITS` decimals: by the
             data-independent bounds of all charged tokens, or by the privacy loss distribution if there was only one
             release, paid once.
         epsilon_left: `epsilon` minus `epsilon_spent`, rounded down.
         tokens_left: the number of tokens left at the cost of `event`, the current event.
         exhausted: whether no tokens are left.
+        base: the event of the private base, which `epsilon_spent` contains from the start; None for a public model.
+        base_apart: whether no user of the base is in a part. `epsilon_spent` is then the larger of the two costs.
+        epsilon_base: the epsilon of the base alone, rounded up.
         stopped: whether the ledger has stopped for ever.
+        horizon: the number of tokens over which the parts plan to spend their accounts; None without accounts.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,7 +88,11 @@ class Statement(BaseModel):
     tokens_left: int | None
     exhausted: bool
     stopped: bool
+    horizon: int | None = None
     event: dict[str, Any] | None
+    base: dict[str, Any] | None = None
+    base_apart: bool = False
+    epsilon_base: float | None = None
 
 
 class LedgerStatement(Statement):
@@ -94,25 +115,63 @@ class LedgerStatement(Statement):
     head: str
 
 
+class AccountsStatement(BaseModel):
+    """Summarizes what is left of the parts' accounts, as shares of a full one. It is private.
+
+    Attributes:
+        parts: the number of parts that were charged so far.
+        silent: how many of them have less than `SILENT` left.
+        least, median, most: what is left of them.
+        held: the largest share that open leases hold.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    parts: int
+    silent: int
+    least: float
+    median: float
+    most: float
+    held: float
+
+    @classmethod
+    def of(cls, accounts: Accounts) -> "AccountsStatement | None":
+        """Returns the summary; None if no part was charged."""
+        left = sorted(max(0.0, 1 - charged / WHOLE) for charged in accounts.charged)
+        if not left:
+            return None
+        return cls(
+            parts=len(left),
+            silent=sum(share < SILENT for share in left),
+            least=left[0],
+            median=median(left),
+            most=left[-1],
+            held=max(accounts.held, default=0) / WHOLE,
+        )
+
+
 class OperatorStatement(LedgerStatement):
-    """Adds what only the operator may know: the epsilon eps(D) of losses measured on the private text.
+    """Adds what only the operator may know: what depends on the private text.
 
     Attributes:
         epsilon_measured: the epsilon of all tokens at `order`, for the part with the largest loss; None if no losses
             were measured.
         epsilon_measured_left: `epsilon` minus `epsilon_measured`, if the budget limits measured losses.
+        accounts: what is left of the parts' accounts; None without accounts.
     """
 
     epsilon_measured: float | None
     epsilon_measured_left: float | None
+    accounts: AccountsStatement | None = None
 
     def ledger(self) -> LedgerStatement:
         """Returns the fields that do not depend on the private text."""
         return LedgerStatement(**{name: getattr(self, name) for name in LedgerStatement.model_fields})
 
     def client(self) -> Statement:
-        """Returns the fields that clients may know."""
-        return Statement(**{name: getattr(self, name) for name in Statement.model_fields})
+        """Returns the fields that clients may know. A limit of measured losses promises no epsilon to anybody."""
+        promised = {"epsilon": None} if self.enforced == "measured" else {}
+        return Statement(**{name: getattr(self, name) for name in Statement.model_fields} | promised)
 
 
 def statement(balance: Balance, event: Event | None = None) -> OperatorStatement:
@@ -124,7 +183,9 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
     return OperatorStatement(
-        **(terms.model_dump() | {"adjacency": _adjacency(terms, charged)}),
+        **(terms.model_dump(exclude={"base"}) | {"adjacency": _adjacency(terms, charged)}),
+        base=None if terms.base is None else json.loads(terms.base),
+        epsilon_base=_up(Filter(terms).epsilon({})) if terms.base else None,
         guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound),
         epsilon_spent=_up(bound),
         epsilon_left=_rest(terms.epsilon, bound) if limits_bound else None,
@@ -136,6 +197,8 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         tokens_held=sum(balance.held.values()),
         tokens_left=left,
         stopped=balance.stopped,
+        note=NOTE if terms.horizon is None else ACCOUNTS_NOTE,
+        accounts=AccountsStatement.of(balance.accounts),
         event=None if event is None else json.loads(event.to_json()),
         charges=tuple(
             Charge(event=json.loads(spent.to_json()), status=spent.guarantee.status, tokens=count)
@@ -149,9 +212,31 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
 
 def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
     """Returns the guarantee in one sentence. `tokens` is the maximum number of tokens, if it is fixed in advance."""
-    if terms.enforced == "measured" and guarantee.status == "certified":  # the certified bound is not enforced
-        guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
+    if (base := terms.base_event) is not None:
+        source = f"{guarantee.source}; base: {base.guarantee.source}"
+        assumes = tuple(dict.fromkeys((*guarantee.assumes, *base.guarantee.assumes)))
+        guarantee = replace(guarantee, source=source, assumes=assumes)
+    return f"{_limited(terms, guarantee, tokens)}{_of_base(terms)}"
+
+
+def _limited(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:
+    if terms.enforced == "measured":
+        if guarantee.status == "certified":  # the certified bound is not enforced
+            guarantee = replace(guarantee, status="data-dependent", adjacency="part, as published")
+        return guarantee.stopped_by_losses(accounting.stated(terms.epsilon), terms.delta)
     return guarantee.sentence(accounting.stated(terms.epsilon), terms.delta, tokens)
+
+
+def _of_base(terms: PrivacyBudget) -> str:
+    if terms.base is None:
+        return ""
+    cost = accounting.shown(Filter(terms).epsilon({}), DIGITS)
+    if terms.base_apart:
+        return (
+            f" The base was trained on other users' text: a person pays for the base, epsilon {cost}, or for the "
+            "tokens, not for both."
+        )
+    return f" The base's training, epsilon {cost} alone, is part of it and is charged once."
 
 
 def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
@@ -173,6 +258,8 @@ def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None
     If the tokens cost more than the budget, as in a ledger of an earlier version, it states their actual cost.
     """
     guarantees = [event.guarantee for event in events]
+    if not guarantees and (base := terms.base_event):
+        guarantees = [base.guarantee]
     if not guarantees:
         return "Nothing that depends on the private text was released."
     weakest = max(guarantees, key=lambda guarantee: _STATUSES.index(guarantee.status))
@@ -228,19 +315,28 @@ class Recomputed(BaseModel):
 
 
 def recompute(balance: Balance, delta: float) -> Recomputed:
-    """Computes tighter epsilons from the events in a ledger."""
-    charged = balance.charged
-    best = accounting.epsilon(accounting.rdp(charged), delta)
+    """Computes tighter epsilons from the events in a ledger and its private base."""
+    paid = _paid(balance)
+    best = max((accounting.epsilon(accounting.rdp(spent), delta) for spent in paid), key=lambda one: one.epsilon)
     return Recomputed(
         delta=delta,
         epsilon_rdp=_finite(best.epsilon),
         best_order=best.order,
-        epsilon_pld={f"{interval:g}": _on_grid(charged, delta, interval) for interval in INTERVALS},
+        epsilon_pld={f"{interval:g}": _on_grid(paid, delta, interval) for interval in INTERVALS},
     )
 
 
-def _on_grid(charged: Mapping[Event, int], delta: float, interval: float) -> float | None:
-    return _finite(accounting.pld_epsilon(charged, delta, interval))
+def _paid(balance: Balance) -> list[Mapping[Event, int]]:
+    """Returns what a person may have paid: for one of the two where the base's users are in no part."""
+    base = balance.terms.base_event
+    if base is None:
+        return [balance.charged]
+    return [balance.charged, {base: 1}] if balance.terms.base_apart else [{**balance.charged, base: 1}]
+
+
+def _on_grid(paid: Iterable[Mapping[Event, int]], delta: float, interval: float) -> float | None:
+    epsilons = [accounting.pld_epsilon(spent, delta, interval) for spent in paid]
+    return _finite(max((math.inf if epsilon is None else epsilon for epsilon in epsilons), default=0.0))
 
 
 def _finite(epsilon: float | None) -> float | None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -32,14 +32,31 @@ class Arithmetic:
         self._pool = ThreadPoolExecutor(self._shares, initializer=torch.set_num_threads, initargs=(1,))
 
     async def release(
-        self, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]
+        self,
+        protocol: Protocol,
+        rows: Rows,
+        options: Sequence[SamplingOptions],
+        allowances: Sequence[Sequence[int]] = (),
     ) -> tuple[PendingRelease, ...]:
-        """Returns what `protocol` can release for each consecutive share of the sequences."""
+        """Returns what `protocol` can release for each consecutive share of the sequences.
+
+        Args:
+            allowances: see `PendingRelease.of`, for the private sequences of all shares.
+        """
         sequences = len(options)
         ends = [sequences * share // self._shares for share in range(self._shares + 1)]
         shares = [slice(first, last) for first, last in pairwise(ends) if first < last]
+        before = [0, *accumulate(map(int, rows.private))]
         work = (
-            self._run(PendingRelease.of, protocol, rows.share(share), options[share], self._device) for share in shares
+            self._run(
+                PendingRelease.of,
+                protocol,
+                rows.share(share),
+                options[share],
+                self._device,
+                allowances[before[share.start] : before[share.stop]],
+            )
+            for share in shares
         )
         return tuple(await asyncio.gather(*work))
 

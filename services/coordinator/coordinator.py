@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import ray
@@ -27,6 +27,7 @@ from services.coordinator.recovery import passes
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
+from services.privacy.settings import WhenExhausted
 from services.shard import ShardStatus
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ class CoordinatorSettings:
         budget: the Ray name of the budget actor.
         fleet: the Ray name of the fleet actor, which publishes the shard map and replaces failed shards.
         peers: the Ray names of the deployment's other coordinators, which spend from the same budget.
-        when_exhausted: what happens to a sequence without budget: it ends, or the public model continues it.
+        when_exhausted: what happens to a sequence without budget: it ends, or the base model, public or
+            private, continues it at no charge.
         lease_tokens: the minimum number of tokens in a lease.
         max_live: the maximum number of sequences in a step.
         max_waiting: the maximum number of further sequences in the queue.
@@ -65,7 +67,7 @@ class CoordinatorSettings:
     budget: str
     fleet: str = "fleet"
     peers: tuple[str, ...] = ()
-    when_exhausted: Literal["refuse", "public"] = "refuse"
+    when_exhausted: WhenExhausted = "refuse"
     lease_tokens: int = 32
     max_live: int = 64
     max_waiting: int = 256
@@ -255,7 +257,9 @@ class Coordinator:
             tracing.say(span, {"privmix.sequences": len(batch)})
             private = [live for live in batch if not live.public]
             upcoming = sum(live.remaining for live in self._live.values() if not live.public)
-            async with self._budget.reserve(self._protocol.event, len(private), upcoming) as reserved:
+            async with self._budget.reserve(
+                self._protocol.event, len(private), upcoming, self._protocol.parts
+            ) as reserved:
                 self._exhaust(private[reserved.count :])
                 await self._advance([live for live in batch if live.id in self._live], reserved)
 
@@ -263,22 +267,31 @@ class Coordinator:
         if not batch:
             return
         started = time.perf_counter()
-        rows = await self._ensemble.ask([Query(live.id, live.tokens, not live.public) for live in batch])
+        rows = await self._ensemble.ask(
+            [Query(live.id, live.tokens, not live.public, live.generation.cache_salt) for live in batch]
+        )
         received = time.perf_counter()
-        pending = await self._arithmetic.release(self._protocol, rows, [live.generation.options for live in batch])
         private = [live for live, is_private in zip(batch, rows.private, strict=True) if is_private]
+        options = [live.generation.options for live in batch]
+        allowances = reserved.allowances[: len(private)]
+        pending = await self._arithmetic.release(self._protocol, rows, options, allowances)
         losses = [loss for share in pending for loss in share.losses or ()]
         granted = min(len(private), await reserved.charge(losses)) if private else 0
         self._exhaust(private[granted:])
         tokens = await self._arithmetic.sample(pending, granted)
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
-        paid = {live.id for live in private[:granted]}
+        paid = {live.id: index for index, live in enumerate(private[:granted])}
         released = [(live, token) for live, token in zip(batch, tokens, strict=True) if live.id in self._live]
-        reserved.release(sum(live.id in paid for live, _ in released))
+        paid_tokens = [paid[live.id] for live, _ in released if live.id in paid]
+        if self._protocol.event.accounts:
+            charges = [charge for share in pending for charge in share.charges or ()]
+            reserved.release_charged({token: charges[token] for token in paid_tokens})
+        else:
+            reserved.release(len(paid_tokens))
         self._metrics.step(len(batch), rows.computed)
         self._deliver([self._accept(live, token) for live, token in released])
-        self._steps.add(rows.computed, received - started, sampled - received)
+        self._steps.add(rows.computed, rows.received, received - started, sampled - received)
 
     def _accept(self, live: Live, token: int) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
@@ -288,7 +301,7 @@ class Coordinator:
     def _exhaust(self, unpaid: Sequence[Live]) -> None:
         """Ends sequences for which no budget is left, or continues them with the public model."""
         sequences = [live for live in unpaid if live.id in self._live]
-        if self._settings.when_exhausted == "public":
+        if self._settings.when_exhausted != "refuse":
             for live in sequences:
                 live.public = True
         else:
@@ -370,10 +383,10 @@ class StepTimes:
         self._clear()
 
     def _clear(self) -> None:
-        self._totals = {"steps": 0, "rows": 0, "shards_s": 0.0, "arithmetic_s": 0.0}
+        self._totals = {"steps": 0, "rows": 0, "row_bytes": 0, "shards_s": 0.0, "arithmetic_s": 0.0}
 
-    def add(self, rows: int, shards_s: float, arithmetic_s: float) -> None:
-        for name, value in zip(self._totals, (1, rows, shards_s, arithmetic_s), strict=True):
+    def add(self, rows: int, row_bytes: int, shards_s: float, arithmetic_s: float) -> None:
+        for name, value in zip(self._totals, (1, rows, row_bytes, shards_s, arithmetic_s), strict=True):
             self._totals[name] += value
 
     def take(self) -> dict[str, float]:

@@ -44,7 +44,12 @@ class Copies:
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
 
     async def next_token(
-        self, order: Sequence[int], requests: Sequence[Request], coming: Sequence[str], trace: str | None
+        self,
+        order: Sequence[int],
+        requests: Sequence[Request],
+        coming: Sequence[str],
+        trace: str | None,
+        returned: Sequence[int],
     ) -> np.ndarray:
         """Returns the rows, float32 [rows, V], from the first copy that answers; see `Shard.next_token`.
 
@@ -55,7 +60,9 @@ class Copies:
         calls: list[asyncio.Task[np.ndarray]] = []
         try:
             for position, copy in enumerate(order):
-                call = self._call(self._names[copy], lambda shard: shard.next_token.remote(requests, coming, trace))
+                call = self._call(
+                    self._names[copy], lambda shard: shard.next_token.remote(requests, coming, trace, returned)
+                )
                 calls.append(asyncio.create_task(call))
                 last = position == len(order) - 1
                 rows = await _first(calls, None if last else self._patience_s)

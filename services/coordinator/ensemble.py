@@ -3,6 +3,7 @@
 A step has a constant shape. For each private sequence every shard computes one public row and a fixed number of part
 rows: the most that the protocol can draw from its group. `ZERO` fills the rows that the draw does not use. Thus the
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
+Only rows that are used leave a shard: the drawn ones, and the public rows of the first group.
 
 A mechanism reproduced as published may draw the number of parts (`Protocol.rows` is None). An observer of its timing
 can learn that number, and its distribution over the shards.
@@ -35,11 +36,13 @@ class Query:
     Attributes:
         sequence: the sequence's id.
         tokens: the whole context, prompt and output.
+        cache_salt: see `services.engine.engine.Request`.
     """
 
     sequence: str
     tokens: tuple[int, ...]
     private: bool
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Rows:
         models: the models drawn for each query, in the order of its rows; empty where the public model answers.
         private: whether the protocol answers the query.
         computed: the number of rows that the shards computed, padding included.
+        received: the number of bytes of the rows that the shards returned.
     """
 
     public: Sequence[np.ndarray]
@@ -59,6 +63,7 @@ class Rows:
     models: tuple[tuple[int, ...], ...]
     private: tuple[bool, ...]
     computed: int
+    received: int
 
     def share(self, queries: slice) -> "Rows":
         """Returns the rows of consecutive queries."""
@@ -90,7 +95,10 @@ class Ensemble:
         self, shard_map: ShardMap, actor: Callable[[str], ActorHandle], timeout_s: float, patience_s: float
     ) -> None:
         rows = shard_map.protocol.rows
-        self._groups = [_Group(group, rows, Copies(group.shards, actor, patience_s)) for group in shard_map.groups]
+        self._groups = [
+            _Group(group, rows, Copies(group.shards, actor, patience_s), public=index == 0)
+            for index, group in enumerate(shard_map.groups)
+        ]
         self._group_of = {model: index for index, group in enumerate(shard_map.groups) for model in group.models}
         self._draws = DrawQueue(shard_map.protocol)
         self._timeout_s = timeout_s
@@ -141,20 +149,21 @@ class Ensemble:
         self,
         queries: Sequence[Query],
         draws: Mapping[str, tuple[int, ...]],
-        answers: Sequence[Mapping[str, np.ndarray]],
+        answers: "Sequence[_Answer]",
     ) -> Rows:
         public: list[np.ndarray] = []
         drawn: list[np.ndarray] = []
         for query in queries:
-            public.append(answers[0][query.sequence][0])
-            part_rows = [iter(answer.get(query.sequence, _NO_ROWS)[1:]) for answer in answers]
-            drawn += (next(part_rows[self._group_of[model]]) for model in draws.get(query.sequence, ()))
+            own = [iter(answer.rows.get(query.sequence, _NO_ROWS)) for answer in answers]
+            public.append(next(own[0]))
+            drawn += (next(own[self._group_of[model]]) for model in draws.get(query.sequence, ()))
         return Rows(
             public,
             drawn,
             tuple(draws.get(query.sequence, ()) for query in queries),
             tuple(query.private for query in queries),
-            sum(len(rows) for answer in answers for rows in answer.values()),
+            sum(answer.computed for answer in answers),
+            sum(rows.nbytes for answer in answers for rows in answer.rows.values()),
         )
 
 
@@ -167,32 +176,52 @@ class _DrawnQuery:
     coming: Sequence[tuple[int, ...]]
 
 
-class _Group:
-    """Queries one part group with a constant number of part rows."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Holds the rows that a group returned for each sequence, [rows, V], and the number that it computed."""
 
-    def __init__(self, group: PartGroup, rows: int | None, copies: Copies) -> None:
+    rows: Mapping[str, np.ndarray]
+    computed: int
+
+
+class _Group:
+    """Queries one part group with a constant number of part rows.
+
+    Args:
+        public: return the public rows, which every group computes.
+    """
+
+    def __init__(self, group: PartGroup, rows: int | None, copies: Copies, *, public: bool) -> None:
         self.copies = copies
+        self._public = public
         self.rows = 1 + (len(group.models) if rows is None else min(rows, len(group.models)))
         self._adapters = dict(group.models)
         self._rows = None if rows is None else min(rows, len(group.models))
 
-    async def ask(self, queries: Sequence[_DrawnQuery]) -> dict[str, np.ndarray]:
-        """Returns the rows of each sequence, [1 + part rows, V]: the public row, the drawn rows, then padding."""
+    async def ask(self, queries: Sequence[_DrawnQuery]) -> _Answer:
+        """Returns the rows of each sequence: the public row if this group returns it, and then the drawn rows."""
         by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)
         for drawn in queries:
             by_copy[self.copies.order(crc32(drawn.query.sequence.encode()))].append(drawn)
         answers = await asyncio.gather(*(self._call(order, batch) for order, batch in by_copy.items()))
-        return {sequence: rows for answer in answers for sequence, rows in answer.items()}
+        rows = {sequence: own for answer in answers for sequence, own in answer.rows.items()}
+        return _Answer(rows, sum(answer.computed for answer in answers))
 
-    async def _call(self, order: Sequence[int], queries: Sequence[_DrawnQuery]) -> dict[str, np.ndarray]:
+    async def _call(self, order: Sequence[int], queries: Sequence[_DrawnQuery]) -> _Answer:
         requests = [
-            Request(drawn.query.sequence, drawn.query.tokens, (PUBLIC, *self._names(drawn))) for drawn in queries
+            Request(drawn.query.sequence, drawn.query.tokens, (PUBLIC, *self._names(drawn)), drawn.query.cache_salt)
+            for drawn in queries
         ]
         coming = tuple(name for drawn in queries for draw in drawn.coming for name in self._padded(draw))
-        answer = await self.copies.next_token(order, requests, coming, tracing.traceparent())
-        ends = np.cumsum([len(request.adapters) for request in requests])
-        split = np.split(answer, ends[:-1])
-        return {request.sequence: rows for request, rows in zip(requests, split, strict=True)}
+        unused = {ZERO} if self._public else {ZERO, PUBLIC}
+        used = [[name not in unused for name in request.adapters] for request in requests]
+        returned = np.flatnonzero(np.concatenate(used)).tolist()
+        answer = await self.copies.next_token(order, requests, coming, tracing.traceparent(), returned)
+        split = np.split(answer, np.cumsum([sum(own) for own in used])[:-1])
+        return _Answer(
+            {request.sequence: rows for request, rows in zip(requests, split, strict=True)},
+            sum(len(request.adapters) for request in requests),
+        )
 
     def _names(self, drawn: _DrawnQuery) -> tuple[str, ...]:
         return self._padded(drawn.draw) if drawn.query.private else ()

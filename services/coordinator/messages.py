@@ -21,6 +21,7 @@ class Generation:
         ignore_eos: continue after the model's end token.
         released: the tokens that a lost coordinator released for this completion. They follow the prompt and count
             towards `max_tokens`; their text is not sent again.
+        cache_salt: see `services.engine.engine.Request`.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Generation:
     trace: str | None = None
     ignore_eos: bool = False
     released: tuple[int, ...] = ()
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Delta:
         text: the text that has become final. It is empty while it may still become a stop string or a whole character.
         token_ids: the tokens released, and charged, since the previous delta.
         finish_reason: set in the last delta only.
-        public: the public model alone answered, at no charge.
+        public: the base model alone answered, public or private, at no charge.
         retry_after: after "error", the number of seconds after which the request may succeed; None if a retry does not
             help.
     """

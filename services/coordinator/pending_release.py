@@ -1,9 +1,10 @@
 """Holds the output distributions of a step until the budget says which sequences are paid for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from services.coordinator.ensemble import Rows
@@ -21,27 +22,47 @@ class PendingRelease:
         private: the indices of the sequences that the protocol answers, ascending.
         weights: int64 [len(private), V], the protocol's sampling weights for these sequences.
         losses: the cost of each of these tokens; None if the cost does not depend on the models' output.
+        charges: what each of these tokens charges to each part's account, int64 [len(private), parts]; None without
+            accounts.
     """
 
     public: Tensor
     private: tuple[int, ...]
     weights: Tensor | None
     losses: list[list[float]] | None
+    charges: list[tuple[int, ...]] | None = None
 
     @classmethod
-    def of(cls, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions], device: str) -> Self:
-        """Shapes the rows and computes the protocol's release for the private sequences, on a PyTorch device."""
+    def of(
+        cls,
+        protocol: Protocol,
+        rows: Rows,
+        options: Sequence[SamplingOptions],
+        device: str,
+        allowances: Sequence[Sequence[int]] = (),
+    ) -> Self:
+        """Shapes the rows and computes the protocol's release for the private sequences, on a PyTorch device.
+
+        Args:
+            allowances: what the token of each private sequence may charge to each part's account, for an event with
+                accounts.
+        """
         answers = shape(*rows.tensors(device), rows.models, options, overwrite_parts=True)
         private = [index for index, is_private in enumerate(rows.private) if is_private]
         if not private:
             return cls(answers.public, (), None, None)
         if len(private) < len(rows.models):
             models = tuple(answers.models[index] for index in private)
-            release = protocol.release(Answers(answers.public[private], answers.ratios, models))
+            private_answers = Answers(answers.public[private], answers.ratios, models)
         else:
-            release = protocol.release(answers)
+            private_answers = answers
+        if protocol.event.accounts:
+            granted = torch.tensor(allowances, dtype=torch.int64, device=answers.public.device)
+            private_answers = replace(private_answers, allowances=granted)
+        release = protocol.release(private_answers)
         losses = None if release.losses is None else release.losses.tolist()
-        return cls(answers.public, tuple(private), release.weights, losses)
+        charges = None if release.charges is None else list(map(tuple, release.charges.tolist()))
+        return cls(answers.public, tuple(private), release.weights, losses, charges)
 
     def sample(self, granted: int) -> list[int]:
         """Samples a token for each sequence: the first `granted` of `private` from the weights, the others from p0."""

@@ -15,6 +15,13 @@ let the public model read its token first, and then use `cache.reader(1)`:
 
     model(input_ids=tokens[:, -1:], past_key_values=cache.reader(1)).logits[:, -1]
 
+An adapter that changes only the layers from `fork` on is a late reader: below the fork its hidden states are the public
+model's. `record` keeps them, and the pass of the reader starts there:
+
+    cache = record(model, tokens, fork=15)
+    with from_fork(model, cache):
+        part = model(input_ids=tokens, past_key_values=cache.reader(tokens.shape[1])).logits
+
 A reader can also attend to a text before the sequence, without any adapter:
 
     text = record_text(model, text_tokens)
@@ -24,11 +31,12 @@ The text has the positions before 0, and the sequence's keys and values are thos
 read the text. So one cache of a sequence serves any number of texts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -48,10 +56,22 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
     """Holds the public model's keys and values at every position of a batch of sequences.
 
     Layers with a sliding window keep all positions too. The mask applies the window, and `crop` works.
+
+    Attributes:
+        fork: the first layer whose keys and values it holds. Layers below have none.
+        states: the hidden states before that layer, [sequences, tokens, hidden]; None if it is the first.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.fork = 0
+        self.states: Tensor | None = None
+
+    def keep_from(self, fork: int, states: Tensor) -> None:
+        """Drops the keys and values below layer `fork`, before which the hidden states are `states`."""
+        self.fork, self.states = fork, states
+        for layer in self.layers[:fork]:  # one number a position, because masks follow from the lengths of layer 0
+            layer.keys = layer.values = layer.keys[:, :1, :, :1].clone()
 
     def reader(self, positions: int, text: "PublicCache | None" = None) -> Cache:
         """Returns a read-only view for one forward pass of a reader over the last `positions` tokens of the cache.
@@ -79,7 +99,11 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
     def split(self) -> list["PublicCache"]:
         """Returns a separate copy of the cache for each sequence."""
         return [
-            self._of((layer.keys[row, None].clone(), layer.values[row, None].clone()) for layer in self.layers)
+            self._of(
+                ((layer.keys[row, None].clone(), layer.values[row, None].clone()) for layer in self.layers),
+                self.fork,
+                None if self.states is None else self.states[row, None].clone(),
+            )
             for row in range(len(self.layers[0].keys))
         ]
 
@@ -87,39 +111,74 @@ class PublicCache(DynamicCache):  # type: ignore[misc]
     def stack(cls, caches: Sequence["PublicCache"]) -> "PublicCache":
         """Joins caches of sequences of the same length into one batch."""
         layers = zip(*(cache.layers for cache in caches), strict=True)
+        states = [cache.states for cache in caches if cache.states is not None]
         return cls._of(
-            (torch.cat([layer.keys for layer in rows]), torch.cat([layer.values for layer in rows])) for rows in layers
+            (
+                (torch.cat([layer.keys for layer in rows]), torch.cat([layer.values for layer in rows]))
+                for rows in layers
+            ),
+            caches[0].fork,
+            torch.cat(states) if states else None,
         )
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        states: int = 0 if self.states is None else self.states.nbytes
+        return states + sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in self.layers)
 
     @classmethod
-    def _of(cls, layers: Iterable[tuple[Tensor, Tensor]]) -> "PublicCache":
+    def _of(cls, layers: Iterable[tuple[Tensor, Tensor]], fork: int, states: Tensor | None) -> "PublicCache":
         cache = cls()
         for index, (keys, values) in enumerate(layers):
             cache.update(keys, values, index)
+        cache.fork, cache.states = fork, states
         return cache
 
 
-def record(model: Any, tokens: Tensor, cache: PublicCache | None = None) -> PublicCache:
+def record(model: Any, tokens: Tensor, cache: PublicCache | None = None, *, fork: int = 0) -> PublicCache:
     """Runs the public model over `tokens`, without adapters and gradients, and returns its keys and values.
 
     Args:
         model: a causal language model, with or without PEFT adapters.
         tokens: int64 [sequences, tokens], the tokens that follow the content of `cache`.
         cache: the cache of the same sequences, extended in place; by default a new one.
+        fork: the first layer of the readers of a new cache. Above 0, the cache serves only passes of `from_fork`.
 
     Raises:
-        ReaderError: a layer of the model puts no keys and values into the cache.
+        ReaderError: a layer of the model puts no keys and values into the cache, or it cannot be forked.
     """
     cache = PublicCache() if cache is None else cache
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with torch.no_grad(), using(model, PUBLIC):
-        base.get_decoder()(input_ids=tokens, past_key_values=cache, use_cache=True)
-    _check_layers(base.config.get_text_config(), cache)
+    states: list[Any] = []
+    decoder = _decoder(model)
+    handle = decoder.layers[fork - 1].register_forward_hook(lambda *call: states.append(call[-1])) if fork else None
+    try:
+        with torch.no_grad(), using(model, PUBLIC):
+            decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
+    finally:
+        if handle:
+            handle.remove()
+    _check_layers(decoder.config.get_text_config(), cache)
+    if fork:
+        if not isinstance(states[0], Tensor):
+            raise ReaderError(
+                f"layers: {decoder.config.model_type} cannot run its last layers alone; change all layers"
+            )
+        cache.keep_from(fork, states[0])
     return cache
+
+
+@contextmanager
+def from_fork(model: Any, cache: PublicCache) -> Iterator[None]:
+    """Lets passes of the model start at the cache's fork: its states replace those that the lower layers compute."""
+    layers = _decoder(model).layers
+    lower = list(layers[: cache.fork])
+    try:
+        for index in range(cache.fork):
+            layers[index] = _Recorded(cache.states if index == cache.fork - 1 else None)
+        yield
+    finally:
+        for index, layer in enumerate(lower):
+            layers[index] = layer
 
 
 def record_text(model: Any, tokens: Tensor) -> PublicCache:
@@ -164,6 +223,17 @@ def check_modules(model: Any, targets: Iterable[str]) -> None:
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if missing := sorted(set(targets) - present):
         raise ReaderError(f"the model has no modules named {', '.join(missing)}")
+
+
+class _Recorded(nn.Module):
+    """Stands for a layer that is not computed: returns recorded states, or its input if a later layer returns them."""
+
+    def __init__(self, states: Tensor | None) -> None:
+        super().__init__()
+        self._states = states
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states if self._states is None else self._states
 
 
 class _AfterText(Cache):  # type: ignore[misc]
@@ -212,6 +282,11 @@ class _ReadOnlyLayer(CacheLayerMixin):  # type: ignore[misc]
 def _after(text: Tensor, sequences: Tensor) -> Tensor:
     """Returns [B, heads, tokens, D]: the text's states, [1, heads, tokens, D], before those of each sequence."""
     return torch.cat([text.expand(len(sequences), -1, -1, -1), sequences], dim=-2)
+
+
+def _decoder(model: Any) -> Any:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.get_decoder()
 
 
 def _check_layers(config: Any, cache: PublicCache) -> None:

@@ -1,48 +1,50 @@
-"""Adds reader rows to vLLM: extra query rows that read a request's KV cache through an adapter and write nothing.
+"""Adds reader rows to vLLM: query rows that read a request's KV cache through an adapter and write nothing.
 
-vLLM's scheduler knows one request for each sequence, the public one. `ReaderRows` extends a model runner: after vLLM
-has prepared the batch of a step, it appends one row for each requested reader. A reader row
+vLLM's scheduler knows one request for each sequence, the public one. Below the first layer that its adapter changes,
+the fork, a reader's hidden state is the public one. From there on a reader row
 
-- has the token id and the position of the last token of its owner, a public request;
-- is for the attention a request of one query token, with the sequence length and the block table of its owner;
+- starts from the hidden state at the fork and has the position of the last token of its owner, a public request;
+- is for the attention a query at the end of its owner's sequence;
 - has slot -1, like padding, so its keys and values are not stored (nothing reads them: a reader attends to the public
   model's keys and values, its own position included);
 - has its adapter in the LoRA mapping, where its owner's tokens have none.
 
-A text (`part_text`) in place of an adapter is a request that vLLM ingests once and that nobody continues, so it keeps
-its cache blocks. A row of the text has the text's blocks in its block table, and after them its owner's. vLLM has no
-negative positions, so the positions of all sequences are shifted by the length of the texts: rotary attention depends
-only on differences of positions.
+Where vLLM compiles the model, the public pass is exactly vLLM's, with its graphs. It hands over the hidden states at
+the fork (`EagleModelMixin`, vLLM's own interface for drafts), and a second pass runs the layers after the fork for the
+readers. All readers of a sequence stand at one position, so they are one query of several tokens without a causal
+mask, which reads the cache once. Where vLLM runs eagerly, as on the CPU, our own loop over the layers appends the
+readers to the public tokens at the fork: a pass of few rows takes the time to read the weights, so one pass is faster
+than two. To append rows inside a compiled model would change the loop of each model in its middle.
 
-vLLM does the rest: the rows are in the runner's persistent buffers, so each attention backend builds its metadata as
-for any batch, and the final logits have one row for each public request and one for each reader.
+A text (`part_text`) in place of an adapter is a request that vLLM ingests once and that nobody continues, so it keeps
+its cache blocks. Its rows fork before the first layer. A row has the text's blocks in its block table, and after them
+its owner's. vLLM has no negative positions, so the positions of all sequences are shifted by the length of the texts:
+rotary attention depends only on differences of positions.
 
 Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_model` and the methods overridden here):
 
-- CUDA graphs: `_determine_batch_execution_and_padding` gets the number of tokens and requests with readers, and the
-  number of LoRAs, so a batch with readers uses the graph of its own padded size, or none. A decode step of
-  n sequences with m readers each is a uniform decode batch of n (1 + m) rows. `_build_attention_metadata` fills padded
-  rows after the readers.
-- Persistent GPU buffers (`query_start_loc`, `seq_lens`, `positions`, `input_ids`, block tables) hold
-  `max_num_seqs` rows and `max_num_batched_tokens` tokens. `max_num_active_seqs` and `max_num_scheduled_tokens` bound
-  the public part of a batch and leave room for the readers.
-- `_preprocess` sets the positions of padding to zero, and takes readers for padding; they are written again after it.
-- Backends that split a batch into decodes and prefills expect the decodes first. Readers come last: in a batch that
-  ingests a prompt they count as prefills of one token, which is correct; in any other batch all rows are decodes.
+- The readers' layers run eagerly, in a forward context and with attention metadata of their own, on the stream of the
+  public pass. They only read the persistent buffers of the public batch.
+- `max_num_seqs` sizes the buffers of attention backends: it leaves room for the queries of the readers' pass.
+- `is_padding` in the forward context is the public batch's; the readers' context has none, so mixture-of-experts models
+  route all reader rows.
 - `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
-- `load_model` refuses microbatches, pipeline, data and context parallelism, speculative decoding, multimodal models and
-  M-RoPE positions.
+- `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
+  pipeline, data and context parallelism, speculative decoding, multimodal models and M-RoPE positions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.engine.adapter_slots import AdapterSlots
@@ -51,6 +53,21 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as ModelRunner
 else:
     ModelRunner = object
+
+FORK = "reader_fork"
+"""The key in vLLM's `additional_config` of the first layer that readers run."""
+
+FAMILIES = {
+    "llama.LlamaModel": "Llama and what vLLM runs as Llama, such as SmolLM2",
+    "mistral.MistralModel": "Mistral",
+    "qwen2.Qwen2Model": "Qwen2 and Qwen2.5",
+    "qwen3.Qwen3Model": "Qwen3",
+    "qwen3_moe.Qwen3MoeModel": "Qwen3-MoE",
+}
+"""vLLM's models whose `forward` is a loop over layers like the readers' pass, with the same norm after it."""
+
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class RequestedRows(NamedTuple):
@@ -74,8 +91,8 @@ class ReaderBatch:
     Attributes:
         requests, tokens: the numbers of requests and tokens that the scheduler put into the batch.
         owners, adapters, rows: for each reader, the index of its request, its LoRA id, and its row in the answer.
+            Readers of a request are next to each other.
         own, own_rows: for each request whose own row is requested, its index and its row in the answer.
-        last_tokens: for each reader, the index of its request's last token.
     """
 
     requests: int
@@ -85,7 +102,6 @@ class ReaderBatch:
     rows: np.ndarray
     own: np.ndarray
     own_rows: np.ndarray
-    last_tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
     def readers(self) -> int:
@@ -102,6 +118,8 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     _texts: Mapping[str, int] = MappingProxyType({})
     _text_tokens = 0
     _text_blocks: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({})
+    _shared_queries: bool | None = None
+    _token_adapters = _NO_ROWS
     tokens_computed = 0
     execute_model_state: Any
     slots: AdapterSlots | None = None
@@ -109,6 +127,11 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     def load_model(self, *arguments: Any, **options: Any) -> None:
         _refuse_unsupported_features(self)
         super().load_model(*arguments, **options)
+        model = self.get_model()
+        refuse_unknown_family(model)
+        self._fork: int = self.vllm_config.additional_config[FORK]
+        model.set_aux_hidden_state_layers((self._fork,))
+        self.use_aux_hidden_state_outputs = True
 
     def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
         """Loads the adapters and the zero adapter.
@@ -177,14 +200,13 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self._answer[torch.from_numpy(target[order]).to(rows.device)] = rows
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        """Appends the readers' logits to those of the requests. `_model_forward` puts the readers' states first."""
         self.tokens_computed += scheduler_output.total_num_scheduled_tokens
         self._batch = self._plan(scheduler_output.total_num_scheduled_tokens, num_scheduled_tokens)
         logits_indices, *rest = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        if self._batch.readers:
-            self._append_rows(self._batch)
-            tokens, readers = self._batch.tokens, self._batch.readers
-            reader_indices = torch.arange(tokens, tokens + readers, dtype=logits_indices.dtype, device=self.device)
-            logits_indices = torch.cat([logits_indices, reader_indices])
+        if readers := self._batch.readers:
+            reader_indices = torch.arange(readers, dtype=logits_indices.dtype, device=logits_indices.device)
+            logits_indices = torch.cat([logits_indices + readers, reader_indices])
         return (logits_indices, *rest)
 
     def _plan(self, tokens: int, num_scheduled_tokens: np.ndarray) -> ReaderBatch:
@@ -219,66 +241,10 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         rows = [table.block_table.cpu[request].clone() for table in tables]
         self._text_blocks = {**self._text_blocks, text: rows}
 
-    def _append_rows(self, batch: ReaderBatch) -> None:
-        """Appends the readers to the batch's persistent buffers, after the requests' own rows."""
-        requests, tokens, readers = batch.requests, batch.tokens, batch.readers
-        end = requests + readers
-        owners_cpu = torch.from_numpy(batch.owners)
-        owners = owners_cpu.to(self.device)
-        starts = self.query_start_loc
-        batch.last_tokens = starts.gpu[1 : requests + 1].long()[owners] - 1
-
-        starts.np[requests + 1 : end + 1] = np.arange(tokens + 1, tokens + readers + 1)
-        starts.np[end + 1 :].fill(tokens + readers)
-        starts.copy_to_gpu()
-        self.seq_lens[requests:end] = self.seq_lens[owners] + self._text_tokens
-        self.input_ids.gpu[tokens : tokens + readers] = self.input_ids.gpu[batch.last_tokens]
-        for number, table in enumerate(self.input_batch.block_table.block_tables):
-            blocks, first = table.block_table.gpu, self._text_tokens // table.block_size
-            blocks[requests:end, first:] = blocks[owners, : blocks.shape[1] - first]
-            if first:
-                texts = torch.stack([self._text_blocks[text][number][:first] for text in batch.adapters.tolist()])
-                blocks[requests:end, :first] = texts.to(self.device)
-        for values in (
-            self.optimistic_seq_lens_cpu,
-            self.input_batch.num_computed_tokens_cpu_tensor,
-            self.input_batch.num_prompt_tokens_cpu_tensor,
-        ):
-            values[requests:end] = values[owners_cpu] + self._text_tokens
-
-    def _determine_batch_execution_and_padding(
-        self, num_tokens: int, num_reqs: int, *arguments: Any, **options: Any
-    ) -> Any:
-        if self._batch is not None and self._batch.readers:
-            num_tokens += self._batch.readers
-            num_reqs += self._batch.readers
-            if self.slots is not None:
-                # vLLM's kernels count the tokens without an adapter as one more LoRA.
-                options |= {"force_has_lora": True, "force_num_active_loras": len(np.unique(self._batch.adapters)) + 1}
-        return super()._determine_batch_execution_and_padding(num_tokens, num_reqs, *arguments, **options)
-
-    def _get_slot_mappings(
-        self, num_tokens_padded: int, num_reqs_padded: int, num_tokens_unpadded: int, *arguments: Any, **options: Any
-    ) -> Any:
-        if self._batch is not None:
-            num_tokens_padded = max(num_tokens_padded, num_tokens_unpadded + self._batch.readers)
-        return super()._get_slot_mappings(
-            num_tokens_padded, num_reqs_padded, num_tokens_unpadded, *arguments, **options
-        )
-
-    def _build_attention_metadata(self, num_tokens: int, num_reqs: int, *arguments: Any, **options: Any) -> Any:
-        if self._batch is not None:
-            num_tokens += self._batch.readers
-            num_reqs += self._batch.readers
-        return super()._build_attention_metadata(num_tokens, num_reqs, *arguments, **options)
-
     def _preprocess(self, *arguments: Any, **options: Any) -> Any:
         inputs = super()._preprocess(*arguments, **options)
-        if self._batch is not None:
-            tokens = self._batch.tokens
-            self.positions[:tokens] += self._text_tokens
-            if self._batch.readers:
-                self.positions[tokens : tokens + self._batch.readers] = self.positions[self._batch.last_tokens]
+        if self._batch is not None and self._text_tokens:
+            self.positions[: self._batch.tokens] += self._text_tokens
         return inputs
 
     def set_active_loras(
@@ -287,18 +253,163 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if self._batch is None or self.slots is None:
             super().set_active_loras(input_batch, num_scheduled_tokens, *arguments, **options)
             return
-        own_adapters = input_batch.request_lora_mapping[: self._batch.requests]
-        mapping = np.concatenate([own_adapters.repeat(num_scheduled_tokens), self._batch.adapters])
-        self.slots.bring(self._batch.adapters.tolist() + own_adapters[own_adapters > 0].tolist())
-        # Only requests' own adapters have runs of tokens; reader rows are single tokens.
-        own_runs = bool(own_adapters.any())
-        lora_mapping = LoRAMapping(tuple(mapping.tolist()), (0,) * self._batch.requests, is_prefill=own_runs)
+        adapters = input_batch.request_lora_mapping[: self._batch.requests]
+        self.slots.bring(adapters[adapters > 0].tolist())
+        self._token_adapters = adapters.repeat(num_scheduled_tokens)
+        self._map_adapters(self._token_adapters, is_prefill=bool(adapters.any()))
+
+    def _map_adapters(self, adapters: np.ndarray, *, is_prefill: bool) -> None:
+        """Sets the adapter of each token of the next pass."""
+        mapping = LoRAMapping(tuple(adapters.tolist()), (0,) * len(adapters), is_prefill=is_prefill)
         # The slots are filled already. vLLM would search all loaded adapters for each LoRA request that it gets.
-        self.lora_manager.set_active_adapters(set(), lora_mapping)
+        self.lora_manager.set_active_adapters(set(), mapping)
+
+    def _model_forward(self, *arguments: Any, **options: Any) -> Any:
+        if self._batch is None or not self._batch.readers:
+            return super()._model_forward(*arguments, **options)
+        if self._runs_together:
+            return self._run_together(self._batch, options["input_ids"], options["positions"])
+        hidden_states, forks = super()._model_forward(*arguments, **options)
+        return torch.cat([self._run_readers(self._batch, forks[0]), hidden_states]), forks
+
+    @property
+    def _runs_together(self) -> bool:
+        """Whether one pass runs the readers and, after the fork, the public tokens: where no graph is compiled."""
+        together: bool = self.model_config.enforce_eager
+        return together
+
+    def _run_readers(self, batch: ReaderBatch, fork: torch.Tensor) -> torch.Tensor:
+        """Runs the layers after the fork for the readers; returns their final hidden states, [readers, hidden].
+
+        Args:
+            fork: the public hidden states before the first layer of the readers, [tokens, hidden].
+        """
+        last_tokens = self._last_tokens(batch)
+        positions = self.positions[last_tokens]
+        self._use_adapters(batch, _NO_ROWS)
+        with self._reader_context(batch, positions, together=False):
+            return self._run_layers(positions, fork[last_tokens])
+
+    def _run_together(self, batch: ReaderBatch, input_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        """Runs the layers below the fork for the public tokens, and those after it for readers and public tokens.
+
+        A pass of few rows takes the time to read the weights, so one pass of both is faster than two.
+        """
+        decoder, tokens = self.get_model().model, len(input_ids)
+        states, residual = decoder.embed_input_ids(input_ids), None
+        for layer in islice(decoder.layers, self._fork):
+            states, residual = layer(positions, states, residual)
+        fork = states if residual is None else states + residual
+        last_tokens = self._last_tokens(batch)
+        positions = torch.cat([positions, positions[last_tokens]])
+        self._use_adapters(batch, self._token_adapters)
+        with self._reader_context(batch, positions, together=True):
+            states = self._run_layers(positions, torch.cat([fork, fork[last_tokens]]))
+        return torch.cat([states[tokens:], states[:tokens]]), [fork]
+
+    def _run_layers(self, positions: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Runs the layers after the fork; returns the final hidden states."""
+        decoder, residual = self.get_model().model, None
+        for layer in islice(decoder.layers, self._fork, None):
+            states, residual = layer(positions, states, residual)
+        final: torch.Tensor = decoder.norm(states, residual)[0]
+        return final
+
+    def _last_tokens(self, batch: ReaderBatch) -> torch.Tensor:
+        owners = torch.from_numpy(batch.owners).to(self.device)
+        last_tokens: torch.Tensor = self.query_start_loc.gpu[1 : batch.requests + 1].long()[owners] - 1
+        return last_tokens
+
+    def _use_adapters(self, batch: ReaderBatch, before: np.ndarray) -> None:
+        """Sets the adapters of a pass: those of the tokens before the readers, and the readers'."""
+        if self.slots is not None:
+            self.slots.bring(batch.adapters.tolist())
+            # Only requests' own adapters have runs of tokens; reader rows are single tokens.
+            self._map_adapters(np.append(before, batch.adapters), is_prefill=bool(before.any()))
+
+    def _reader_context(self, batch: ReaderBatch, positions: torch.Tensor, *, together: bool) -> Any:
+        """Returns the forward context of a pass of the readers, or of the public tokens and after them the readers."""
+        requests, tokens = (batch.requests, batch.tokens) if together else (0, 0)
+        shared = self._queries_are_shared() and not together
+        first = np.flatnonzero(np.diff(batch.owners, prepend=-1)) if shared else np.arange(batch.readers)
+        starts = tokens + np.append(first, batch.readers)
+        starts = np.concatenate([self.query_start_loc.np[:requests], starts]).astype(np.int32)
+        owners_cpu = torch.from_numpy(batch.owners[first])
+        owners = owners_cpu.to(self.device)
+        lengths_cpu = self.optimistic_seq_lens_cpu
+        lengths = torch.cat([lengths_cpu[:requests], lengths_cpu[owners_cpu] + self._text_tokens])
+        texts = batch.adapters[first].tolist() if self._text_tokens else []
+        no_slots = torch.full((batch.readers,), -1, dtype=torch.int64, device=self.device)
+        own_slots = get_forward_context().slot_mapping if together else {}
+        metadata: dict[str, Any] = {}
+        slot_mapping: dict[str, torch.Tensor] = {}
+        for group, specification in enumerate(self.kv_cache_config.kv_cache_groups):
+            slots = no_slots
+            if together:
+                slots = torch.cat([own_slots[specification.layer_names[0]], no_slots])
+            blocks = self._reader_blocks(group, owners, texts)
+            common = CommonAttentionMetadata(
+                query_start_loc=torch.from_numpy(starts).to(self.device),
+                query_start_loc_cpu=torch.from_numpy(starts),
+                seq_lens=torch.cat([self.seq_lens[:requests], self.seq_lens[owners] + self._text_tokens]),
+                seq_lens_cpu_upper_bound=lengths,
+                num_reqs=requests + len(first),
+                num_actual_tokens=tokens + batch.readers,
+                max_query_len=int(np.diff(starts).max()),
+                max_seq_len=int(lengths.max()),
+                block_table_tensor=torch.cat([self._blocks(group)[:requests], blocks]),
+                slot_mapping=slots,
+                causal=not shared,
+                is_prefilling=torch.zeros(requests + len(first), dtype=torch.bool),
+                positions=positions,
+            )
+            for attention in self.attn_groups[group]:
+                built = attention.build_metadata(common)
+                metadata |= dict.fromkeys(attention.layer_names, built)
+            slot_mapping |= dict.fromkeys(specification.layer_names, slots)
+        return set_forward_context(
+            metadata, self.vllm_config, num_tokens=tokens + batch.readers, slot_mapping=slot_mapping
+        )
+
+    def _blocks(self, group: int) -> torch.Tensor:
+        blocks: torch.Tensor = self.input_batch.block_table.block_tables[group].block_table.gpu
+        return blocks
+
+    def _reader_blocks(self, group: int, owners: torch.Tensor, texts: Sequence[int]) -> torch.Tensor:
+        """Returns the block tables of the readers' queries: their text's blocks, if any, and their owner's."""
+        table = self.input_batch.block_table.block_tables[group]
+        own = self._blocks(group)[owners]
+        first = self._text_tokens // table.block_size
+        if not first:
+            return own
+        before = torch.stack([self._text_blocks[text][group][:first] for text in texts]).to(self.device)
+        return torch.cat([before, own[:, : own.shape[1] - first]], dim=1)
+
+    def _queries_are_shared(self) -> bool:
+        """Returns whether the readers of a sequence are one query. Windows and texts need a query for each reader."""
+        if self._shared_queries is None:
+            layers = self.compilation_config.static_forward_context.values()
+            windows = any(
+                getattr(getattr(layer, "impl", None), "sliding_window", None) not in _NONE for layer in layers
+            )
+            groups = [group for groups in self.attn_groups for group in groups]
+            self._shared_queries = not windows and all(group.backend.supports_non_causal() for group in groups)
+        return self._shared_queries and not self._text_tokens
+
+
+_NONE = (None, -1, (-1, -1))
+"""How attention backends write that a layer has no window."""
 
 
 def _indices(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
+
+
+def refuse_unknown_family(model: Any) -> None:
+    """Raises ValueError if the loop over layers of vLLM's model has not been compared with the readers' pass."""
+    decoder = type(getattr(model, "model", None))
+    if f"{decoder.__module__.rpartition('.')[2]}.{decoder.__qualname__}" not in FAMILIES:
+        raise ValueError(f"model: {type(model).__name__} does not run with readers; use {', '.join(FAMILIES.values())}")
 
 
 def _refuse_unsupported_features(runner: Any) -> None:

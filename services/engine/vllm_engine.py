@@ -3,7 +3,8 @@
 A private token is sampled outside the engine, from a mixture, so a vLLM request must not continue with its own tokens.
 vLLM's streaming sessions do this: a session ingests a chunk, returns the logits of its last position, discards the
 token that it sampled itself, and keeps its cache for the next chunk. A session runs the public model; readers are rows
-of the same batch and read the same cache (`reader_rows`). An adapter with attention "own" has a separate session.
+that branch off the public ones at the fork and read the same cache (`reader_rows`). An adapter with attention "own" has
+a separate session.
 """
 
 import os
@@ -21,6 +22,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 from vllm import EngineArgs, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -28,10 +30,10 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.engine import lora_on_cpu
-from services.engine.adapter_config import AdapterConfig, read_adapter_configs
+from services.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
 from services.engine.part_text import read_texts
-from services.engine.reader_rows import RequestedRows
+from services.engine.reader_rows import FORK, RequestedRows
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 MAX_SESSIONS = 512
@@ -42,6 +44,8 @@ MAX_SCHEDULED_TOKENS = 4096
 SLOTS_MEMORY = 0.25
 """The share of a GPU's memory for adapter slots; see `adapter_slots` for the cost of a larger ensemble."""
 MIN_SLOTS = 32
+MERGED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+"""vLLM's names of the layers that merge a reader's modules."""
 MAX_IDLE_STEPS = 16
 """The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
 MAX_REPEATED_WORK = 8
@@ -301,11 +305,36 @@ def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]
     return rank, sorted({module for config in configs for module in config.targets})
 
 
-def _gpu_slots(settings: EngineSettings) -> int:
-    """Returns the number of adapter slots: one for each adapter and for `ZERO`, limited by `SLOTS_MEMORY`."""
-    sizes = [(path / "adapter_model.safetensors").stat().st_size for path in settings.adapters.values()]
+def _lora_modules(settings: EngineSettings, targets: Sequence[str], fork: int) -> list[str]:
+    """Returns the modules for which vLLM allocates adapter slots; by full names if the lower layers need none."""
+    if not fork:
+        return list(targets)
+    names = changed_modules(next(iter(settings.adapters.values())))
+    merged = [(name.rpartition("."), MERGED.get(name.rpartition(".")[2])) for name in names]
+    return sorted({*names, *(f"{parent}.{name}" for (parent, _, _), name in merged if name)})
+
+
+def _gpu_slots(settings: EngineSettings, rank: int, model: Any) -> int:
+    """Returns the number of adapter slots: one for each adapter and for `ZERO`, limited by `SLOTS_MEMORY`.
+
+    Args:
+        rank: the rank of vLLM's buffers.
+        model: the configuration of the base model.
+    """
+    adapters = len(settings.adapters)
+    if settings.attention == "text" or not adapters:
+        return adapters + 1
+    size = slot_bytes(
+        next(iter(settings.adapters.values())), rank, getattr(torch, settings.dtype).itemsize, _key_width(model)
+    )
     memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
-    return min(len(sizes) + 1, max(MIN_SLOTS, int(memory // max(sizes, default=1))))
+    return min(adapters + 1, max(MIN_SLOTS, int(memory // size)))
+
+
+def _key_width(model: Any) -> int:
+    heads = model.num_attention_heads
+    head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    return int(head_size * (getattr(model, "num_key_value_heads", None) or heads))
 
 
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
@@ -314,8 +343,13 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.cache_gib)))
         lora_on_cpu.install()
     rank, targets = _rank_and_targets(configs)
+    rank = next(allowed for allowed in LORA_RANKS if allowed >= rank)
+    model = AutoConfig.from_pretrained(settings.model).get_text_config()
+    fork = first_layer(configs, model.num_hidden_layers)
+    if configs and not on_cpu and settings.dtype == "float32":
+        raise ValueError("dtype: vLLM's adapters run in bfloat16 or float16 on a GPU, not in float32; set engine.dtype")
     worker = "cpu_reader_worker.CPUReaderWorker" if on_cpu else "gpu_reader_worker.GPUReaderWorker"
-    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings)  # one more for the zero adapter
+    slots = len(configs) + 1 if on_cpu else _gpu_slots(settings, rank, model)  # one more for the zero adapter
     text_tokens = max(map(len, texts.values()), default=0)
     sessions = MAX_SESSIONS + (len(texts) + 1 if texts else 0)
     return EngineArgs(
@@ -324,7 +358,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         max_model_len=settings.context_length + text_tokens,
         max_num_seqs=sessions + MAX_READERS,
         max_num_active_seqs=sessions,
-        max_num_batched_tokens=MAX_SCHEDULED_TOKENS + MAX_READERS,
+        max_num_batched_tokens=max(MAX_SCHEDULED_TOKENS, MAX_READERS),
         max_num_scheduled_tokens=MAX_SCHEDULED_TOKENS,
         enable_chunked_prefill=True,
         gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -332,8 +366,9 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         enable_lora=bool(configs),
         max_loras=slots,
         max_cpu_loras=len(configs) + 1,
-        max_lora_rank=next(allowed for allowed in LORA_RANKS if allowed >= rank),
-        lora_target_modules=targets or None,
+        max_lora_rank=rank,
+        lora_target_modules=_lora_modules(settings, targets, fork) or None,
+        additional_config={FORK: fork},
         worker_cls=f"services.engine.{worker}",
         distributed_executor_backend="uni",
         async_scheduling=False,  # every step waits for tokens that the coordinator samples

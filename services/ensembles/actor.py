@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert, select
 
 from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus
 from services.ensembles.registry import Registry
-from services.keys.database import Database, ensembles_table
+from services.keys.database import ServiceDatabase, ensembles_table
 
 NAME = "ensembles"
 
@@ -25,7 +25,7 @@ class Ensembles:
     """Owns the `Registry` of a service and stores it in the database. A restarted actor continues from there."""
 
     def __init__(self, database: str, namespace: str) -> None:
-        self._database = Database(database)
+        self._database = ServiceDatabase(database)
         self._namespace = namespace
         self._registry = Registry(self._load())
         self._changing = asyncio.Lock()

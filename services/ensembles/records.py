@@ -26,6 +26,7 @@ class Ensemble(BaseModel):
         capacity: the number of generations that its coordinators run at the same time.
         max_waiting: the number of further generations that may wait.
         own_shares: whether keys can have shares that apply to this ensemble alone.
+        private_base: whether its base model was trained on private text, which answers are labelled with.
         cohort: a model name that it shares with ensembles of other users; None if it shares none.
         recovery_s: how long a request without a coordinator waits for one before it fails.
         stall_timeout_s: how long a request waits for its next token, including failures and recoveries.
@@ -43,6 +44,7 @@ class Ensemble(BaseModel):
     capacity: PositiveInt = 64
     max_waiting: NonNegativeInt = 256
     own_shares: bool = False
+    private_base: bool = False
     cohort: str | None = None
     recovery_s: NonNegativeFloat = 90.0
     stall_timeout_s: PositiveFloat = 210.0

@@ -73,6 +73,12 @@ class Ensembles:
         sizes = [Ensemble.load(directory) for directory in directories]
         reference = None if finetuned is None else _single("finetuned", finetuned)
         private = [_single("dp-sgd", directory) for directory in dp_sgd]
+        for ensemble in sizes:
+            if ensemble.manifest.private_base is not None:
+                raise InputError(
+                    f"ensemble {ensemble.directory}: is on a private base, which no table counts as such yet; evaluate "
+                    "ensembles on a public model"
+                )
         base = public_model.resolve(sizes[0].manifest.base_model)
         by_option = [("ensemble", ensemble) for ensemble in sizes]
         by_option += [("finetuned", reference)] if reference is not None else []

@@ -9,7 +9,7 @@ does not cover.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -24,7 +24,6 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
-from services.training.corpus import Document
 from services.training.options import Attention
 
 TABLE = Path(__file__).with_name("gain.json")
@@ -36,9 +35,6 @@ SAMPLE = 4
 """The number of parts that the exponential mechanism draws for a token, as in the measurements of `gain.json`."""
 TOLERANCE = 0.01
 """The relative gain by which a proposal may be worse than the best one, if it has fewer parts or fewer rows."""
-
-_SAMPLED_DOCUMENTS = 1000
-"""The number of documents to tokenize in order to estimate the tokens of a corpus."""
 
 LEAVES_OUT = (
     "other text and other models: the range covers the measured corpora, not yours",
@@ -158,27 +154,6 @@ class Proposal:
         }
 
 
-def measure(corpus: Iterable[Document], tokenizer: Path) -> Population:
-    """Counts the users of a corpus and estimates its tokens from the first `_SAMPLED_DOCUMENTS` documents.
-
-    Raises:
-        CorpusError: the corpus is invalid.
-    """
-    from transformers import AutoTokenizer  # slow to import
-
-    users, characters, sampled = set(), 0, list[str]()
-    for document in corpus:
-        users.add(document.user)
-        characters += len(document.text)
-        if len(sampled) < _SAMPLED_DOCUMENTS:
-            sampled.append(document.text)
-    if not users:
-        return Population(0)
-    ids = AutoTokenizer.from_pretrained(tokenizer)(sampled, add_special_tokens=False, verbose=False)["input_ids"]
-    tokens = sum(map(len, ids)) * characters / max(1, sum(map(len, sampled)))
-    return Population(len(users), max(1, round(tokens)))
-
-
 class Measured:
     """Reads the curves of one kind of parts from `gain.json`, one for each corpus and held-out text."""
 
@@ -260,7 +235,7 @@ def _propose(wanted: Requirements, attention: Attention) -> Proposal:
 def candidates(population: Population) -> Iterator[int]:
     """Yields the numbers of parts to consider: 2, 3, 4, 6, 8, 12, ..., while parts have enough users; 1 for one user.
 
-    The list is coarse on purpose: the number of parts is public, and one more user rarely changes it.
+    The list is coarse, so that a size that is stated roughly gives the same number of parts.
     """
     users = population.users
     per_part = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE if population.tokens is None else MIN_USERS_PER_PART

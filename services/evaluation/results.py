@@ -153,7 +153,9 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
 def _sentence(settings: Settings, protocol: Protocol, cost: Reached, tokens: int) -> str:
     if settings.enforced == "bound" and cost.rdp is not None:
         return protocol.guarantee.sentence(accounting.shown(cost.rdp), settings.delta, tokens)
-    return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
+    if settings.enforced == "bound":
+        return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
+    return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
 
 
 def _infinite(runs: int) -> Estimate:

@@ -6,7 +6,7 @@ charged several times.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -78,7 +78,9 @@ class Trial:
         drawn = _select(answers, draws)
         weights = torch.empty((0, answers.public.shape[1]), dtype=torch.int64)
         losses = None
-        if draws:
+        if draws and self._protocol.event.accounts:
+            weights = self._released_from_accounts(drawn)
+        elif draws:
             weights, losses = self._released(answers, drawn)
         answered = reserved
         if losses is not None:
@@ -118,6 +120,21 @@ class Trial:
             return law, None
         release = self._protocol.release(drawn)
         return release.weights, release.losses
+
+    def _released_from_accounts(self, drawn: Answers) -> Tensor:
+        """Returns the tokens' weights, and charges each of them, as often as it stands for, to the parts' accounts."""
+        weights, end = [], 0
+        while end < len(drawn.models):
+            first, wanted = end, self._repeats * (len(drawn.models) - end)
+            count, allowance = self._budget.allowances(self._protocol.parts, wanted, least=self._repeats)
+            end += count // self._repeats
+            answers = replace(drawn.between(first, end), allowances=torch.tensor([allowance] * (end - first)))
+            release = self._protocol.release(answers)
+            assert release.charges is not None
+            charges = self._repeats * release.charges.sum(dim=0)
+            self._budget.charge_accounts(self._repeats * (end - first), charges.tolist())
+            weights.append(release.weights)
+        return torch.cat(weights)
 
     def _public_chances(self, answers: Answers, tokens: Tensor, first: int) -> Reals:
         """Returns the public model's probabilities of the tokens from `first` on, after the budget is used up."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, insert, select
 
-from services.keys.database import Database, fleets_table
+from services.keys.database import ServiceDatabase, fleets_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FleetSize:
         stored = select(fleets_table.c.shards).where(
             fleets_table.c.namespace == self.namespace, fleets_table.c.configured == self.configured
         )
-        with Database(self.database).transaction() as connection:
+        with ServiceDatabase(self.database).transaction() as connection:
             shards: int | None = connection.execute(stored).scalar()
         return self.configured if shards is None else shards
 
@@ -40,7 +40,7 @@ class FleetSize:
         Raises:
             KeysUnavailable: the database failed, and the stored number is the one of before.
         """
-        with Database(self.database).transaction() as connection:
+        with ServiceDatabase(self.database).transaction() as connection:
             connection.execute(delete(fleets_table).where(fleets_table.c.namespace == self.namespace))
             connection.execute(
                 insert(fleets_table).values(namespace=self.namespace, configured=self.configured, shards=shards)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context
 from dataclasses import replace
 from uuid import uuid4
 
@@ -12,6 +13,8 @@ from services.gateway.coordinator_client import ResponseQueue
 from services.gateway.keys import KeyService, rate_headers
 from services.gateway.models import ServedModel
 from services.keys.messages import Admitted, Identity
+
+RETRY_S = 1.0
 
 
 class Admission:
@@ -43,8 +46,9 @@ class Admission:
             ApiError: nothing was started or charged.
         """
         submit = self._charged if self._identity.subjects else self._uncharged
+        salt = self._keys.cache_salt(self._identity)
         with self._served.request():
-            async with submit(generations) as queue:
+            async with submit([replace(generation, cache_salt=salt) for generation in generations]) as queue:
                 yield queue
 
     def _uncharged(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[ResponseQueue]:
@@ -70,17 +74,48 @@ class Admission:
             after.id for before, after in zip(generations, limited, strict=True) if after.max_tokens < before.max_tokens
         }
         started = [generation for generation in limited if generation.max_tokens]
+        later = [generation.id for generation in started[admitted.generations :]]
 
         async def settle(used: int | None) -> None:
             await self._keys.settle(id_, used)
 
         async with self._client.submit(
-            started, arrived=self._arrived, truncated=frozenset(truncated), on_end=settle
+            started, arrived=self._arrived, truncated=frozenset(truncated), held_back=later, on_end=settle
         ) as queue:
             for generation in limited:
                 if not generation.max_tokens:
                     queue.put(Delta(generation.id, "", (), "share"))
-            yield queue
+            async with self._in_pieces(id_, queue, later, admitted.generations, len(limited) - len(started)):
+                yield queue
+
+    @asynccontextmanager
+    async def _in_pieces(
+        self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int, never_started: int
+    ) -> AsyncIterator[None]:
+        """Starts the generations that do not fit in the first piece, as the service has places for them."""
+        work = [self._enter(id_, queue, later, piece), self._leave(id_, queue, never_started)] if later else []
+        tasks = [asyncio.create_task(task, context=Context()) for task in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _enter(self, id_: str, queue: ResponseQueue, later: Sequence[str], piece: int) -> None:
+        for number in range(0, len(later), piece):
+            ids = later[number : number + piece]
+            while not await self._keys.enter(id_, len(ids)):
+                await asyncio.sleep(RETRY_S)
+            await self._client.start(queue, ids)
+
+    async def _leave(self, id_: str, queue: ResponseQueue, left: int) -> None:
+        """Gives the places of generations that have ended to other requests."""
+        while not queue.finished:
+            await queue.has_ended.wait()
+            queue.has_ended.clear()
+            ended, left = queue.ended - left, queue.ended
+            await self._keys.leave(id_, ended)
 
     async def _withdraw(self, id_: str, admitting: asyncio.Future[Admitted]) -> None:
         """Withdraws a request whose client left while it waited for admission."""

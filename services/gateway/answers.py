@@ -9,10 +9,7 @@ from pydantic import BaseModel
 
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.gateway.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
-from services.gateway.responses import Frame, Piece, Privmix, Style, Substituted, Usage, ended_by
-
-_ANSWERED_BY = {(True, True): "mixed", (True, False): "public", (False, True): None, (False, False): None}
-"""Keys: whether tokens came from the public model alone, and whether tokens came from the protocol."""
+from services.gateway.responses import AnsweringBase, Frame, Piece, Privmix, Style, Substituted, Usage, ended_by
 
 
 @dataclass
@@ -40,6 +37,7 @@ class Answer:
         generations: Sequence[Generation],
         prompt_tokens: int,
         substituted: Substituted | None = None,
+        base: AnsweringBase = "public",
     ) -> None:
         self._style = style
         self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
@@ -47,6 +45,7 @@ class Answer:
         self._prompt_tokens = prompt_tokens
         self._sources: set[bool] = set()
         self._substituted = substituted or Substituted()
+        self._base = base
 
     @property
     def usage(self) -> Usage:
@@ -115,7 +114,7 @@ class Answer:
     def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
         """Returns None if no field applies. Substituted parameters are reported where a choice ends."""
         fields = {
-            "answered_by": _ANSWERED_BY[True in sources, False in sources],
+            "answered_by": ("mixed" if False in sources else self._base) if True in sources else None,
             "ended_by": next(filter(None, map(ended_by, reasons)), None),
             **(self._substituted if any(reasons) else {}),
         }
@@ -129,5 +128,5 @@ class Answer:
 
 
 def _sources(deltas: Sequence[Delta]) -> set[bool]:
-    """Returns for each token whether it came from the public model alone, as a set."""
+    """Returns for each token whether it came from the base model alone, as a set."""
     return {delta.public for delta in deltas if delta.tokens}

@@ -31,16 +31,18 @@ HEARTBEAT_S = 1.0
 
 def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: bool = True) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
-    keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor)
+    keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor, settings.cache_secret)
+    batch_routes = batches.BatchRoutes(settings, keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with models.running():
-            heartbeats = asyncio.create_task(_send_heartbeats(models, keys))
+            tasks = [asyncio.create_task(_send_heartbeats(models, keys)), asyncio.create_task(batch_routes.announce())]
             try:
                 yield
             finally:
-                heartbeats.cancel()
+                for task in tasks:
+                    task.cancel()
 
     def refusal(_: Request, error: Exception) -> Response:
         failure = from_http(error) if isinstance(error, HTTPException) else error
@@ -62,13 +64,13 @@ def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: b
         )
     for error in (ApiError, HTTPException, ClientDisconnect):
         app.add_exception_handler(error, refusal)
-    app.include_router(health_routes(models))
+    app.include_router(health_routes(models, keys))
     app.include_router(version_route())
     app.include_router(static_pages())
     app.include_router(GenerationRoutes(settings, models, keys).router())
     app.include_router(CatalogueRoutes(settings, models, keys).router())
     app.include_router(ConsoleRoutes(settings, models, keys).router())
-    app.include_router(batches.BatchRoutes(settings, keys).router())
+    app.include_router(batch_routes.router())
     app.include_router(administration.AdministrationRoutes(models, keys).router())
     describe(app, BODIES)
     return app

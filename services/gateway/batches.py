@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any, Literal
 
 import ray
@@ -26,6 +27,7 @@ MAX_BODY_BYTES = 1 << 16
 LEAST_EXPIRY_S = 3600
 MOST_FILES = 10_000
 MOST_BATCHES = 100
+ANNOUNCEMENT_S = 5.0
 _WINDOW = re.compile(r"([1-9]\d{0,4})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 _UPLOAD = {
@@ -114,6 +116,13 @@ class BatchRoutes:
     def __init__(self, settings: GatewaySettings, keys: KeyService) -> None:
         self._settings = settings
         self._keys = keys
+
+    async def announce(self) -> None:
+        """Tells the batches actor again and again, because it may restart, that this gateway serves."""
+        while self._settings.batches_actor is not None:
+            with suppress(ApiError):
+                await self._ask("serving")
+            await asyncio.sleep(ANNOUNCEMENT_S)
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1", tags=["batches"], responses=REFUSALS)

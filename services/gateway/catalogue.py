@@ -59,7 +59,10 @@ class CatalogueRoutes:
         return self._model(name)
 
     async def privacy(self, model: Annotated[Sequence[str], Query()] = ()) -> Statement | Statements:
-        """Return the privacy guarantee, and the spent and remaining budget. The answer does not depend on private text.
+        """Return the privacy guarantee, and the spent and remaining budget.
+
+        The answer does not depend on private text, except `exhausted` and `stopped` of a budget that limits losses
+        measured on it; no epsilon is promised then.
 
         For one `model`, or if the service has only one, returns its statement; otherwise, and for a cohort, a list of
         statements and their joint guarantee.

@@ -69,6 +69,8 @@ class ResponseQueue:
         may_have_started: whether a coordinator may have started a generation.
         closed: whether the request is over. Its open generations are cancelled and not submitted again.
         submitting: held while generations are submitted.
+        held_back: the ids of generations that may not start yet.
+        ended: the number of generations that have ended. `has_ended` is set when it grows.
     """
 
     def __init__(
@@ -78,7 +80,11 @@ class ResponseQueue:
         counters: TokenCounters,
         arrived: float,
         truncated: frozenset[str] = frozenset(),
+        held_back: Iterable[str] = (),
     ) -> None:
+        self.held_back = set(held_back)
+        self.ended = 0
+        self.has_ended = asyncio.Event()
         self.open = {generation.id: GenerationState(generation) for generation in generations}
         self.charged = 0
         self.may_have_started = False
@@ -102,6 +108,8 @@ class ResponseQueue:
         self._count(delta)
         if delta.finish_reason is not None:
             self.open.pop(delta.id, None)
+            self.ended += 1
+            self.has_ended.set()
         elif delta.id in self.open:
             self.open[delta.id].add(delta)
         if not self.open:
@@ -129,8 +137,8 @@ class ResponseQueue:
 
     @property
     def unassigned(self) -> list[GenerationState]:
-        """The open generations that no coordinator has."""
-        return [state for state in self.open.values() if state.attempt is None]
+        """The open generations that may start and that no coordinator has."""
+        return [state for id_, state in self.open.items() if state.attempt is None and id_ not in self.held_back]
 
     @property
     def drained(self) -> bool:
@@ -222,6 +230,7 @@ class CoordinatorClient:
         *,
         arrived: float | None = None,
         truncated: frozenset[str] = frozenset(),
+        held_back: Iterable[str] = (),
         on_end: OnEnd | None = None,
     ) -> AsyncIterator[ResponseQueue]:
         """Starts generations. Cancels those that have not ended when the context exits.
@@ -229,13 +238,14 @@ class CoordinatorClient:
         Args:
             arrived: when the request arrived, by `time.monotonic()`; now if None.
             truncated: the ids of generations that got fewer tokens than the client requested.
+            held_back: the ids of generations that `start` starts later.
             on_end: called once after the last token with the number of charged tokens, or None if it is unknown.
 
         Raises:
             ApiError: 429 or 503, nothing was started.
         """
         arrived = time.monotonic() if arrived is None else arrived
-        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, arrived, truncated)
+        queue = ResponseQueue(generations, self._stall_timeout_s, self.counters, arrived, truncated, held_back)
         self._queues.add(queue)
         try:
             await self._submit_unassigned(queue, first=True)
@@ -243,6 +253,11 @@ class CoordinatorClient:
         finally:
             queue.closed = True
             self.in_background(self._finish(queue, on_end))
+
+    async def start(self, queue: ResponseQueue, ids: Iterable[str]) -> None:
+        """Starts generations that were held back, as `_resume` continues others."""
+        queue.held_back.difference_update(ids)
+        await self._resume(queue)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs work that outlives the request. In a new context, because Ray cancels what a cancelled call called."""
@@ -346,6 +361,8 @@ class CoordinatorClient:
 
     async def _finish(self, queue: ResponseQueue, on_end: OnEnd | None) -> None:
         """Cancels the open generations and reports the charged tokens once the last of them has arrived."""
+        for id_ in queue.held_back:
+            queue.open.pop(id_, None)  # it never started, so it charged nothing
         async with queue.submitting:
             running = [state.attempt for state in queue.open.values() if state.attempt]
         await _cancel(running)

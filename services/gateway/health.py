@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from services.gateway.keys import KeyService
 from services.gateway.models import Models
 
 RETRY_AFTER_S = "5"
@@ -14,6 +15,8 @@ RETRY_AFTER_S = "5"
 
 class Health(BaseModel):
     """Holds the response of `/health`. `troubles` says for each actor in `missing` why it cannot work.
+
+    Without the keys actor and its database, no request is admitted, so the status is "unavailable".
 
     In a service with several models, an actor is named `MODEL/ACTOR`, and `status` is "degraded" if some of the models
     are unavailable.
@@ -24,11 +27,11 @@ class Health(BaseModel):
     troubles: dict[str, str]
 
 
-def health_routes(models: Models) -> APIRouter:
+def health_routes(models: Models, keys: KeyService) -> APIRouter:
     """Returns the routes `/livez`, `/readyz` and `/health`.
 
-    `/livez` succeeds while this process runs. `/readyz` succeeds if some model can generate and charge a private token
-    now. `/health` adds the reasons.
+    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and some model can generate and
+    charge a private token now. `/health` adds the reasons.
     """
     router = APIRouter()
 
@@ -38,21 +41,23 @@ def health_routes(models: Models) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> Response:
-        state = await _health(models)
+        state = await _health(models, keys)
         ready = state.status != "unavailable"
         return _response({"status": "ok" if ready else "unavailable"}, ready=ready)
 
     @router.get("/health")
     async def health() -> Response:
-        state = await _health(models)
+        state = await _health(models, keys)
         return _response(state.model_dump(), ready=state.status != "unavailable")
 
     return router
 
 
-async def _health(models: Models) -> Health:
+async def _health(models: Models, keys: KeyService) -> Health:
     serving = [served for served in models.all if served.state == "serving"]
-    troubles_by_model = await asyncio.gather(*(served.status.troubles() for served in serving))
+    keys_trouble, troubles_by_model = await asyncio.gather(
+        keys.trouble(), asyncio.gather(*(served.status.troubles() for served in serving))
+    )
     works = [not model_troubles for model_troubles in troubles_by_model]
     only_model = len(models.all) == 1
     troubles = {
@@ -60,6 +65,8 @@ async def _health(models: Models) -> Health:
         for served, model_troubles in zip(serving, troubles_by_model, strict=True)
         for actor, trouble in model_troubles.items()
     }
+    if keys_trouble is not None:
+        return Health(status="unavailable", missing=["keys", *troubles], troubles={"keys": keys_trouble, **troubles})
     status: Literal["ok", "degraded", "unavailable"] = "degraded" if any(works) else "unavailable"
     return Health(status="ok" if works and all(works) else status, missing=list(troubles), troubles=troubles)
 

@@ -1,6 +1,8 @@
 """Authenticates requests, by the keys of the configuration and by the keys that the keys actor stores."""
 
 import asyncio
+import hmac
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +37,9 @@ ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 CONFIGURED = "configured:"
 """The prefix of an owner that is a key of the configuration. The key's hash follows, because their order may change."""
 
+ANSWER_S = 15.0
+"""The time for an answer of the keys actor, which itself gives its database less."""
+
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
 
@@ -42,13 +47,17 @@ RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 class KeyService:
     """Identifies the keys of requests, and calls the keys actor to admit and settle them.
 
-    If `actor` is None, only `api_keys` are valid. Without any keys, every client has access.
+    If `actor` is None, only `api_keys` are valid. Without any keys, every client has access. Services with the same
+    `cache_secret` give a key the same `cache_salt`; by default, no other service has it.
     """
 
-    def __init__(self, api_keys: Sequence[SecretStr], namespace: str, actor: str | None) -> None:
+    def __init__(
+        self, api_keys: Sequence[SecretStr], namespace: str, actor: str | None, cache_secret: SecretStr | None = None
+    ) -> None:
         self._configured = [_digest(key.get_secret_value()) for key in api_keys]
         self._namespace = namespace
         self._actor = actor
+        self._cache_secret = (cache_secret.get_secret_value() if cache_secret else secrets.token_hex(32)).encode()
         self._handle: ActorHandle | None = None
         self._gateway = uuid4().hex
 
@@ -96,6 +105,13 @@ class KeyService:
             raise _unauthorised(identity)
         return identity
 
+    def cache_salt(self, identity: Identity) -> str:
+        """Returns the salt of a key's cached prefixes (`services.engine.engine.Request`).
+
+        It is a keyed hash, so the shards do not learn whose prompts they read.
+        """
+        return hmac.digest(self._cache_secret, identity.id.encode(), "sha256").hex()
+
     async def admit(
         self,
         id_: str,
@@ -110,13 +126,34 @@ class KeyService:
         Raises:
             ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer.
         """
-        outcome = await self.ask(
+        outcome = await self._call(
             "admit", id_, identity.subjects, limits, wanted, generations, self._gateway, background
         )
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
         admitted: Admitted = outcome
         return admitted
+
+    async def enter(self, id_: str, generations: int) -> bool:
+        """See `Keys.enter`. Returns False if the actor does not answer."""
+        with suppress(ApiError):
+            await self._call("enter", id_, generations)
+            return True
+        return False
+
+    async def leave(self, id_: str, generations: int) -> None:
+        """See `Keys.leave`. `settle` gives up the places too."""
+        with suppress(ApiError):
+            await self.ask("leave", id_, generations)
+
+    async def trouble(self) -> str | None:
+        """Returns why keys cannot be checked and charged now; None if they can."""
+        if self._actor is not None:
+            try:
+                await self.ask("health")
+            except ApiError as error:
+                return error.message
+        return None
 
     async def settle(self, id_: str, used: int | None) -> None:
         """See `Keys.settle`. If the actor does not answer, the tokens stay charged, which is safe."""
@@ -153,11 +190,18 @@ class KeyService:
         return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
 
     async def ask(self, method: str, *arguments: object) -> Any:
-        """Calls a method of the keys actor.
+        """Calls a method of the keys actor that does not wait for other requests.
 
         Raises:
-            ApiError: the actor refused the call, or 503 if it does not answer.
+            ApiError: the actor refused the call, or 503 if it does not answer within `ANSWER_S`.
         """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._call(method, *arguments)
+        except TimeoutError:
+            raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
+
+    async def _call(self, method: str, *arguments: object) -> Any:
         if self._actor is None:
             raise ApiError(404, "this service stores no keys", code="keys_not_kept")
         try:

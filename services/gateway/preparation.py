@@ -10,7 +10,7 @@ from services.coordinator.messages import Generation
 from services.gateway.answers import Answer
 from services.gateway.limits import answer_length, check_counts
 from services.gateway.models import Models, ServedModel
-from services.gateway.responses import ChatStyle, CompletionStyle, Style, Substituted
+from services.gateway.responses import AnsweringBase, ChatStyle, CompletionStyle, Style, Substituted
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.settings import GatewaySettings
 
@@ -77,7 +77,8 @@ class Preparation:
             for _ in range(request.n)
         ]
         substituted = _substituted(request, options.temperature)
-        answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted)
+        base: AnsweringBase = "base" if served.ensemble.private_base else "public"
+        answer = Answer(style, request.model, generations, sum(map(len, prompts)), substituted, base)
         return Prepared(request, served, generations, answer)
 
 

@@ -13,6 +13,9 @@ FinishReason = Literal["stop", "length"]
 """The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
 truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
 
+AnsweringBase = Literal["public", "base"]
+"""The model that answers at no charge: the public model, or a private base, whose training was charged."""
+
 EndedBy = Literal["privacy_budget", "share"]
 
 
@@ -51,14 +54,15 @@ class Privmix(BaseModel):
     """Describes how an answer differs from OpenAI's. Fields that do not apply are absent.
 
     Attributes:
-        answered_by: "public" if the public model alone generated all tokens, "mixed" if it generated some of them.
+        answered_by: "public" if the public model alone generated all tokens, "base" if the private base did, and
+            "mixed" if the model generated some of them.
         ended_by: the limit other than `max_tokens` that ended a choice with the `finish_reason` `length`: the privacy
             budget of the ensemble or the share of the key.
         temperature: the temperature that replaced a greedy request.
         seed: "ignored" if the request has a seed.
     """
 
-    answered_by: Literal["public", "mixed"] | None = Field(default=None, exclude_if=_absent)
+    answered_by: AnsweringBase | Literal["mixed"] | None = Field(default=None, exclude_if=_absent)
     ended_by: EndedBy | None = Field(default=None, exclude_if=_absent)
     temperature: float | None = Field(default=None, exclude_if=_absent)
     seed: Literal["ignored"] | None = Field(default=None, exclude_if=_absent)

@@ -1,5 +1,7 @@
 """Defines the settings of the gateway. They are validated on construction."""
 
+import secrets
+
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -56,6 +58,7 @@ class GatewaySettings(ClientSettings):
         ensembles_actor: if None, exactly `ensembles` are served.
         keys_actor: if None, only `api_keys` are valid and no shares are charged.
         batches_actor: if None, no files are stored and no batches are run.
+        cache_secret: the key of the hash that separates the prefix caches of API keys.
         default_max_tokens, default_chat_max_tokens: limits of an answer if the client sets none. `max_tokens` and the
             model's context reduce them.
         write_interval_s: tokens of one stream within this time after its last write are written together.
@@ -67,6 +70,7 @@ class GatewaySettings(ClientSettings):
     keys_actor: str | None = None
     batches_actor: str | None = None
     batches: BatchSettings = BatchSettings()
+    cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
 
     default_max_tokens: PositiveInt = 16
     default_chat_max_tokens: PositiveInt = 256

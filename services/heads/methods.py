@@ -94,17 +94,14 @@ def _train_sgd(make: Callable[[], nn.Module], table: Table, _: float, settings: 
 def _train_dp_sgd(
     make: Callable[[], nn.Module], table: Table, epsilon: float, settings: DpSgdSettings, seed: int
 ) -> Tensor:
+    torch.manual_seed(seed)  # the initial weights
     noise = sgd.noise_for(epsilon, DELTA, len(table.x), settings.batch, settings.epochs)
-    return train_with_noise(make, table, noise, settings, seed)[None]
+    return train_with_noise(make, table, noise, settings)[None]
 
 
-def train_with_noise(
-    make: Callable[[], nn.Module], table: Table, noise: Noise, settings: DpSgdSettings, seed: int | None = None
-) -> Tensor:
-    """Trains parameters [D] with DP-SGD. Without a seed, the noise comes from the operating system's randomness."""
-    if seed is not None:
-        torch.manual_seed(seed)
-    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings, seed)).vector
+def train_with_noise(make: Callable[[], nn.Module], table: Table, noise: Noise, settings: DpSgdSettings) -> Tensor:
+    """Trains parameters [D] with DP-SGD."""
+    return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings)).vector
 
 
 def _train_expm_nf(

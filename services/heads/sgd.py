@@ -12,6 +12,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor, nn
 
+from services.privacy.sampling.randomness import normal, poisson_subsample
+
 Loss = Literal["l2", "cross-entropy"]
 
 _FINEST = 0.05
@@ -75,10 +77,11 @@ def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: i
     return model
 
 
-def train_privately(
-    model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: DpSgdSettings, seed: int | None = None
-) -> nn.Module:
-    """Trains with Opacus. A seed makes the noise predictable; use it for comparisons only.
+def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: DpSgdSettings) -> nn.Module:
+    """Trains with Opacus. Batches and noise come from the operating system's randomness, also in comparisons.
+
+    PyTorch's generator on the CPU takes 32 bits of a seed, so its noise can be found by search, and then the gradients.
+    The noise is in floating point: its lowest bits could leak (Mironov 2012) to an observer of the weights.
 
     Returns:
         the model, without Opacus' wrapper.
@@ -86,26 +89,26 @@ def train_privately(
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    class SecretNoise(DPOptimizer):  # type: ignore[misc]
+        def add_noise(self) -> None:
+            deviation = self.noise_multiplier * self.max_grad_norm
+            for weight in self.params:
+                drawn = torch.from_numpy(normal(weight.numel())).view_as(weight) * deviation
+                weight.grad = (weight.summed_grad + drawn.to(weight)).view_as(weight)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrapped = GradSampleModule(model)
-        optimizer = DPOptimizer(
+        optimizer = SecretNoise(
             torch.optim.SGD(wrapped.parameters(), lr=settings.learning_rate),
             noise_multiplier=noise.multiplier,
             max_grad_norm=settings.clip,
             expected_batch_size=max(1.0, noise.rate * len(x)),
-            generator=generator,
-            secure_mode=False,
         )
         for _ in range(noise.steps):
-            chosen = torch.rand(len(x), generator=generator) < noise.rate
+            chosen = list(poisson_subsample(len(x), noise.rate))
             optimizer.zero_grad()
-            if bool(chosen.any()):
+            if chosen:
                 _loss(wrapped(x[chosen]), y[chosen], settings.loss).backward()  # type: ignore[no-untyped-call]
             else:  # an empty batch gets noise too
                 for parameter in wrapped.parameters():

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.errors import InputError
 from services.heads.data import DataError, Table, labelled_rows, owners
 from services.progress import Display
 from services.training import public_model
+from services.training.manifest import private_base
 
 # The number of components of a fixed random projection, small enough for a small model.
 FEATURES = 32
@@ -77,6 +79,8 @@ def embed(
     from transformers import AutoModel, AutoTokenizer
 
     path, shown = public_model.resolve(model), display or Display()
+    if private_base(path) is not None:
+        raise InputError(f"model {path}: was trained on private text, which no head counts; name a public model")
     tokenizer = AutoTokenizer.from_pretrained(path)
     encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(encoder.config.hidden_size, features))

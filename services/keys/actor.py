@@ -4,31 +4,36 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 import ray
 from ray.actor import ActorHandle
 
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.fair_queue import FairQueue, QueueFull
+from services.keys.grouping import DATABASE_TIMEOUT_S, GroupedTransactions
 from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.metrics import ShareMetrics
 from services.keys.rate_limiter import RateLimiter
 from services.keys.records import Key, KeyAccount, KeysUnavailable, Scope, Share, now
-from services.keys.store import Exhausted, KeyStore, Reserved
+from services.keys.store import KeyStore
 from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
+from services.keys.transactions import Exhausted, Find, ReadShares, Reservation, Reserve, Reserved, Settle
 
 NAME = "keys"
 WATCH_S = 5.0
 HEARTBEAT_TIMEOUT_S = 60.0
 """A gateway without a heartbeat for this long is considered gone. The tokens that its requests held stay charged."""
 
-T = TypeVar("T")
+IDENTITY_AGE_S = 1.0
+"""How long a key is not read again from the database. A key that another process revokes is refused after this time."""
+MOST_IDENTITIES = 10_000
+RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +45,8 @@ class _Request:
     Attributes:
         queue: None if a previous actor admitted the request and its ensemble has had no other request since.
         task: the task in which the request waits; None once it is admitted.
-        started: whether the request has its place in the queue.
+        entering: the tasks that wait for places of further generations.
+        places: the number of its generations that have places in the queue.
         counted: whether it counts as live streams of its shares. A background request counts only once it has started.
     """
 
@@ -50,7 +56,8 @@ class _Request:
     queue: FairQueue | None = None
     task: "asyncio.Task[object] | None" = None
     background: bool = False
-    started: bool = False
+    entering: "set[asyncio.Task[object]]" = field(default_factory=set)
+    places: int = 0
     counted: bool = False
 
 
@@ -62,8 +69,11 @@ class Keys:
     """
 
     def __init__(self, database: str) -> None:
-        self._store = KeyStore(Database(database))
-        self._transaction = asyncio.Lock()
+        self._store = KeyStore(ServiceDatabase(database))
+        self._transactions = GroupedTransactions(self._store)
+        self._identities: dict[str, tuple[float, Key]] = {}
+        self._settling: set[asyncio.Task[Reservation | None]] = set()
+        self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
         self._rate_limiter = RateLimiter()
         self._traffic = Traffic()
@@ -73,7 +83,7 @@ class Keys:
         self._share_changed: dict[str, asyncio.Event] = {}
         self._heartbeats: dict[str, float] = {}
         for open_ in self._store.open_reservations():  # requests that a previous actor admitted
-            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway, started=True))
+            self._add(open_.id, _Request(open_.subjects, open_.generations, open_.gateway))
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def ready(self) -> None:
@@ -81,10 +91,18 @@ class Keys:
 
     async def identify(self, hash_: str | None) -> Identity | InvalidKey:
         """Returns the identity of the key whose secret has this hash."""
-        key = await self._do(lambda: self._store.find(hash_)) if hash_ else None
+        key = await self._find(hash_) if hash_ else None
         if key is None:
-            return InvalidKey("unknown", required=await self._do(self._store.required))
+            return InvalidKey("unknown", required=await self._transactions.alone(self._store.required))
         return _identity(key)
+
+    async def health(self) -> None:
+        """Returns if the database can be written now.
+
+        Raises:
+            KeysUnavailable: it cannot.
+        """
+        await self._transactions.run(ReadShares(()))
 
     async def identity(self, id_: str) -> Identity | InvalidKey:
         """Returns the identity of the key with this id, for work that continues after its client has left.
@@ -115,21 +133,22 @@ class Keys:
             limits: the limits of the ensemble that serves the request.
             background: let all other requests go first, and hold no tokens while the request waits in the queue.
         """
-        subjects = charged_subjects(subjects, limits.shares)
-        shares = await self._do(lambda: self._store.shares(subjects))
+        subjects, first = charged_subjects(subjects, limits.shares), min(generations, limits.piece)
+        shares: dict[str, Share] = await self._transactions.run(ReadShares(subjects))
+        queue = self._queue_for(limits)
         if id_ in self._requests:  # Ray repeats a call after it has restarted the actor.
             before = await self._reserve(id_, wanted)
-            return before if isinstance(before, Refused) else Admitted(before.tokens, self._rate_limiter.states(shares))
+            states = self._rate_limiter.states(shares)
+            return before if isinstance(before, Refused) else Admitted(before.tokens, states, first)
         if refused := self._exceeds_share(shares, wanted, generations):
             return refused
         if not background and (refused := self._exceeds_rates(id_, shares, wanted, generations)):
             return refused
-        queue = self._queue_for(limits)
         request = _Request(subjects, generations, gateway, queue, asyncio.current_task(), background)
         self._add(id_, request)
         try:
             if background:
-                await self._start(request, queue)
+                await self._start(request, first)
                 if refused := self._exceeds_rates(id_, shares, wanted, generations):
                     await self._end(id_, 0)
                     return refused
@@ -139,7 +158,7 @@ class Keys:
                 await self._end(id_, 0)
                 return reserved
             if not background:
-                await self._start(request, queue)
+                await self._start(request, first)
         except QueueFull:
             await self._end(id_, 0)
             return Refused("overloaded", retry_after_s=1.0)
@@ -148,7 +167,23 @@ class Keys:
             raise
         request.task = None
         self._rate_limiter.put_back(id_, wanted - reserved.tokens)
-        return Admitted(reserved.tokens, self._rate_limiter.states(shares))
+        return Admitted(reserved.tokens, self._rate_limiter.states(shares), first)
+
+    async def enter(self, id_: str, generations: int) -> None:
+        """Returns when further generations of an admitted request may start, or when the request has ended."""
+        request, task = self._requests.get(id_), asyncio.current_task()
+        if request is None or request.queue is None or task is None:
+            return
+        request.entering.add(task)
+        try:
+            await self._start(request, generations, unlimited=True)
+        finally:
+            request.entering.discard(task)
+
+    async def leave(self, id_: str, generations: int) -> None:
+        """Gives up the places of generations that have ended while others of the request continue."""
+        if request := self._requests.get(id_):
+            self._leave(request, generations)
 
     async def settle(self, id_: str, used: int | None) -> None:
         """Ends a request that used `used` tokens. If None, all its reserved tokens stay charged.
@@ -156,9 +191,11 @@ class Keys:
         A request that still waits for admission is cancelled.
         """
         request = self._requests.get(id_)
-        if request is not None and request.task is not None:
-            request.task.cancel()
-            await asyncio.wait([request.task])
+        waiting = () if request is None else (*filter(None, (request.task,)), *request.entering)
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
         await self._end(id_, used)
 
     async def heartbeat(self, gateway: str, update: TrafficUpdate) -> None:
@@ -173,11 +210,11 @@ class Keys:
 
     async def accounts(self) -> list[KeyAccount]:
         """See `KeyStore.accounts`."""
-        return await self._do(self._store.accounts)
+        return await self._transactions.alone(self._store.accounts)
 
     async def account(self, id_or_name: str) -> KeyAccount:
         """See `KeyStore.account`."""
-        return await self._do(lambda: self._store.account(id_or_name))
+        return await self._transactions.alone(lambda: self._store.account(id_or_name))
 
     async def create(
         self,
@@ -189,30 +226,33 @@ class Keys:
         share: Share,
     ) -> tuple[Key, str]:
         """See `KeyStore.create`. Returns the key and the text of its secret."""
-        key, secret = await self._do(
+        key, secret = await self._transactions.alone(
             lambda: self._store.create(name, owner=owner, group=group, scopes=scopes, expires=expires, share=share)
         )
         return key, secret.text
 
     async def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
         """See `KeyStore.limit`."""
-        account = await self._do(lambda: self._store.limit(id_or_name, share, ensemble))
+        account = await self._transactions.alone(lambda: self._store.limit(id_or_name, share, ensemble))
         self._wake_waiting(charged_subjects(subjects_of(account.key), ensemble))
         return account
 
     async def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """See `KeyStore.limit_group`."""
-        await self._do(lambda: self._store.limit_group(group, share, ensemble))
+        await self._transactions.alone(lambda: self._store.limit_group(group, share, ensemble))
         self._wake_waiting(charged_subjects((group_subject(group),), ensemble))
 
     async def rotate(self, id_or_name: str, grace: timedelta) -> tuple[Key, str]:
         """See `KeyStore.rotate`. Returns the key and the text of its secret."""
-        key, secret = await self._do(lambda: self._store.rotate(id_or_name, grace))
+        key, secret = await self._transactions.alone(lambda: self._store.rotate(id_or_name, grace))
+        self._identities.clear()
         return key, secret.text
 
     async def revoke(self, id_or_name: str) -> Key:
         """See `KeyStore.revoke`. Running requests continue to their end."""
-        return await self._do(lambda: self._store.revoke(id_or_name))
+        key = await self._transactions.alone(lambda: self._store.revoke(id_or_name))
+        self._identities.clear()
+        return key
 
     @staticmethod
     def _exceeds_share(shares: dict[str, Share], wanted: int, generations: int) -> Refused | None:
@@ -235,13 +275,15 @@ class Keys:
 
     async def _reserve(self, id_: str, wanted: int) -> Reserved | Refused:
         request = self._requests[id_]
+        # A request that waits for its share occupies this actor, as one in the queue does.
+        key, limit = request.subjects[0], max(1, request.queue.max_waiting_of_key) if request.queue else 1
         while True:
             # The events must exist before the share is read, so that no change in between is missed.
             changed = {
                 subject: self._share_changed.setdefault(subject, asyncio.Event()) for subject in request.subjects
             }
-            outcome = await self._do(
-                lambda: self._store.reserve(id_, request.subjects, wanted, request.generations, request.gateway)
+            outcome = await self._transactions.run(
+                Reserve(id_, request.subjects, wanted, request.generations, request.gateway)
             )
             match outcome:
                 case Reserved():
@@ -254,24 +296,41 @@ class Keys:
                     # A background request already has a place in the queue. The request that holds the share may wait
                     # for that place, so waiting here could deadlock.
                     return Refused("overloaded", retry_after_s=1.0)
+                case _ if self._waiting[key] >= limit:
+                    return Refused("overloaded", retry_after_s=1.0)
                 case _:
-                    await changed[outcome.subject].wait()
+                    self._waiting[key] += 1
+                    try:
+                        await changed[outcome.subject].wait()
+                    finally:
+                        self._waiting[key] -= 1
 
     def _queue_for(self, limits: AdmissionLimits) -> FairQueue:
         """Returns the queue of an ensemble. A new queue contains the requests that a previous actor admitted."""
         if limits not in self._queues:
-            queue = self._queues[limits] = FairQueue(limits.capacity, limits.max_waiting)
+            queue = FairQueue(limits.capacity, limits.max_waiting, limits.max_waiting_of_key)
+            self._queues[limits] = queue
             for request in self._requests.values():
                 if request.queue is None and ensemble_of(request.subjects) == limits.shares:
-                    queue.restore(request.subjects[0], request.generations)
-                    request.queue = queue
+                    request.queue, request.places = queue, min(request.generations, limits.piece)
+                    queue.restore(request.subjects[0], request.places)
         return self._queues[limits]
 
     @staticmethod
-    async def _start(request: _Request, queue: FairQueue) -> None:
-        """Waits until the queue lets the request start."""
-        await queue.acquire(request.subjects[0], request.generations, background=request.background)
-        request.started = True
+    async def _start(request: _Request, generations: int, *, unlimited: bool = False) -> None:
+        """Waits until the queue lets generations of the request start."""
+        assert request.queue is not None
+        await request.queue.acquire(
+            request.subjects[0], generations, background=request.background, unlimited=unlimited
+        )
+        request.places += generations
+
+    @staticmethod
+    def _leave(request: _Request, generations: int) -> None:
+        ended = min(generations, request.places)
+        request.places -= ended
+        if ended and request.queue is not None:
+            request.queue.release(request.subjects[0], ended, background=request.background)
 
     def _add(self, id_: str, request: _Request) -> None:
         self._requests[id_] = request
@@ -285,32 +344,51 @@ class Keys:
             self._live_streams[subject] += request.generations
 
     async def _end(self, id_: str, used: int | None) -> None:
-        """Settles the reservation of a request and releases everything that it holds. Idempotent."""
-        settled = await self._do(lambda: self._store.settle(id_, used))
+        """Releases everything that a request holds, and settles its reservation. Idempotent.
+
+        If the database does not answer in time, it is settled later.
+        """
         request = self._requests.pop(id_, None)
         if request is not None:
             for subject in request.subjects if request.counted else ():
                 self._live_streams[subject] -= request.generations
-            if request.started and request.queue is not None:
-                request.queue.release(request.subjects[0], request.generations, background=request.background)
+            self._leave(request, request.places)
+        settling = asyncio.get_running_loop().create_task(self._settle(id_, used))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
+
+    async def _settle(self, id_: str, used: int | None) -> Reservation | None:
+        """Settles a reservation, and tries until the database answers."""
+        while True:
+            try:
+                settled: Reservation | None = await self._transactions.run(Settle(id_, used))
+                break
+            except KeysUnavailable as error:
+                _log.warning("a request is settled later: %s", error)
+            await asyncio.sleep(RETRY_S)
         self._rate_limiter.end(id_, 0 if settled is None else settled.tokens if used is None else used)
         if settled is not None:
             self._wake_waiting(settled.subjects)
+        return settled
+
+    async def _find(self, hash_: str) -> Key | None:
+        """Returns the key of a secret. Keys that were found lately are not read again."""
+        read_at, known = self._identities.get(hash_, (0.0, None))
+        if known is not None and time.monotonic() - read_at < IDENTITY_AGE_S:
+            return known
+        key: Key | None = await self._transactions.run(Find(hash_))
+        if key is not None:
+            if len(self._identities) >= MOST_IDENTITIES:
+                self._identities.clear()
+            self._identities[hash_] = time.monotonic(), key
+        return key
 
     def _wake_waiting(self, subjects: Sequence[str]) -> None:
         """Wakes the requests that wait for tokens of these shares."""
         for subject in subjects:
             if event := self._share_changed.pop(subject, None):
                 event.set()
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Runs a transaction in a thread. The cancellation of a caller does not interrupt it."""
-
-        async def exclusively() -> T:
-            async with self._transaction:
-                return await asyncio.to_thread(work)
-
-        return await asyncio.shield(asyncio.ensure_future(exclusively()))
 
     async def _watch(self) -> None:
         """Settles the requests of gateways that are gone, and updates the metrics of the shares."""
@@ -322,10 +400,7 @@ class Keys:
             gone = {gateway for gateway, last_s in self._heartbeats.items() if now_s - last_s > HEARTBEAT_TIMEOUT_S}
             for id_, request in list(self._requests.items()):
                 if request.gateway in gone:
-                    try:
-                        await self.settle(id_, None)
-                    except KeysUnavailable as error:
-                        _log.warning("%s", error)
+                    await self.settle(id_, None)
             for gateway in gone:
                 del self._heartbeats[gateway]
 
@@ -363,7 +438,7 @@ def start(
         KeysUnavailable: the database cannot be used. No actor was started.
     """
     # Opened here first, because an actor whose constructor fails does not report why.
-    KeyStore(Database(database)).required()
+    KeyStore(ServiceDatabase(database)).required()
     options = {"name": name, "namespace": namespace, "lifetime": lifetime, "get_if_exists": keep}
     actor = KeysActor.options(**options).remote(database)
     ray.get(actor.ready.remote())

@@ -6,7 +6,7 @@ It is separate from the ledger: keys change and outlive ensembles, while a ledge
 writer and is append-only. One PostgreSQL database can hold both, because the names of their tables differ.
 """
 
-import sqlite3
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,28 +15,23 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    Engine,
     Integer,
     LargeBinary,
     MetaData,
     String,
     Table,
     Text,
-    create_engine,
-    event,
     inspect,
     make_url,
 )
-from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
-from sqlalchemy.pool import ConnectionPoolEntry
 
+from services.database.backend import Usage
+from services.database.database import Database
+from services.database.errors import Conflict, DatabaseError, Missing
 from services.keys.records import KeysUnavailable
 from services.migrations import Migrations, UnknownRevision
 
-ADVISORY_LOCK = 0x6B657973  # "keys" in ASCII. Allows one writer at a time, as in SQLite.
-BUSY_TIMEOUT_S = 30
+_KEYS = Usage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
 
 REVISION_TABLE = "privmix_keys_revision"
 BEFORE_REVISIONS = "0001"  # the schema of databases from before revisions were recorded
@@ -146,6 +141,13 @@ batch_lines_table = Table(
     Column("completion_tokens", BigInteger),
 )
 
+# One row: the deployment that runs the batches, until a Unix time by the database's clock.
+batch_lease_table = Table(
+    "privmix_batch_lease",
+    metadata,
+    Column("holder", String(64), primary_key=True),
+    Column("until", BigInteger, nullable=False),
+)
 
 # `listed` is a list of `services.ensembles.records.EnsembleEntry` as JSON.
 ensembles_table = Table(
@@ -173,31 +175,28 @@ def default_database(ledger: str) -> str:
     return ledger if url.get_backend_name() != "sqlite" else str(Path(url.database or "").with_name("keys.db"))
 
 
-class Database:
-    """Opens the database at `place`, a path or a URL. Creates its tables or migrates them to the newest revision.
+class ServiceDatabase:
+    """Opens the service's database at `place`, a path or a URL. Creates its tables or migrates them to the newest ones.
+
+    Args:
+        create: create a file that does not exist.
+
+    Attributes:
+        name: the absolute path, or the URL without its password.
 
     Raises:
         KeysUnavailable: the database cannot be opened, or a later version of privmix wrote it.
     """
 
     def __init__(self, place: str | Path, *, create: bool = True) -> None:
-        url = _resolve(str(place))
-        self.name = str(url) if url.get_backend_name() != "sqlite" else url.database or ""
-        if url.get_backend_name() == "sqlite":
-            self._check_file(create)
-        self._engine = _engine(url)
-        with self.transaction() as connection:
-            old = inspect(connection).has_table(keys_table.name)
-            try:
+        self.name = re.sub(r"//.*@", "//***@", str(place))
+        with self._errors():
+            self._database = Database(place, "write", _KEYS)
+            self.name = self._database.name
+            new = Database(place, "create", _KEYS) if create else self._database
+            with new.transaction() as connection:
+                old = inspect(connection).has_table(keys_table.name)
                 migrations.upgrade(connection, start=BEFORE_REVISIONS if old else None)
-            except UnknownRevision as error:
-                raise KeysUnavailable(f"keys {self.name}: {error}") from error
-
-    def _check_file(self, create: bool) -> None:
-        if not Path(self.name).parent.is_dir():
-            raise KeysUnavailable(f"keys {self.name}: its directory does not exist; create it or name another path")
-        if not create and not Path(self.name).exists():
-            raise KeysUnavailable(f"keys {self.name}: this file does not exist; `privmix keys create` creates it")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -205,47 +204,18 @@ class Database:
 
         Raises:
             KeysUnavailable: the database failed.
-            IntegrityError: a row violates a uniqueness constraint.
+            Conflict: a row violates a uniqueness constraint.
         """
+        with self._errors(), self._database.transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            with self._engine.begin() as connection:
-                yield connection
-        except IntegrityError:
+            yield
+        except Conflict:
             raise
-        except DBAPIError as error:
-            raise KeysUnavailable(f"keys {self.name}: {' '.join(str(error.orig).split())}") from error
-
-
-def _resolve(place: str) -> URL:
-    if "://" not in place:
-        return URL.create("sqlite", database=str(Path(place).expanduser().absolute()))
-    try:
-        url = make_url(place)
-    except (ArgumentError, ValueError) as error:
-        raise KeysUnavailable("keys: give a path or a database URL") from error
-    match url.get_backend_name():
-        case "postgresql" | "postgres":
-            return url.set(drivername="postgresql+psycopg") if "+" not in url.drivername else url
-        case "sqlite" if url.database and url.database != ":memory:":
-            return _resolve(url.database)
-        case other:
-            raise KeysUnavailable(f"keys: use a SQLite file or PostgreSQL; {other} is not supported")
-
-
-def _engine(url: URL) -> Engine:
-    if url.get_backend_name() == "sqlite":
-        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        return engine
-    engine = create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_size=2)
-    lock = f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(lock))
-    return engine
-
-
-def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    assert isinstance(connection, sqlite3.Connection)
-    connection.isolation_level = None  # The "begin" event starts transactions; the driver must not.
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+        except Missing as error:
+            raise KeysUnavailable(f"keys {self.name}: {error}. For a new service, run `privmix keys create`") from error
+        except (DatabaseError, UnknownRevision) as error:
+            raise KeysUnavailable(f"keys {self.name}: {error}") from error

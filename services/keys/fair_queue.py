@@ -39,13 +39,14 @@ class FairQueue:
     """Limits the live generations to `capacity` and shares them fairly among keys.
 
     Free capacity goes to the waiting key with the fewest live generations; among equal keys, to the one that was served
-    least recently. So a key with many requests gets what the others leave. A request larger than `capacity` runs alone.
-    Not thread-safe: belongs to one event loop.
+    least recently. So a key with many requests gets what the others leave, and cannot fill the queue. A request larger
+    than `capacity` runs alone. Not thread-safe: belongs to one event loop.
     """
 
-    def __init__(self, capacity: int, max_waiting: int) -> None:
+    def __init__(self, capacity: int, max_waiting: int, max_waiting_of_key: int | None = None) -> None:
         self._capacity = capacity
         self._max_waiting = max_waiting
+        self.max_waiting_of_key = max_waiting if max_waiting_of_key is None else max_waiting_of_key
         self._foreground = _PriorityClass(capacity)
         self._background = _PriorityClass(background_capacity(capacity))
 
@@ -63,18 +64,26 @@ class FairQueue:
         """Counts generations that were live before this process started."""
         self._start(self._foreground, self._foreground.keys.setdefault(key, _KeyQueue()), generations)
 
-    async def acquire(self, key: str, generations: int, *, background: bool = False) -> None:
+    async def acquire(self, key: str, generations: int, *, background: bool = False, unlimited: bool = False) -> None:
         """Returns when the request may start. If it is cancelled, it holds no capacity.
 
+        Args:
+            unlimited: let it wait however many wait already, such as the rest of a request that has started.
+
         Raises:
-            QueueFull: the request would have to wait, and too many already wait. Never raised for background requests.
+            QueueFull: the request would have to wait, and too many of its key or of all keys already wait. Never raised
+                for background requests.
         """
         class_ = self._class(background)
         queue = class_.keys.setdefault(key, _KeyQueue())
         if not self._foreground.waiting and not class_.waiting and self._fits(class_, generations):
             self._start(class_, queue, generations)
             return
-        if not background and class_.waiting + generations > self._max_waiting:
+        waiting_of_key = sum(waiting for waiting, _ in queue.waiting)
+        too_many = (
+            class_.waiting + generations > self._max_waiting or waiting_of_key + generations > self.max_waiting_of_key
+        )
+        if too_many and not (background or unlimited):
             class_.remove_if_idle(key)
             raise QueueFull
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()

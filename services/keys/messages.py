@@ -53,6 +53,16 @@ class AdmissionLimits:
     max_waiting: int
     shares: str | None = None
 
+    @property
+    def piece(self) -> int:
+        """The number of generations that a request starts at once. A larger request starts the rest piece by piece."""
+        return max(1, self.capacity // 8)
+
+    @property
+    def max_waiting_of_key(self) -> int:
+        """The number of generations of one key that may wait."""
+        return min(self.max_waiting, max(1, self.max_waiting // 4))
+
 
 @dataclass(frozen=True)
 class RateState:
@@ -73,10 +83,15 @@ class RateStates:
 
 @dataclass(frozen=True)
 class Admitted:
-    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards."""
+    """Allows a request to generate `tokens` tokens. The gateway must call `settle` afterwards.
+
+    Attributes:
+        generations: how many of its generations may start now. The gateway calls `enter` before it starts more.
+    """
 
     tokens: int
     rates: RateStates
+    generations: int
 
 
 @dataclass(frozen=True)

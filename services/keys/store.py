@@ -3,18 +3,16 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, union, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, delete, insert, or_, select, update
 
+from services.database.errors import Conflict
 from services.keys.database import (
-    Database,
+    ServiceDatabase,
     keys_table,
-    reservations_table,
     shares_table,
     usage_table,
 )
@@ -30,50 +28,29 @@ from services.keys.records import (
     Usage,
     now,
 )
-from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split
-
-Limit = Literal["tokens", "tokens_per_day"]
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """Reports a new reservation: `tokens` are charged to the shares until `settle` corrects the number."""
-
-    id: str
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Reports that the share of `subject` is in use. It may have more once the requests that hold its tokens end."""
-
-    subject: str
-
-
-@dataclass(frozen=True)
-class Exhausted:
-    """Reports that the share of `subject` has nothing left and that no running request holds any of it."""
-
-    subject: str
-    limit: Limit
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """Holds a reservation whose request has not ended."""
-
-    id: str
-    subjects: tuple[str, ...]
-    day: str
-    tokens: int
-    generations: int
-    gateway: str
+from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
+from services.keys.transactions import (
+    Exhausted,
+    Find,
+    Operation,
+    ReadShares,
+    Reservation,
+    Reserve,
+    Reserved,
+    Settle,
+    Wait,
+    apply,
+    key_of,
+    reservations,
+    shares,
+    usages,
+)
 
 
 class KeyStore:
     """Owns the tables of keys. Several processes may open it at the same time: the service and `privmix keys`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: ServiceDatabase) -> None:
         self._database = database
 
     def required(self) -> bool:
@@ -111,24 +88,26 @@ class KeyStore:
             with self._database.transaction() as connection:
                 connection.execute(insert(keys_table).values(hash=secret.hash, **_row(key)))
                 _write_share(connection, key_subject(key), share or Share())
-        except IntegrityError as error:
+        except Conflict as error:
             raise KeysError(f"name: a key named {name!r} exists already; choose another name") from error
         return key, secret
 
+    def transact(self, operations: Sequence[Operation]) -> list[Any]:
+        """Applies operations in their order, in one transaction, and returns their results."""
+        with self._database.transaction() as connection:
+            return apply(connection, operations)
+
     def find(self, hash_: str) -> Key | None:
         """Returns the key of a secret, valid or not. A rotated secret counts until its grace period ends."""
-        current = keys_table.c.hash == hash_
-        previous = (keys_table.c.previous_hash == hash_) & (keys_table.c.previous_until > now().isoformat())
-        with self._database.transaction() as connection:
-            row = connection.execute(select(keys_table).where(or_(current, previous))).mappings().first()
-        return _key(row) if row else None
+        found: Key | None = self.transact([Find(hash_)])[0]
+        return found
 
     def accounts(self) -> list[KeyAccount]:
         """Returns every key with its share and usage, oldest first."""
         with self._database.transaction() as connection:
             rows = connection.execute(select(keys_table).order_by(keys_table.c.created)).mappings().all()
-            ensembles = _ensembles(connection)
-            return [_account(connection, _key(row), ensembles) for row in rows]
+            books = _Books(shares(connection), usages(connection))
+        return [books.account(key_of(row)) for row in rows]
 
     def account(self, id_or_name: str) -> KeyAccount:
         """Returns one key with its share and usage.
@@ -137,13 +116,12 @@ class KeyStore:
             UnknownKey: no key has this id or name.
         """
         with self._database.transaction() as connection:
-            return _account(connection, _named(connection, id_or_name), _ensembles(connection))
+            return _account(connection, _named(connection, id_or_name))
 
     def usages(self) -> dict[str, Usage]:
         """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
         with self._database.transaction() as connection:
-            subjects = connection.execute(select(usage_table.c.subject).distinct()).scalars().all()
-            return {subject: _usage(connection, subject) for subject in subjects}
+            return usages(connection)
 
     def limit(self, id_or_name: str, share: Share, ensemble: str | None = None) -> KeyAccount:
         """Replaces the share of a key, for all ensembles together or for one.
@@ -154,7 +132,7 @@ class KeyStore:
         with self._database.transaction() as connection:
             key = _named(connection, id_or_name)
             _write_share(connection, _in(ensemble, key_subject(key)), share)
-            return _account(connection, key, _ensembles(connection))
+            return _account(connection, key)
 
     def limit_group(self, group: str, share: Share, ensemble: str | None = None) -> None:
         """Replaces the share of a group of keys, for all ensembles together or for one."""
@@ -200,8 +178,8 @@ class KeyStore:
 
     def shares(self, subjects: Sequence[str]) -> dict[str, Share]:
         """Returns the share of each subject."""
-        with self._database.transaction() as connection:
-            return {subject: _share(connection, subject) for subject in subjects}
+        found: dict[str, Share] = self.transact([ReadShares(tuple(subjects))])[0]
+        return found
 
     def reserve(
         self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str
@@ -212,63 +190,22 @@ class KeyStore:
         return tokens. So only used tokens shorten or refuse a request. Repeating a call with the same id returns the
         same reservation.
         """
-        day = _today()
-        with self._database.transaction() as connection:
-            if (before := _reservation(connection, id_)) is not None:
-                return Reserved(id_, before.tokens)
-            granted = wanted
-            exhausted: Exhausted | None = None
-            for subject in subjects:
-                share, usage = _share(connection, subject), _usage(connection, subject)
-                for limit, allowed, charged, held in (
-                    ("tokens", share.tokens, usage.charged, usage.held),
-                    ("tokens_per_day", share.tokens_per_day, usage.spent_today + usage.held_today, usage.held_today),
-                ):
-                    if allowed is None or (left := allowed - charged) >= wanted:
-                        continue
-                    if held:
-                        return Wait(subject)
-                    if left < granted:
-                        granted, exhausted = max(left, 0), Exhausted(subject, limit)  # type: ignore[arg-type]
-            if granted == 0 and exhausted is not None:
-                return exhausted
-            connection.execute(
-                insert(reservations_table).values(
-                    id=id_,
-                    subjects=json.dumps(list(subjects)),
-                    day=day,
-                    tokens=granted,
-                    generations=generations,
-                    gateway=gateway,
-                )
-            )
-            for subject in subjects:
-                _charge(connection, subject, day, held=granted)
-        return Reserved(id_, granted)
+        outcome: Reserved | Wait | Exhausted
+        (outcome,) = self.transact([Reserve(id_, tuple(subjects), wanted, generations, gateway)])
+        return outcome
 
     def settle(self, id_: str, used: int | None) -> Reservation | None:
         """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
 
         Returns the reservation, or None if it was settled before.
         """
-        with self._database.transaction() as connection:
-            reservation = _reservation(connection, id_)
-            if reservation is None:
-                return None
-            spent = reservation.tokens if used is None else min(used, reservation.tokens)
-            for subject in reservation.subjects:
-                _charge(connection, subject, reservation.day, held=-reservation.tokens, spent=spent)
-            connection.execute(delete(reservations_table).where(reservations_table.c.id == id_))
-        return reservation
+        settled: Reservation | None = self.transact([Settle(id_, used)])[0]
+        return settled
 
     def open_reservations(self) -> list[Reservation]:
         """Returns all reservations that are not settled."""
         with self._database.transaction() as connection:
-            return [_open(row) for row in connection.execute(select(reservations_table)).mappings()]
-
-
-def _today() -> str:
-    return now().date().isoformat()
+            return reservations(connection)
 
 
 def _text(moment: datetime | None) -> str | None:
@@ -280,94 +217,60 @@ def _row(key: Key) -> dict[str, Any]:
     return {**key.model_dump(), **moments, "scopes": json.dumps(key.scopes)}
 
 
-def _key(row: Any) -> Key:
-    values = {name: row[name] for name in Key.model_fields}
-    return Key.model_validate({**values, "scopes": json.loads(row["scopes"])})
-
-
 def _named(connection: Connection, id_or_name: str) -> Key:
     query = select(keys_table).where(or_(keys_table.c.id == id_or_name, keys_table.c.name == id_or_name))
     row = connection.execute(query).mappings().first()
     if row is None:
         raise UnknownKey(f"no key has the name or id {id_or_name!r}; `privmix keys list` shows all keys")
-    return _key(row)
+    return key_of(row)
 
 
 def _in(ensemble: str | None, subject: str) -> str:
     return subject if ensemble is None else ensemble_subject(ensemble, subject)
 
 
-def _account(connection: Connection, key: Key, ensembles: Mapping[str, Sequence[str]]) -> KeyAccount:
-    own = key_subject(key)
-    account = KeyAccount(
-        key=key,
-        share=_share(connection, own),
-        usage=_usage(connection, own),
-        ensembles=_of_ensembles(connection, own, ensembles),
-    )
-    if key.group is None:
-        return account
-    group = group_subject(key.group)
-    groups = {
-        "group_share": _share(connection, group),
-        "group_usage": _usage(connection, group),
-        "group_ensembles": _of_ensembles(connection, group, ensembles),
-    }
-    return account.model_copy(update=groups)
+class _Books:
+    """Holds shares and usages, and builds the accounts of keys from them."""
+
+    def __init__(self, shares: Mapping[str, Share], usages: Mapping[str, Usage]) -> None:
+        self._shares, self._usages = shares, usages
+        # By subject of a key or group: the ensembles that it has shares of or used on their own.
+        self._ensembles: defaultdict[str, set[str]] = defaultdict(set)
+        for name in (*shares, *usages):
+            ensemble, subject = split(name)
+            if ensemble is not None:
+                self._ensembles[subject].add(ensemble)
+
+    def account(self, key: Key) -> KeyAccount:
+        own = self._of(key_subject(key))
+        account = KeyAccount(key=key, share=own.share, usage=own.usage, ensembles=self._of_ensembles(key_subject(key)))
+        if key.group is None:
+            return account
+        group = self._of(group_subject(key.group))
+        groups = {
+            "group_share": group.share,
+            "group_usage": group.usage,
+            "group_ensembles": self._of_ensembles(group_subject(key.group)),
+        }
+        return account.model_copy(update=groups)
+
+    def _of(self, subject: str) -> ShareAccount:
+        return ShareAccount(share=self._shares.get(subject, Share()), usage=self._usages.get(subject, Usage()))
+
+    def _of_ensembles(self, subject: str) -> dict[str, ShareAccount]:
+        """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""
+        return {name: self._of(ensemble_subject(name, subject)) for name in sorted(self._ensembles.get(subject, ()))}
 
 
-def _ensembles(connection: Connection) -> dict[str, list[str]]:
-    """Returns, by subject of a key or group, the ensembles that it has shares of or used on their own."""
-    ensembles: defaultdict[str, list[str]] = defaultdict(list)
-    columns = (shares_table.c.subject, usage_table.c.subject)
-    query = union(*(select(column).where(column.startswith(OF_ENSEMBLE, autoescape=True)) for column in columns))
-    for name in connection.execute(query).scalars():
-        ensemble, subject = split(name)
-        if ensemble is not None:
-            ensembles[subject].append(ensemble)
-    return ensembles
-
-
-def _of_ensembles(
-    connection: Connection, subject: str, ensembles: Mapping[str, Sequence[str]]
-) -> dict[str, ShareAccount]:
-    """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""
-    subjects = {ensemble: ensemble_subject(ensemble, subject) for ensemble in sorted(ensembles.get(subject, ()))}
-    return {
-        ensemble: ShareAccount(share=_share(connection, name), usage=_usage(connection, name))
-        for ensemble, name in subjects.items()
-    }
-
-
-def _share(connection: Connection, subject: str) -> Share:
-    text = connection.execute(select(shares_table.c.share).where(shares_table.c.subject == subject)).scalar()
-    return Share() if text is None else Share.model_validate_json(text)
+def _account(connection: Connection, key: Key) -> KeyAccount:
+    subjects = set(subjects_of(key))
+    for column in (shares_table.c.subject, usage_table.c.subject):
+        of_ensembles = select(column).distinct().where(column.startswith(OF_ENSEMBLE, autoescape=True))
+        names = connection.execute(of_ensembles).scalars()
+        subjects |= {name for name in names if split(name)[1] in subjects}
+    return _Books(shares(connection, subjects), usages(connection, subjects)).account(key)
 
 
 def _write_share(connection: Connection, subject: str, share: Share) -> None:
     connection.execute(delete(shares_table).where(shares_table.c.subject == subject))
     connection.execute(insert(shares_table).values(subject=subject, share=share.model_dump_json()))
-
-
-def _usage(connection: Connection, subject: str) -> Usage:
-    totals = func.coalesce(func.sum(usage_table.c.spent), 0), func.coalesce(func.sum(usage_table.c.held), 0)
-    mine = usage_table.c.subject == subject
-    spent, held = connection.execute(select(*totals).where(mine)).one()
-    today = connection.execute(select(*totals).where(mine, usage_table.c.day == _today())).one()
-    return Usage(spent=int(spent), held=int(held), spent_today=int(today[0]), held_today=int(today[1]))
-
-
-def _charge(connection: Connection, subject: str, day: str, *, held: int, spent: int = 0) -> None:
-    row = (usage_table.c.subject == subject) & (usage_table.c.day == day)
-    changes = {"spent": usage_table.c.spent + spent, "held": usage_table.c.held + held}
-    if connection.execute(update(usage_table).where(row).values(changes)).rowcount == 0:
-        connection.execute(insert(usage_table).values(subject=subject, day=day, spent=spent, held=held))
-
-
-def _reservation(connection: Connection, id_: str) -> Reservation | None:
-    row = connection.execute(select(reservations_table).where(reservations_table.c.id == id_)).mappings().first()
-    return _open(row) if row else None
-
-
-def _open(row: Any) -> Reservation:
-    return Reservation(**{**row, "subjects": tuple(json.loads(row["subjects"]))})

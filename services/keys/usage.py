@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.records import KeyAccount, Share, Usage
 from services.keys.store import KeyStore
 from services.keys.subjects import key_subject, split
@@ -29,7 +29,7 @@ def usage_by_key(place: str, ensemble: str | None = None) -> list[KeyUsage]:
     Raises:
         KeysUnavailable: the database cannot be read.
     """
-    store = KeyStore(Database(place, create=False))
+    store = KeyStore(ServiceDatabase(place, create=False))
     usages = _usages(store.usages(), ensemble)
     accounts = {key_subject(account.key): account for account in store.accounts()}
     stored = [

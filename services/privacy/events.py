@@ -39,6 +39,7 @@ PROTECTED: Mapping[Adjacency, str] = {
     "part, as published": "any one part of the private corpus, present or absent",
 }
 SEPARATE_PARTS = (
+    "the public model was trained without the private text",
     "each part's model depends on that part alone",
     "a user's part depends on that user alone",
     "which parts answered stays secret",
@@ -83,6 +84,18 @@ class Guarantee:
             f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
         )
 
+    def stopped_by_losses(self, epsilon: str, delta: float) -> str:
+        """Returns the sentence for a service that stops when the losses measured on the private text reach a limit.
+
+        It states no epsilon. When the service stops depends on the text, clients see it, and the analysis of the losses
+        assumes that nobody does.
+        """
+        return (
+            f"No epsilon is stated: clients see when the losses that are measured on the private text reach the limit "
+            f"({epsilon}, {delta}), because the service then stops. The analysis of these losses is {self.status} "
+            f"({self.source}), of {self.notion} for {self.protects}, and assumes that {'; '.join(self.assumes)}."
+        )
+
 
 @dataclass(frozen=True)
 class Event(ABC):
@@ -91,12 +104,15 @@ class Event(ABC):
     Attributes:
         kind: the name of the class in JSON. It must never change, because old ledgers must stay readable.
         measured: whether each token also has losses that depend on the private text (`Release.losses`).
-        once: whether the event is charged only once for any number of tokens, because all come from one release.
+        once: whether the event is charged only once for any number of tokens: they come from one release, or accounts
+            limit the cost of all of them together.
+        accounts: whether each part has an account, to which each token charges its own cost (`Release.charges`).
     """
 
     kind: ClassVar[str]
     measured: ClassVar[bool] = False
     once: ClassVar[bool] = False
+    accounts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -1,7 +1,7 @@
 """Defines the interface of a protocol: which models it queries, what it releases, and what a token costs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.privacy.events import Event, Guarantee
-from services.privacy.worlds import Reals
+from services.privacy.worlds import Pair, Reals
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,14 @@ class Answers:
         ratios: float32 [R, V], likelihood ratios u = p_i / p0 on the kept set (``sum_x p0 u = 1``), zero outside it.
         models: the indices of each sequence's drawn models, in the order of its rows. The rows of a sequence are
             contiguous and sequences come in order, so R is the sum of the lengths.
+        allowances: int64 [S, parts], the most that each token may charge to the account of each part, for an event with
+            accounts (`Event.accounts`).
     """
 
     public: Tensor
     ratios: Tensor
     models: tuple[tuple[int, ...], ...]
+    allowances: Tensor | None = None
 
     def __post_init__(self) -> None:
         sequences, vocabulary = self.public.shape
@@ -37,6 +40,10 @@ class Answers:
         drawn = sum(map(len, self.models))
         if self.ratios.shape != (drawn, vocabulary):
             raise ValueError(f"ratios must be [{drawn}, {vocabulary}], got {list(self.ratios.shape)}")
+        if self.allowances is not None and (
+            self.allowances.dtype != torch.int64 or self.allowances.ndim != 2 or len(self.allowances) != sequences
+        ):
+            raise ValueError(f"allowances must be int64 [{sequences}, parts], got {list(self.allowances.shape)}")
         if self.public.dtype != torch.float32 or self.ratios.dtype != torch.float32:
             raise ValueError(f"public and ratios must be float32, got {self.public.dtype} and {self.ratios.dtype}")
 
@@ -46,14 +53,19 @@ class Answers:
 
     def one(self, sequence: int) -> "Answers":
         """Returns the answers for one sequence."""
-        own = slice(sequence, sequence + 1)
-        first, last = list(self.spans())[sequence]
-        return Answers(self.public[own], self.ratios[first:last], self.models[own])
+        return self.between(sequence, sequence + 1)
 
     def first(self, count: int) -> "Answers":
         """Returns the answers for the first ``count`` sequences."""
-        rows = sum(map(len, self.models[:count]))
-        return Answers(self.public[:count], self.ratios[:rows], self.models[:count])
+        return self.between(0, count)
+
+    def between(self, start: int, end: int) -> "Answers":
+        """Returns the answers for the sequences from ``start`` to before ``end``."""
+        own = slice(start, end)
+        first = sum(map(len, self.models[:start]))
+        rows = slice(first, first + sum(map(len, self.models[own])))
+        allowances = None if self.allowances is None else self.allowances[own]
+        return Answers(self.public[own], self.ratios[rows], self.models[own], allowances)
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,13 @@ class Release:
             Weights are integers, so that the output distribution is known exactly (`categorical.sample`).
         losses: the Rényi loss of each token at the protocol's `order`: float64 [S, 1] if all parts have the same loss,
             [S, parts] otherwise; None unless the event is `measured`. They are private: only the ledger may see them.
+        charges: int64 [S, parts], what each token charges to the account of each part, never more than
+            `Answers.allowances`; None unless the event has `accounts`. They are private, too.
     """
 
     weights: Tensor
     losses: NDArray[np.float64] | None = None
+    charges: Tensor | None = None
 
 
 class Protocol(ABC):
@@ -161,6 +176,10 @@ class Protocol(ABC):
         that the weights of `release` give the probabilities.
         """
         return None
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Yields pairs of ensembles as `Event.worst_pairs` does, where these depend on more than the event."""
+        return ()
 
     @property
     def models(self) -> int:

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Structure
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 
 Enforced = Literal["bound", "measured"]
+
+WhenExhausted = Literal["refuse", "public", "base"]
+"""What happens when the budget is used up: requests are refused, or the public model or the private base answers."""
 
 ROOM = 1 - 1e-12
 """The factor that leaves room for rounding when a budget is divided among tokens, so that the last token fits."""
@@ -57,6 +60,7 @@ class Settings(BaseModel, ABC):
     epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")
     delta: float = Field(1e-5, gt=0, lt=1, description="the budget's delta")
     tokens: int = Field(1024, gt=0, description="the number of tokens that the budget must last for")
+    _base: Event | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -65,6 +69,17 @@ class Settings(BaseModel, ABC):
             if isinstance(fields, Mapping) and name in fields:
                 raise ValueError(f"{name}: {instead}")
         return fields
+
+    def on_base(self, base: Event | None) -> Self:
+        """Returns these settings for parts on a private base, whose event the budget pays besides the tokens."""
+        settings = self.model_copy()
+        settings._base = base
+        return settings
+
+    @property
+    def spent_before(self) -> Mapping[Event, int]:
+        """What the budget pays besides the tokens."""
+        return {} if self._base is None else {self._base: 1}
 
     @property
     def budget(self) -> float:
@@ -97,6 +112,11 @@ class Settings(BaseModel, ABC):
     @property
     def stop_within(self) -> int | None:
         """The largest number of tokens from which a random stop is drawn; None for no such stop."""
+        return None
+
+    @property
+    def horizon(self) -> int | None:
+        """The number of tokens over which the parts plan to spend their accounts; None without accounts."""
         return None
 
     @property

@@ -20,12 +20,18 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
-from services.engine.reader_attention import PublicCache, ReaderError, check_modules, check_reader, record
+from services.engine.reader_attention import (
+    PublicCache,
+    ReaderError,
+    check_modules,
+    check_reader,
+    from_fork,
+    record,
+)
 from services.errors import InputError, WorkError
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
@@ -42,6 +48,8 @@ TOKENS_AT_ONCE = {"cpu": 512, "cuda": 8192}
 # On a CPU, fused attention has a slower backward pass than plain products for blocks up to this size: a step of 128
 # tokens takes 1.2 times as long with it, a step of 512 the same time, a step of 1,024 less.
 _SHORT_BLOCK = 256
+# The rows of logits whose gradient is computed together.
+_ROWS_AT_ONCE = 32
 # The maximum memory for a part's keys and values that are kept from one epoch to the next.
 _KEPT_BYTES = 2**30
 _BFLOAT16_CPUS = ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16")
@@ -90,7 +98,8 @@ def with_lora(
         float32_adapter: keep the adapter in float32 even if the model is in bfloat16.
 
     Raises:
-        InputError: the model lacks a module in `options.targets`, or does not support readers.
+        InputError: the model lacks a module in `options.targets`, has fewer layers than `options.layers`, or does not
+            support readers.
     """
     transformers_logging.disable_progress_bar()
     narrow = options.precision == "bfloat16" or (options.precision == "auto" and gains_from_bfloat16(device))
@@ -105,14 +114,22 @@ def with_lora(
         (check_reader if options.attention == "public" else check_modules)(model, options.targets)
     except ReaderError as error:
         raise InputError(f"targets: {error}") from error
+    layers = _changed_layers(model, options)
     lora = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=list(options.targets),
+        layers_to_transform=list(layers) if layers.start else None,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, lora, autocast_adapter_dtype=float32_adapter).to(device)
+
+
+def _changed_layers(model: Any, options: TrainingOptions) -> range:
+    """Returns the layers that the adapter changes."""
+    depth = model.config.get_text_config().num_hidden_layers
+    return range(depth - (options.for_depth(depth).layers or depth), depth)
 
 
 def files_of(model: Any) -> Files:
@@ -197,8 +214,8 @@ class _Weights:
 class _PublicCaches:
     """Computes the public model's keys and values for a part's blocks, and keeps them for later epochs if they fit."""
 
-    def __init__(self, model: Any, inputs: Tensor, keep: bool) -> None:
-        self._model, self._inputs = model, inputs
+    def __init__(self, model: Any, inputs: Tensor, fork: int, keep: bool) -> None:
+        self._model, self._inputs, self._fork = model, inputs, fork
         self._kept: dict[int, PublicCache] = {}
         self._room = _KEPT_BYTES if keep else 0
 
@@ -208,7 +225,7 @@ class _PublicCaches:
         missing = [index for index in indices if index not in self._kept]
         caches = dict(self._kept)
         if missing:
-            recorded = record(self._model, self._inputs[missing].to(self._model.device))
+            recorded = record(self._model, self._inputs[missing].to(self._model.device), fork=self._fork)
             if missing == indices and recorded.nbytes > self._room:
                 return recorded
             caches |= zip(missing, recorded.split(), strict=True)
@@ -232,7 +249,9 @@ def _fit(
     optimizer = torch.optim.AdamW([weights.precise], lr=rate, weight_decay=options.weight_decay)
     warm_up = round(options.warm_up * len(batches))
     schedule = get_linear_schedule_with_warmup(optimizer, warm_up, len(batches))
-    caches = _PublicCaches(model, inputs, keep=options.epochs > 1) if options.attention == "public" else None
+    caches = None
+    if options.attention == "public":
+        caches = _PublicCaches(model, inputs, _changed_layers(model, options).start, keep=options.epochs > 1)
     model.train()
     for step, batch in enumerate(batches, start=1):
         optimizer.zero_grad(set_to_none=False)
@@ -257,12 +276,31 @@ def _accumulate_gradient(
     device = model.device
     count = int((labels[batch, 1:] != IGNORED).sum())
     for chunk in torch.split(batch, max(1, TOKENS_AT_ONCE[device.type] // inputs.shape[1])):
-        public_cache = None if caches is None else caches.of(chunk).reader(inputs.shape[1])
-        logits = model(input_ids=inputs[chunk].to(device), past_key_values=public_cache, use_cache=False).logits[:, :-1]
-        targets = labels[chunk, 1:].flatten().to(device)
-        loss = cross_entropy(logits.float().flatten(0, 1), targets, reduction="sum")
-        torch.autograd.backward(loss / max(count, 1))
+        cache = PublicCache() if caches is None else caches.of(chunk)
+        reader = None if caches is None else cache.reader(inputs.shape[1])
+        with from_fork(model, cache):
+            logits = model(input_ids=inputs[chunk].to(device), past_key_values=reader, use_cache=False).logits
+        targets = torch.full_like(labels[chunk], IGNORED)
+        targets[:, :-1] = labels[chunk, 1:]
+        logits.backward(_loss_gradient(logits.detach(), targets.to(device), max(count, 1)))
         weights.collect_gradient()
+
+
+def _loss_gradient(logits: Tensor, targets: Tensor, count: int) -> Tensor:
+    """Returns the gradient of cross entropy, divided by `count`, for logits [B, T, V].
+
+    The loss itself is not needed. A few rows at a time stay in the processor's cache; autograd would read and write
+    matrices of float32 [B T, V] several times.
+    """
+    gradient = torch.empty_like(logits)
+    blocks = (torch.split(values.flatten(0, 1), _ROWS_AT_ONCE) for values in (logits, gradient, targets))
+    for rows, result, wanted in zip(*blocks, strict=True):
+        chances = torch.softmax(rows, dim=-1, dtype=torch.float32)
+        read = wanted != IGNORED
+        chances[torch.arange(len(wanted), device=wanted.device), wanted.where(read, 0)] -= 1
+        torch.mul(chances, read[:, None] / count, out=chances)
+        result.copy_(chances)
+    return gradient
 
 
 def _config_file(config: LoraConfig) -> bytes:

@@ -1,43 +1,54 @@
-"""Describes the public model on which adapters are trained, as the manifest records it."""
+"""Describes the base model on which adapters are trained, as the manifest records it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.errors import InputError
 from services.training import public_model
+from services.training.manifest import PrivateBase, private_base
+from services.training.private_base import is_trained, merged
 
 
 @dataclass(frozen=True)
 class Base:
-    """Identifies a public model: its name as given, its directory, and digests of its weights and its tokenizer.
+    """Identifies a base model: its name as given, its directory, and digests of its weights and its tokenizer.
 
     See `public_model.revision` and `public_model.tokenizer_hash`.
+
+    Attributes:
+        layers: the number of its layers.
+        private: how it was trained on private text; None for a public model.
     """
 
     name: str
     path: Path
     revision: str
     tokenizer: str
+    layers: int
+    private: PrivateBase | None
 
 
 def find_base(model: str | None, block: int) -> Base:
-    """Finds the public model with a name (see `public_model.resolve`) and checks that it supports the block size.
+    """Finds the model with a name (see `public_model.resolve`) and checks that it supports the block size.
+
+    The name of a directory that `privmix train --dp-sgd` wrote is that of its private base.
 
     Args:
         block: the number of tokens in a block.
 
     Raises:
-        InputError: a block is longer than the model's context, or the model does not exist (`PublicModelError`).
+        InputError: a block is longer than the model's context, the model does not exist (`PublicModelError`), or it
+            was trained on private text without a guarantee.
     """
-    path = public_model.resolve(model)
-    _check_block(path, block)
-    name = str(path) if model and Path(model).expanduser().is_dir() else model or public_model.DEFAULT
-    return Base(name, path, public_model.revision(path), public_model.tokenizer_hash(path))
-
-
-def _check_block(path: Path, block: int) -> None:
+    if model and is_trained(directory := Path(model).expanduser()):
+        model = str(merged(directory))
     from transformers import AutoConfig
 
-    context = getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None)
+    path = public_model.resolve(model)
+    config = AutoConfig.from_pretrained(path).get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
     if context is not None and block > context:
         raise InputError(f"block: {block} tokens are more than the model's context of {context}")
+    name = str(path) if model and Path(model).expanduser().is_dir() else model or public_model.DEFAULT
+    digests = public_model.revision(path), public_model.tokenizer_hash(path)
+    return Base(name, path, *digests, config.num_hidden_layers, private_base(path))

@@ -3,6 +3,9 @@
 A person is in at most one cohort. So their text changes the answers of one ensemble alone, whatever clients ask the
 others, and the loss is that of their own cohort (parallel composition). Manifests record which ensembles were kept
 apart, so that a service can check it.
+
+An ensemble keeps the marks of all users whose text it was ever trained on, because its releases about them stay. A
+record names the other ensemble and the digest of its marks. So it proves nothing after the other one gets new text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,26 +15,26 @@ from pathlib import Path
 from services.errors import InputError
 from services.training.corpus import Document
 from services.training.directory import SALT
-from services.training.manifest import Manifest
+from services.training.manifest import FILE as MANIFEST
+from services.training.manifest import Apart, Manifest
 from services.training.marks import Marks
 from services.training.partition import read_salt
 
 
 class OtherUsers:
-    """Yields the documents whose users are in none of the earlier ensembles.
+    """Yields the documents whose users are in none of the earlier ensembles, and never were.
 
     Attributes:
-        ensembles: the ids of the earlier ensembles.
         left_out: the number of documents left out so far.
 
     Raises:
-        InputError: an earlier ensemble has no manifest, marks or salt.
+        InputError: an earlier ensemble has no manifest, marks or salt, or other ones than those of its last training.
     """
 
     def __init__(self, documents: Iterable[Document], earlier: Sequence[Path] = ()) -> None:
         self._documents = documents
-        self._marks = [_marks(directory) for directory in earlier]
-        self.ensembles = tuple(Manifest.load(directory).ensemble for directory in earlier)
+        self._earlier = {directory: Manifest.load(directory) for directory in earlier}
+        self._marks = [_marks(directory, manifest) for directory, manifest in self._earlier.items()]
         self.left_out = 0
 
     def __iter__(self) -> Iterator[Document]:
@@ -42,18 +45,52 @@ class OtherUsers:
             else:
                 yield document
 
+    def apart_from(self, output: Path, before: Marks, now: Marks) -> tuple[Apart, ...]:
+        """Returns the ensembles that share no user with the one in `output` after its training.
 
-def _marks(directory: Path) -> Marks:
+        Args:
+            before: the marks of all earlier trainings of the ensemble in `output`.
+            now: the marks of the documents that this object yields, which are of no user of the earlier ensembles.
+
+        Raises:
+            InputError: users of the ensemble in `output` could be in one that it was or is to be kept apart from.
+        """
+        previous = Manifest.load(output) if (output / MANIFEST).exists() else None
+        for directory, manifest in self._earlier.items():
+            recorded = previous and (previous.is_apart_from(manifest) or manifest.is_apart_from(previous))
+            if not (before <= now or recorded):
+                raise InputError(
+                    f"earlier {directory}: the ensemble in {output} was trained on text that this corpus does not "
+                    "contain, and users of that text may be in both; train into another directory"
+                )
+        apart = {manifest.ensemble: _as_now(manifest) for manifest in self._earlier.values()}
+        for record in previous.disjoint_from if previous else ():
+            if record.ensemble not in apart and not now <= before:
+                raise InputError(
+                    f"earlier: the ensemble in {output} was kept apart from the ensemble {record.ensemble}, and this "
+                    "corpus has new text; name that ensemble's directory, too, or train into another directory"
+                )
+            apart.setdefault(record.ensemble, record)
+        return tuple(apart.values())
+
+
+def _as_now(manifest: Manifest) -> Apart:
+    return Apart(ensemble=manifest.ensemble, marks=manifest.marks or "")
+
+
+def _marks(directory: Path, manifest: Manifest) -> Marks:
     if not (directory / SALT).exists():
         raise InputError(
             f"earlier {directory}: has no {SALT}, without which its users cannot be recognised; copy it there"
         )
-    return Marks.load(directory, read_salt(directory / SALT))
+    if manifest.marks is None:
+        raise InputError(f"earlier {directory}: its manifest does not name its marks; run its training again")
+    return Marks.of_ensemble(directory, read_salt(directory / SALT))
 
 
 def not_apart(manifests: Mapping[str, Manifest]) -> tuple[str, str] | None:
     """Returns the names of two ensembles that may share users, as their manifests record; None if all are apart."""
     for (name, first), (other, second) in combinations(manifests.items(), 2):
-        if second.ensemble not in first.disjoint_from and first.ensemble not in second.disjoint_from:
+        if not (first.is_apart_from(second) or second.is_apart_from(first)):
             return name, other
     return None

@@ -8,7 +8,6 @@ The output is an ensemble of one part, whose manifest records the guarantee and 
 import hashlib
 import hmac
 import json
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 2
+_TRAINING = 3
 _NAME = Share(0).name
 _SEED = 0
 
@@ -50,8 +49,8 @@ def train(
 ) -> Trained:
     """Trains one adapter with DP-SGD into `output`. Keeps an existing adapter of the same input.
 
-    The sampling rate and the number of steps depend on the options and on `private.population`; by default on the
-    number of records or users, which is then treated as public. `options.batch` is not used.
+    The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
+    units, or a batch of `private.expected_batch` of them.
 
     A training that is killed has released nothing. A second training on the same text costs as much as the first.
 
@@ -82,10 +81,17 @@ def plan(
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.attention != "own":
         raise InputError("attention: DP-SGD trains an adapter with keys and values of its own; choose own")
+    if options.dropout:
+        raise InputError("dropout: must be 0 with DP-SGD, because a unit would change the dropout of the others")
     with only_writer(output):
         base = find_base(model, options.block)
+        if base.private is not None:
+            raise InputError(
+                f"model {base.name}: was trained on private text itself; train with DP-SGD on a public model, with all "
+                "of epsilon"
+            )
         salt = read_salt(salt_file or output / SALT)
-        marks = Marks(salt)
+        marks = Marks.of_ensemble(output, salt)
         units = _units(marks.of(corpus), base, private, options)
         if not units:
             raise InputError(f"corpus {corpus.path}: has no documents")
@@ -105,17 +111,13 @@ def plan(
         )
 
 
-def planned(private: DpSgdOptions, options: TrainingOptions, units: int) -> DpSgdEvent:
+def planned(private: DpSgdOptions) -> DpSgdEvent:
     """Returns the privacy event of a training, with the smallest noise that meets epsilon and delta.
-
-    Args:
-        units: the number of records or users.
 
     Raises:
         InputError: no noise meets epsilon and delta.
     """
-    rate = min(1.0, private.expected_batch / (private.population or units))
-    steps = math.ceil(options.epochs / rate)
+    rate, steps = private.sampling_rate, private.steps
     try:
         noise = noise_multiplier(private.epsilon, private.delta, rate, steps)
     except ValueError as error:
@@ -135,11 +137,8 @@ def _fingerprint(
 ) -> str:
     # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    # Excludes later options without effect here, so that adapters of earlier versions are found and not charged again.
-    chosen = [
-        private.model_dump(mode="json"),
-        options.model_dump(mode="json", exclude={"attention", "warm_up", "text"}),
-    ]
+    unused = {"attention", "text", "layers", "batch", "epochs"}
+    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=unused)]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
     for unit in units:
@@ -150,7 +149,7 @@ def _fingerprint(
 def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
     from services.training import per_unit
 
-    event = planned(private, options, len(units))
+    event = planned(private)
     work = partial(
         per_unit.train_adapter,
         units=units,
@@ -160,11 +159,12 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
         sampling_rate=event.sampling_rate,
         steps=event.steps,
         clip=private.clip,
-        expected_batch=private.expected_batch,
+        matrices=private.matrices,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
     record = PrivateTraining(**chosen, event=event)
-    note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps at rate {event.sampling_rate:g}"
+    batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
+    note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)
 
 

@@ -16,6 +16,8 @@ from services.training import public_model
 from services.training.options import Attention
 
 FILE = "manifest.json"
+PRIVATE_BASE = "privmix_private_base"
+"""The key of a model's `config.json` that describes its training as a private base (`PrivateBase`)."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -45,6 +47,55 @@ class Part(Adapter):
     halves: tuple[Adapter, Adapter] | None = None
 
 
+class Apart(BaseModel):
+    """Names an ensemble whose users' text was left out, as it was then.
+
+    Attributes:
+        ensemble: its id.
+        marks: the digest of its marks. After another training of it, they differ, and this record proves nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ensemble: str
+    marks: Digest
+
+
+class StatedSize(BaseModel):
+    """Holds the size of a corpus as the operator states it, rounded to one significant digit. It is public.
+
+    The number of parts follows from it. privmix never counts the corpus for it: a count would change with one user's
+    text, and everyone could see that change.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    users: int = Field(ge=1)
+    tokens_per_user: int | None = Field(default=None, ge=1)
+
+    @classmethod
+    def rounded(cls, users: int, tokens_per_user: int | None) -> Self:
+        """Rounds the numbers.
+
+        Raises:
+            InputError: a number is below 1.
+        """
+        for field, number in (("users", users), ("tokens-per-user", tokens_per_user)):
+            if number is not None and number < 1:
+                raise InputError(f"{field}: must be at least 1, not {number}")
+        per_user = None if tokens_per_user is None else _to_one_digit(tokens_per_user)
+        return cls(users=_to_one_digit(users), tokens_per_user=per_user)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens of all users."""
+        return None if self.tokens_per_user is None else self.users * self.tokens_per_user
+
+
+def _to_one_digit(number: int) -> int:
+    return round(number, 1 - len(str(number)))
+
+
 class PrivateTraining(BaseModel):
     """Records the DP-SGD training of the only part, and its guarantee."""
 
@@ -55,6 +106,37 @@ class PrivateTraining(BaseModel):
     clip: float = Field(gt=0, description="the L2 norm to which the gradient of each record, or user, was clipped")
     blocks: int = Field(ge=1, description="the maximum number of blocks of each record, or user")
     event: DpSgdEvent
+
+
+class PrivateBase(BaseModel):
+    """Describes a base model that DP-SGD trained on private text by user (`services.training.private_base`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ensemble: str = Field(min_length=1, description="the id of its training's directory")
+    origin: Digest = Field(description="the revision of the public model under it")
+    adapter: Digest = Field(description="the adapter that was merged into the public model")
+    marks: Digest = Field(description="the digest of the marks of its text, and of all text trained on there before")
+    training: PrivateTraining
+
+
+def private_base(model: Path) -> PrivateBase | None:
+    """Returns how a model was trained on private text; None for a public model.
+
+    Raises:
+        ManifestError: the description is damaged.
+    """
+    described = public_model.read_config(model).get(PRIVATE_BASE)
+    if described is None:
+        return None
+    try:
+        return PrivateBase.model_validate(described)
+    except ValidationError as error:
+        field = ".".join(str(step) for step in error.errors()[0]["loc"])
+        raise ManifestError(
+            f"model {model}: config.json: {PRIVATE_BASE}.{field} is damaged, so the cost of its training is unknown; "
+            "make the base again with `privmix train --base`"
+        ) from error
 
 
 class Manifest(BaseModel):
@@ -76,11 +158,21 @@ class Manifest(BaseModel):
         "`services.engine.reader_attention`), its own (plain LoRA, and every manifest without this field), or those of "
         "the public model after a text (`services.engine.part_text`)",
     )
+    layers: int | None = Field(
+        default=None, ge=1, description="the number of last layers that readers change; None if they change all"
+    )
     parts: tuple[Part, ...] = Field(min_length=1)
-    disjoint_from: tuple[str, ...] = Field(
-        default=(), description="the ids of ensembles whose users' text was left out (`privmix train --earlier`)"
+    marks: Digest | None = Field(default=None, description="the digest of the marks of all text that it was trained on")
+    disjoint_from: tuple[Apart, ...] = Field(
+        default=(), description="the ensembles none of whose users is marked here (`privmix train --earlier`)"
+    )
+    stated: StatedSize | None = Field(
+        default=None, description="from which the number of parts was chosen; None: given"
     )
     dp_sgd: PrivateTraining | None = None
+    private_base: PrivateBase | None = Field(
+        default=None, description="how the base model was trained on private text; None for a public model"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -90,6 +182,8 @@ class Manifest(BaseModel):
             raise ValueError("dp_sgd: trains one part, and no halves")
         if self.dp_sgd and self.attention != "own":
             raise ValueError("attention: an adapter of dp_sgd attends to its own keys and values")
+        if self.dp_sgd and self.private_base:
+            raise ValueError("private_base: is for ensembles of parts; DP-SGD trains on a public model")
         if len({part.halves is None for part in self.parts}) > 1:
             raise ValueError("parts: some have halves and others have none; all must, or none")
         for field in ("name", "path"):
@@ -104,6 +198,12 @@ class Manifest(BaseModel):
     def adapters(self) -> tuple[Adapter, ...]:
         """All adapters of the ensemble: first those of the parts, then those of the halves."""
         return (*self.parts, *(half for part in self.parts for half in part.halves or ()))
+
+    @property
+    def base_apart(self) -> bool:
+        """Whether no user of the private base is in a part, whatever the corpus (`privmix train --earlier`)."""
+        base = self.private_base
+        return base is not None and Apart(ensemble=base.ensemble, marks=base.marks) in self.disjoint_from
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -125,9 +225,12 @@ class Manifest(BaseModel):
             raise ManifestError(f"{path}: {field}: {first['msg']}") from error
 
     def save(self, directory: Path) -> None:
-        """Writes `directory`/manifest.json atomically. Earlier versions can read it if `disjoint_from` is empty."""
-        unused = None if self.disjoint_from else {"disjoint_from"}
-        write_atomically(directory / FILE, self.model_dump_json(indent=2, exclude=unused).encode() + b"\n")
+        """Writes `directory`/manifest.json atomically."""
+        write_atomically(directory / FILE, self.model_dump_json(indent=2).encode() + b"\n")
+
+    def is_apart_from(self, other: "Manifest") -> bool:
+        """Returns whether it records that no user is in both ensembles, as they are now."""
+        return other.marks is not None and Apart(ensemble=other.ensemble, marks=other.marks) in self.disjoint_from
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
         """Returns the directory of an adapter of the ensemble in `directory`."""
@@ -147,6 +250,11 @@ class Manifest(BaseModel):
         base = base or public_model.resolve(self.base_model)
         self._check_digest("base_revision", public_model.revision(base), f"the base model in {base}")
         self._check_digest("tokenizer", public_model.tokenizer_hash(base), f"the tokenizer in {base}")
+        if private_base(base) != self.private_base:
+            raise ManifestError(
+                f"private_base: the model in {base} and the manifest differ in how it was trained on private text, so "
+                "its cost would be wrong; train again"
+            )
         for adapter in self.adapters:
             path = self.adapter_path(directory, adapter)
             try:

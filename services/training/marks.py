@@ -1,12 +1,14 @@
 """Marks a private corpus with keyed hashes of its user ids and texts, so that it can be recognised later.
 
-`privmix tune` must never run on the text to be protected, and checks these marks. The key derives from the partition's
-salt. Only with the salt can a guess be tested, so keep the file as secret as the salt.
+`privmix tune` must never run on the text to be protected, and checks these marks, as do cohorts. An ensemble keeps the
+marks of all its trainings, because what it released about a user stays released after the user's text is removed. The
+key derives from the partition's salt. Only with the salt can a guess be tested, so keep the file as secret as the salt.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 from services.errors import InputError
 from services.files import write_atomically
 from services.training.corpus import Document
+from services.training.manifest import FILE as MANIFEST
+from services.training.manifest import Manifest
+from services.training.partition import salt_id
 
 FILE = "corpus.marks"
 _TYPE = np.dtype("<u8")
@@ -41,6 +46,31 @@ class Marks:
         self._marks = set(marks)
 
     @classmethod
+    def of_ensemble(cls, directory: Path, salt: bytes) -> Self:
+        """Returns the marks to which the next training of the ensemble in a directory adds; none for a new ensemble.
+
+        Raises:
+            InputError: the ensemble was trained with another salt, or its marks are missing or are not its last ones.
+        """
+        if not (directory / MANIFEST).exists():
+            return cls(salt)
+        manifest = Manifest.load(directory)
+        if manifest.salt_id != salt_id(salt):
+            raise InputError(
+                f"salt: {directory} was trained with another salt, without which its users cannot be recognised; "
+                "restore the salt, or train into another directory"
+            )
+        if manifest.marks is None and not (directory / FILE).exists():
+            return cls(salt)
+        marks = cls.load(directory, salt)
+        if manifest.marks not in (None, marks.digest):
+            raise InputError(
+                f"{directory / FILE}: is not the file of the last training, so users of the ensemble may be missing; "
+                "restore it, or train into another directory"
+            )
+        return marks
+
+    @classmethod
     def load(cls, directory: Path, salt: bytes) -> Self:
         """Loads the marks of the corpus on which the ensemble in a directory was trained.
 
@@ -54,7 +84,7 @@ class Marks:
             return cls(salt, np.frombuffer((directory / FILE).read_bytes(), _TYPE).tolist())
         except OSError as error:
             raise InputError(
-                f"{directory}: has no marks of its corpus; run its training again, which keeps finished adapters"
+                f"{directory}: has no marks of its corpus ({FILE}); restore them, or train into another directory"
             ) from error
 
     def of(self, documents: Iterable[Document]) -> Iterator[Document]:
@@ -69,15 +99,33 @@ class Marks:
         texts = sum(self._text(document) in self._marks for document in documents)
         return Overlap(len(users), texts)
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file that `save` writes."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def __le__(self, other: "Marks") -> bool:
+        """Returns whether all marks are among the others, which must have the same salt."""
+        return self._marks <= other._marks
+
+    def __or__(self, other: "Marks") -> "Marks":
+        """Returns the marks of both, which must have the same salt."""
+        both = copy(self)
+        both._marks = self._marks | other._marks
+        return both
+
     def has_user(self, document: Document) -> bool:
         """Returns whether a marked document has the same user."""
         return self._user(document) in self._marks
 
     def save(self, directory: Path) -> None:
         """Writes the marks, sorted so that their order reveals nothing, to a file that only its owner can read."""
+        write_atomically(directory / FILE, self._content, mode=0o600)
+
+    @property
+    def _content(self) -> bytes:
         marks: NDArray[np.uint64] = np.array(sorted(self._marks), dtype=_TYPE)
-        write_atomically(directory / FILE, marks.tobytes())
-        (directory / FILE).chmod(0o600)
+        return marks.tobytes()
 
     def _user(self, document: Document) -> int:
         return self._mark(b"user\0" + document.user.encode())

@@ -1,16 +1,20 @@
 """Defines the options and the resources of a training."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from services.errors import InputError
 from services.options import Options
 from services.privacy.protocols.dp_sgd import Unit
 
 Attention = Literal["public", "own", "text"]
 """The keys and values that an adapter attends to: the public model's (a reader), its own (plain LoRA), or the public
 model's after those of a text. With "text", nothing is trained: a part is the first tokens of its users' text."""
+
+Matrices = Literal["b", "both"]
+"""The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
 
 READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader may change."""
@@ -31,6 +35,12 @@ class TrainingOptions(Options):
         ge=128,
         multiple_of=128,
         description="tokens of a part's text with attention `text`; a multiple of vLLM's cache blocks",
+    )
+    layers: int | None = Field(
+        default=None,
+        ge=1,
+        description="the number of last layers that a reader changes; by default half of the model's. Adapters with "
+        "attention `own` change all layers",
     )
     rank: int = Field(default=4, ge=1, le=512)
     alpha: int = Field(default=32, ge=1)
@@ -59,6 +69,19 @@ class TrainingOptions(Options):
             return self.learning_rate
         return _RATE * min(1.0, math.sqrt(_STEPS / max(1, steps)))
 
+    def for_depth(self, depth: int) -> Self:
+        """Returns these options with the number of layers that readers of a model of `depth` layers change.
+
+        Raises:
+            InputError: the model has fewer layers.
+        """
+        if self.attention != "public":
+            return self.model_copy(update={"layers": None})
+        layers = (depth + 1) // 2 if self.layers is None else self.layers
+        if layers > depth:
+            raise InputError(f"layers: must be at most the {depth} of the public model, not {layers}")
+        return self.model_copy(update={"layers": layers})
+
     @property
     def recipe(self) -> dict[str, Any]:
         """The options that a part's adapter depends on, as JSON."""
@@ -68,25 +91,49 @@ class TrainingOptions(Options):
 
 
 DP_SGD_TRAINING = TrainingOptions(
-    attention="own", rank=4, alpha=32, targets=("q_proj", "v_proj"), learning_rate=2e-4, epochs=3, batch=8, block=512
+    attention="own", rank=4, alpha=32, targets=("v_proj",), learning_rate=2e-3, weight_decay=0.0, block=512
 )
-"""The defaults for DP-SGD: few weights, because each weight gets noise."""
+"""The defaults for DP-SGD: few weights, because each gets noise (`tests.benchmarks.dp_sgd`)."""
 
 
 class DpSgdOptions(Options):
-    """Configures the guarantee of DP-SGD and its mechanism."""
+    """Configures the guarantee of DP-SGD and its mechanism.
 
-    unit: Unit = "record"
+    A step takes all units, unless `expected_batch` and `population` are given.
+    """
+
+    unit: Unit = "user"
     epsilon: float = Field(default=8.0, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")
-    blocks: int = Field(default=1, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
-    expected_batch: int = Field(default=64, ge=1, description="the average number of units in a step")
+    blocks: int = Field(default=4, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
+    steps: int = Field(default=12, ge=1)
+    matrices: Matrices = Field(
+        default="b", description="b: LoRA's A stays as initialised, so that fewer weights get noise; both: A and B"
+    )
+    expected_batch: int | None = Field(
+        default=None, ge=1, description="the average number of units in a step, for corpora too large for full batches"
+    )
     population: int | None = Field(
         default=None,
         ge=1,
-        description="the number of units to plan for; None: their actual number, which becomes public",
+        validate_default=True,
+        description="the number of units from which a batch is drawn, as it is publicly known",
     )
+
+    @field_validator("population")
+    @classmethod
+    def _with_expected_batch(cls, population: int | None, info: ValidationInfo) -> int | None:
+        if (population is None) != (info.data.get("expected_batch") is None):
+            raise ValueError("give it with expected_batch, and only then: the sampling rate is their ratio")
+        return population
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which each unit is in a step's batch."""
+        if self.expected_batch is None or self.population is None:
+            return 1.0
+        return min(1.0, self.expected_batch / self.population)
 
 
 class Resources(Options):

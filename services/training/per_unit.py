@@ -1,43 +1,27 @@
 """Runs DP-SGD on an adapter and clips the gradient of each unit: a record or a whole user.
 
-Opacus computes the gradient of each block of tokens with hooks on the adapter's linear layers. This module sums the
-blocks of one unit before Opacus clips and sums the units. Batches and noise come from the operating system's
-randomness, because the guarantee does not hold against an observer who can predict them.
+A unit of at least one pass of `TOKENS_AT_ONCE` tokens accumulates its gradient over passes of its own. Shorter units
+share a pass: each has its own copy of the adapter's weights there, so PyTorch's backward pass keeps their gradients
+apart, without hooks. Batches and noise come from the operating system's randomness, because the guarantee does not
+hold against an observer who can predict them.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
 from transformers import get_linear_schedule_with_warmup
 
+from services.errors import InputError
 from services.privacy.sampling.randomness import normal, poisson_subsample
 from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, with_lora
-from services.training.options import TrainingOptions
-from services.training.packing import IGNORED, Tokens, pack
-
-# The maximum number of blocks whose gradients are in memory at once. One unit may exceed it.
-_BLOCKS_AT_ONCE = 32
-
-
-class Noisy(DPOptimizer):  # type: ignore[misc]
-    """Adds noise from the operating system's randomness, instead of Opacus' seeded generator.
-
-    Opacus' secure noise needs torchcsprng, which has no build for this PyTorch. The noise is in floating point: its
-    lowest bits could leak (Mironov 2012) to an observer of the noisy gradients, or of all weights, of every step.
-    """
-
-    def add_noise(self) -> None:
-        deviation = self.noise_multiplier * self.max_grad_norm
-        for weight in self.params:
-            noise = torch.from_numpy(normal(weight.numel())).view_as(weight) * deviation
-            weight.grad = (weight.summed_grad + noise.to(weight)).view_as(weight)
+from services.training.options import Matrices, TrainingOptions
+from services.training.packing import IGNORED, Tokens, even_size, pack
 
 
 def train_adapter(
@@ -52,9 +36,12 @@ def train_adapter(
     sampling_rate: float,
     steps: int,
     clip: float,
-    expected_batch: int,
+    matrices: Matrices = "b",
 ) -> Files:
     """Fine-tunes one adapter with DP-SGD.
+
+    The optimiser gets the noisy sum of the clipped gradients in units of the noise's standard deviation. So no divisor
+    depends on the number of units.
 
     Args:
         base: the public model's directory.
@@ -63,100 +50,180 @@ def train_adapter(
         seed: determines the initial weights only.
         report: called with the fraction done, 0 to 1.
         noise_multiplier: the standard deviation of the noise, divided by `clip`.
-        sampling_rate: the probability with which each unit is in a batch (Poisson sampling).
+        sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
         clip: the maximum L2 norm of the gradient of a unit's mean loss.
-        expected_batch: the divisor of a batch's gradient sum, independent of the batch's actual size.
+        matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
 
     Returns:
         the files of a PEFT adapter directory.
 
     Raises:
-        InputError: the model lacks a module in `options.targets`.
+        InputError: the model lacks a module in `options.targets`, or has one that is not a linear layer.
         WorkError: the weights are not finite.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
     model = with_lora(base, base_name, options, device)
-    hooked = with_hooks(model)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    adam = torch.optim.AdamW(weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
-    optimizer = Noisy(adam, noise_multiplier=noise_multiplier, max_grad_norm=clip, expected_batch_size=expected_batch)
-    schedule = get_linear_schedule_with_warmup(adam, num_warmup_steps=0, num_training_steps=steps)
+    gradients = UnitGradients(model, options.block, matrices)
+    optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
     model.train()
     report(0.0)
-    for step in range(1, steps + 1):
-        batch = poisson_subsample(len(units), sampling_rate)
-        private_step(hooked, optimizer, [units[index] for index in batch], options.block)
+    for step in range(steps):
+        batch = [units[index] for index in poisson_subsample(len(units), sampling_rate)]
+        total = gradients.clipped_sum(batch, clip, partial(_report_within, report, step, steps))
+        noisy = noised(total, noise_multiplier * clip) / (noise_multiplier * clip)
+        gradients.assign(noisy)
+        optimizer.step()
         schedule.step()
-        report(step / steps)
+        report((step + 1) / steps)
+    gradients.detach()
+    _unfreeze(model)  # so that the files have A too
     return files_of(model)
 
 
-def with_hooks(model: Any) -> Any:
-    """Adds hooks that store the gradient of each block's loss sum in the weights: [blocks, *weight]."""
-    # The first layer's input, the embedding, is not trained and needs no gradient.
-    warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-    return GradSampleModule(model, loss_reduction="sum", strict=False)
+def noised(total: Tensor, deviation: float) -> Tensor:
+    """Adds Gaussian noise with this standard deviation, from the operating system's randomness, to each coordinate.
 
-
-def private_step(model: Any, optimizer: DPOptimizer, batch: Sequence[Tokens], block: int) -> None:
-    """Makes one noisy step on the units of a batch, which may be empty."""
-    groups = list(_groups(batch, block)) or [[]]
-    for number, units in enumerate(groups, start=1):
-        unit_gradients(model, units, block)
-        optimizer.signal_skip_step(do_skip=number < len(groups))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def unit_gradients(model: Any, units: Sequence[Tokens], block: int) -> None:
-    """Sets `grad_sample` of each weight to the gradients of the units' mean losses: [units, *weight].
-
-    Args:
-        model: the result of `with_hooks`.
+    The noise is in floating point: its lowest bits could leak (Mironov 2012) to an observer of the noisy sums, or of
+    all weights, of every step.
     """
-    owners = _accumulate_gradients(model, units, block)
-    for weight in (weight for weight in model.parameters() if weight.requires_grad):
-        gradients = weight.new_zeros(len(units), *weight.shape)
-        samples = weight.grad_sample
-        if samples is not None:
-            block_gradients = torch.cat(samples) if isinstance(samples, list) else samples
-            gradients.index_add_(0, owners.to(weight.device), block_gradients.to(weight.dtype))
-        weight.grad_sample = gradients
+    return total + torch.from_numpy(normal(total.numel())).to(total) * deviation
 
 
-def _accumulate_gradients(model: Any, units: Sequence[Tokens], block: int) -> Tensor:
-    """Computes block gradients, weighted for the units' mean losses; returns each block's unit, int64 [blocks]."""
-    packed = [pack(tokens, block) for tokens in units]
-    owners = torch.tensor([unit for unit, (inputs, _) in enumerate(packed) for _ in inputs], dtype=torch.int64)
-    if not packed:
-        return owners
-    device = next(model.parameters()).device
-    inputs, targets = (torch.cat(blocks) for blocks in zip(*packed, strict=True))
-    targets = targets[:, 1:]
-    counts = torch.zeros(len(units), dtype=torch.int64).index_add_(0, owners, (targets != IGNORED).sum(dim=1))
-    shares = 1 / counts.clamp(min=1)[owners]
-    at_once = max(1, TOKENS_AT_ONCE[device.type] // block)
-    chunks = (torch.split(tensor, at_once) for tensor in (inputs, targets, shares))
-    for chunk, target, share in zip(*chunks, strict=True):
-        logits = model(input_ids=chunk.to(device), use_cache=False).logits[:, :-1]
-        losses = cross_entropy(
-            logits.float().flatten(0, 1), target.flatten().to(device), ignore_index=IGNORED, reduction="none"
+def _report_within(report: Callable[[float], None], step: int, steps: int, done: float) -> None:
+    report((step + done) / steps)
+
+
+class UnitGradients:
+    """Computes the gradients of units with respect to the adapter of a model from `with_lora`.
+
+    Attributes:
+        weights: the adapter's weights, which an optimiser may change between two calls.
+
+    Raises:
+        InputError: a module of the adapter is not a linear layer.
+    """
+
+    def __init__(self, model: Any, block: int, matrices: Matrices = "both") -> None:
+        self._model, self._block = model, block
+        if matrices == "b":
+            _freeze_a(model)
+        self._layers = list(_replace_linears(model))
+        self.weights = [layer.weight for layer in self._layers]
+
+    def detach(self) -> None:
+        """Stops the copying of weights, so that the model has ordinary layers."""
+        for layer in self._layers:
+            layer.copies = None
+
+    def assign(self, gradient: Tensor) -> None:
+        """Sets the gradients of the weights from one vector."""
+        sizes = [weight.numel() for weight in self.weights]
+        for weight, piece in zip(self.weights, torch.split(gradient, sizes), strict=True):
+            weight.grad = piece.view_as(weight).to(weight)
+
+    def clipped_sum(
+        self, units: Sequence[Tokens], clip: float, report: Callable[[float], None] = lambda done: None
+    ) -> Tensor:
+        """Returns the sum of the units' gradients, each scaled down to an L2 norm of at most `clip`: float64 [weights].
+
+        A gradient that is not finite counts as 0: an error would reveal that its unit is there.
+        """
+        total = torch.zeros(sum(weight.numel() for weight in self.weights), dtype=torch.float64)
+        done = 0
+        for group in _groups(units, TOKENS_AT_ONCE[self._model.device.type]):
+            gradients = self.of(group).double().cpu()
+            gradients[~gradients.isfinite().all(dim=1)] = 0.0
+            scales = (clip / gradients.norm(dim=1)).clamp(max=1.0)
+            total += scales @ gradients
+            done += len(group)
+            report(done / len(units))
+        return total
+
+    def of(self, units: Sequence[Tokens]) -> Tensor:
+        """Returns the gradient of each unit's mean loss: float32 [units, weights]."""
+        copies = [layer.weight.detach().expand(len(units), -1, -1).clone().requires_grad_() for layer in self._layers]
+        for layer, own in zip(self._layers, copies, strict=True):
+            layer.copies = own
+        for inputs, targets, owners, shares in self._passes(units):
+            for layer in self._layers:
+                layer.owners = owners
+            logits = self._model(input_ids=inputs, use_cache=False).logits[:, :-1]
+            losses = cross_entropy(
+                logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+            )
+            torch.autograd.backward((losses.view(targets.shape).sum(dim=1) * shares).sum())
+        gradients = [torch.zeros_like(own) if own.grad is None else own.grad for own in copies]
+        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+
+    def _passes(self, units: Sequence[Tokens]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yields, for each pass: inputs, int64 [rows, T]; targets, [rows, T - 1]; the unit of each row; and the weight
+        of a row's tokens in the mean loss of its unit."""
+        device = self._model.device
+        packed = [pack(tokens, even_size(len(tokens), self._block)) for tokens in units]
+        width = max(inputs.shape[1] for inputs, _ in packed)
+        inputs, labels = (
+            torch.cat([pad(blocks, (0, width - blocks.shape[1]), value=filler) for blocks in side])
+            for side, filler in zip(zip(*packed, strict=True), (0, IGNORED), strict=True)
         )
-        torch.autograd.backward((losses.view(target.shape).sum(dim=1) * share.to(device)).sum())
-    return owners
+        targets = labels[:, 1:]
+        owners = torch.tensor([unit for unit, (blocks, _) in enumerate(packed) for _ in blocks])
+        counts = torch.zeros(len(units), dtype=torch.int64).index_add_(0, owners, (targets != IGNORED).sum(dim=1))
+        shares = 1 / counts.clamp(min=1)[owners]
+        rows = max(1, TOKENS_AT_ONCE[device.type] // width)
+        for tensors in zip(*(torch.split(tensor, rows) for tensor in (inputs, targets, owners, shares)), strict=True):
+            first, second, third, fourth = (tensor.to(device) for tensor in tensors)
+            yield first, second, third, fourth
 
 
-def _groups(batch: Sequence[Tokens], block: int) -> Iterator[list[Tokens]]:
-    """Yields groups of units whose blocks fit into memory together. A large unit is a group by itself."""
+class _UnitLinear(nn.Module):
+    """A linear layer of an adapter, with a copy of its weight for each unit of a pass: float32 [units, out, in]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.copies: Tensor | None = None
+        self.owners: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.copies is None:
+            return nn.functional.linear(x, self.weight)
+        return x @ self.copies[self.owners].transpose(1, 2)
+
+
+def _freeze_a(model: Any) -> None:
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_A.requires_grad_(False)
+
+
+def _unfreeze(model: Any) -> None:
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_A.requires_grad_(True)
+
+
+def _replace_linears(model: Any) -> Iterator[_UnitLinear]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            for matrices in (layer.lora_A, layer.lora_B):
+                for adapter, linear in list(matrices.items()):
+                    if not isinstance(linear, nn.Linear) or "bias" in dict(linear.named_parameters()):
+                        raise InputError(f"targets: DP-SGD adapts linear layers, and {name} is none")
+                    if linear.weight.requires_grad:
+                        copied = _UnitLinear(linear)
+                        matrices[adapter] = copied
+                        yield copied
+
+
+def _groups(units: Sequence[Tokens], tokens: int) -> Iterator[list[Tokens]]:
+    """Yields groups of units of similar length that fill one pass. A longer unit is a group by itself."""
     group: list[Tokens] = []
-    blocks = 0
-    for tokens in batch:
-        size = -(-len(tokens) // block)
-        if group and blocks + size > _BLOCKS_AT_ONCE:
+    for unit in sorted(units, key=len):  # so a group's longest unit is the last
+        if group and (len(group) + 1) * len(unit) > tokens:
             yield group
-            group, blocks = [], 0
-        group.append(tokens)
-        blocks += size
+            group = []
+        group.append(unit)
     if group:
         yield group

@@ -92,7 +92,7 @@ class Training:
     Attributes:
         attention: how the adapters attend.
         manifest: returns the manifest. It is called once all adapters exist.
-        marks: the marks of the corpus.
+        marks: the marks of the corpus, and of all earlier trainings of the ensemble.
         skipped: the number of skipped lines of the corpus.
         left_out: the number of documents whose users are in earlier ensembles.
     """
@@ -113,7 +113,7 @@ class Training:
 
     def finish(self, trained: int) -> Trained:
         """Writes the manifest and removes the adapters that it does not name."""
-        manifest = self.manifest()
+        manifest = self.manifest().model_copy(update={"marks": self.marks.digest})
         self.marks.save(self.output)
         manifest.save(self.output)
         remove_others(self.output, manifest)

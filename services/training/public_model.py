@@ -54,7 +54,7 @@ def resolve(model: str | None = None) -> Path:
 
 def revision(path: Path) -> str:
     """Returns the SHA-256 (hexadecimal) of all that determines the distributions: weights and configuration."""
-    config = _read_config(path)
+    config = read_config(path)
     for key in _CONFIG_NOISE:
         config.pop(key, None)
     content = json.dumps(config, sort_keys=True) + digest_files(path, _weight_files(path))
@@ -101,7 +101,7 @@ def _download(model: str) -> Path:
 
 
 def _check(path: Path) -> None:
-    _read_config(path)
+    read_config(path)
     _weight_files(path)
     _check_loadable(path)
 
@@ -136,7 +136,8 @@ def _check_loadable(path: Path) -> None:
         )
 
 
-def _read_config(path: Path) -> dict[str, object]:
+def read_config(path: Path) -> dict[str, object]:
+    """Returns a model's `config.json`. Raises PublicModelError if it is missing or no JSON object."""
     try:
         config = json.loads((path / "config.json").read_bytes())
     except FileNotFoundError as error:

@@ -20,7 +20,7 @@ from services.training.base import Base, find_base
 from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
-from services.training.manifest import Adapter, Manifest, Part
+from services.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
@@ -28,7 +28,7 @@ from services.training.partition import Partition, Share, read_salt, salt_id
 from services.training.plan import Planned, Recipe, Trained, Training, carry_out
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
-_TRAINING = 3
+_TRAINING = 4
 
 
 def train(
@@ -42,6 +42,7 @@ def train(
     resources: Resources | None = None,
     salt_file: Path | None = None,
     earlier: Sequence[Path] = (),
+    stated: StatedSize | None = None,
     display: Display | None = None,
 ) -> Trained:
     """Trains an ensemble into `output`, or completes an existing one. Keeps adapters whose text has not changed.
@@ -54,6 +55,7 @@ def train(
         resources: the Ray resources of one adapter. If no cluster is connected, one is started for this call.
         salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
         earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
+        stated: the public size of the corpus from which `parts` was chosen, for the manifest.
 
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
@@ -68,6 +70,7 @@ def train(
         options=options,
         salt_file=salt_file,
         earlier=earlier,
+        stated=stated,
     )
     (trained,) = carry_out([training], resources or Resources(), display or Display())
     return trained
@@ -84,6 +87,7 @@ def plan(
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
     earlier: Sequence[Path] = (),
+    stated: StatedSize | None = None,
 ) -> Iterator[Training]:
     """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
 
@@ -95,20 +99,22 @@ def plan(
         raise InputError(f"parts: must be at least 1, not {parts}")
     with only_writer(output):
         base = find_base(model, options.block)
+        options = options.for_depth(base.layers)
         salt = read_salt(salt_file or output / SALT)
-        marks = Marks(salt)
+        before, marks = Marks.of_ensemble(output, salt), Marks(salt)
         others = OtherUsers(corpus, earlier)
         entries = _entries(marks.of(others), base, Partition(salt, parts, halves), options)
         if not entries:
             whose = " of users who are in no earlier ensemble" if others.left_out else ""
             raise InputError(f"corpus {corpus.path}: has no documents{whose}")
+        apart = others.apart_from(output, before, marks)
         yield Training(
             output,
             base,
             [entry.planned for entry in entries],
             options.attention,
-            manifest=lambda: _manifest(entries, output, base, salt, options, others.ensembles),
-            marks=marks,
+            manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated),
+            marks=before | marks,
             skipped=corpus.skipped,
             left_out=others.left_out,
         )
@@ -179,7 +185,8 @@ def _manifest(
     base: Base,
     salt: bytes,
     options: TrainingOptions,
-    disjoint_from: tuple[str, ...],
+    disjoint_from: tuple[Apart, ...],
+    stated: StatedSize | None,
 ) -> Manifest:
     adapters = {entry.share: _adapter(entry, output) for entry in entries}
     return Manifest(
@@ -190,8 +197,11 @@ def _manifest(
         salt_id=salt_id(salt),
         rank=options.rank,
         attention=options.attention,
+        layers=options.layers,
+        private_base=base.private,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),
         disjoint_from=disjoint_from,
+        stated=stated,
     )
 
 

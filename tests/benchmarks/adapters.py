@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,12 @@ RECIPES: Mapping[str, TrainingOptions] = {
     "reader, 2 epochs, rate 5e-4": _with(READER, epochs=2, learning_rate=5e-4),
     "reader, rank 16, alpha 64": _with(READER, rank=16, alpha=64),
     "reader, rank 16, alpha 128": _with(READER, rank=16, alpha=128),
+    **{
+        f"reader, {layers} layers, rank {rank}, rate {rate:g}": _with(
+            READER, layers=layers, rank=rank, alpha=8 * rank if rank == 4 else 64, learning_rate=rate
+        )
+        for layers, rank, rate in product((4, 8, 12, 15, 30), (4, 16), (5e-4, 7e-4, 1e-3, 2e-3))
+    },
     "reader, o and MLP": _with(READER, targets=("o_proj", "gate_proj", "up_proj", "down_proj")),
 }
 

@@ -1,8 +1,8 @@
 """Checks and measures the engine on a GPU: `python -m tests.benchmarks.gpu --json`. Ends with a message without one.
 
 - `rows_that_differ`: the number of rows whose bits differ between a request alone and requests beside other sequences,
-  in batches of growing size, three times over; 0 with batch-invariant kernels (the default of
-  `engine.batch_invariant`).
+  in batches of growing size, three times over; 0 with batch-invariant kernels
+  (`engine.batch_invariant`).
 - `tokens_per_second`: decoding speed of all sequences, with one row of the public model and of each part per token.
 - `private_over_plain`: the ratio of this speed to that with the public model's rows alone.
 - `invariant_over_ordinary`: the ratio of the speeds with batch-invariant kernels and with vLLM's ordinary ones.
@@ -27,7 +27,7 @@ from rich.console import Console
 
 from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
 from services.training.public_model import resolve
-from tests.ensembles import write_adapters
+from tests.ensembles import usual_layers, write_adapters
 
 CONTEXT = 512
 BATCHES = (1, 3, 8, 17, 64)
@@ -121,7 +121,9 @@ def main(
     base = resolve(model)
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"part-{index:03d}" for index in range(parts))
-        load = Load(base, write_adapters(Path(folder), names, base), sequences, steps, prompt)
+        load = Load(
+            base, write_adapters(Path(folder), names, base, layers=usual_layers(base)), sequences, steps, prompt
+        )
         report: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
         # Batch-invariant kernels exist only on a GPU.
         for side, invariant in (SIDES if torch.cuda.is_available() else {"ordinary": "0"}).items():

@@ -66,12 +66,12 @@ def heads(
     fit = FitSettings(steps=noise.steps, samples=samples, patience=0)
     settings = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=fit, batch=batch)
     private = sgd.DpSgdSettings(loss="l2", batch=batch, epochs=epochs)
-    sgd.train_privately(make(), x, y, noise, private, 0)  # imports Opacus
+    sgd.train_privately(make(), x, y, noise, private)  # imports Opacus
     pairs = [
         (
             seconds(lambda: expm_nf.train(model, x, y, 1.0, settings, seed=0)),
             seconds(lambda: opacus(make(), x, y, noise.multiplier, batch, epochs)),
-            seconds(lambda: sgd.train_privately(make(), x, y, noise, private, 0)),
+            seconds(lambda: sgd.train_privately(make(), x, y, noise, private)),
         )
         for _ in range(repeats)
     ]

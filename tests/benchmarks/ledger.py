@@ -4,6 +4,7 @@ For SQLite and PostgreSQL, both on this machine's disk with durability on:
 
 - `tokens_per_s`: charged tokens per second, each lease charged and settled, by lease size and number of concurrent
   holders. `grouped` is the ratio of many holders to one, the gain of shared commits.
+- `accounts_tokens_per_s`: the same for individual budgets with the accounts of 64 parts, in leases of 32 tokens.
 - `commit_ms`: time of one lease of one holder, including the durable commit.
 - `start_s`: time to open a ledger of `rows` rows for writing; `rows_per_s_verified`: speed of a full verification.
 """
@@ -13,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +30,9 @@ from services.budget.ledger import Ledger, applied
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import replay
 from services.budget.records import Leased, Record, Settled
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append
+from services.privacy.protocols.individual import HEADROOM, IndividualSettings
 from services.privacy.protocols.pmixed import RatioEvent
 from tests import postgresql
 
@@ -39,6 +41,8 @@ BUDGET = PrivacyBudget(ensemble="benchmark", epsilon=1e9, delta=1e-5, order=8.0,
 SIZES = 32, 256
 HOLDERS = 32
 BATCH = 5_000
+PARTS = 64
+ACCOUNTS = IndividualSettings(tokens=10**9)
 
 
 def main(
@@ -51,8 +55,12 @@ def main(
     rows, seconds = (100_000, 3.0) if quick else (rows, seconds)
     measured = {}
     with databases() as places:
-        for name, (busy, long) in places.items():
-            measured[name] = {**throughput(busy, seconds), **start(long, rows, name)}
+        for name, (busy, accounts, long) in places.items():
+            measured[name] = {
+                **throughput(busy, seconds),
+                "accounts_tokens_per_s": with_accounts(accounts, seconds),
+                **start(long, rows, name),
+            }
     if as_json:
         print(json.dumps(measured, indent=2))
     else:
@@ -60,14 +68,14 @@ def main(
 
 
 @contextmanager
-def databases() -> Iterator[dict[str, tuple[str, str]]]:
-    """Yields two places for ledgers in each database."""
+def databases() -> Iterator[dict[str, tuple[str, str, str]]]:
+    """Yields three places for ledgers in each database."""
     folder = Path(tempfile.mkdtemp(prefix="ledger-"))
     try:
         with postgresql.running() as server:
             yield {
-                "sqlite": (str(folder / "busy.db"), str(folder / "long.db")),
-                "postgresql": (server.database(), server.database()),
+                "sqlite": (str(folder / "busy.db"), str(folder / "accounts.db"), str(folder / "long.db")),
+                "postgresql": (server.database(), server.database(), server.database()),
             }
     finally:
         shutil.rmtree(folder)
@@ -90,6 +98,36 @@ def throughput(place: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def with_accounts(place: str, seconds: float) -> dict[str, int]:
+    """Measures charged tokens per second with accounts, by number of holders."""
+    protocol = ACCOUNTS.plan(PARTS)
+    ledger = Ledger(place, PrivacyBudget.of("benchmark", ACCOUNTS, protocol))
+    rates = {}
+    for holders in (1, HOLDERS):
+        before, deadline = ledger.balance().charged.get(protocol.event, 0), time.monotonic() + seconds
+
+        def hold(deadline: float = deadline) -> None:
+            while time.monotonic() < deadline:
+                grant = ledger.lease(protocol.event, SIZES[0], None, PARTS)
+                charges = tuple(grant.count * allowance // HEADROOM for allowance in grant.allowances)
+                ledger.settle(grant.lease, grant.count, charges)
+
+        elapsed = concurrently(hold, holders)
+        rates[f"{holders} holders"] = round((ledger.balance().charged[protocol.event] - before) / elapsed)
+    return rates
+
+
+def concurrently(hold: Callable[[], None], holders: int) -> float:
+    """Runs a function in several threads; returns the seconds until all have ended."""
+    threads = [threading.Thread(target=hold) for _ in range(holders)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.monotonic() - began
+
+
 def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> float:
     """Measures charged and settled leases per second."""
     before, deadline = ledger.balance().charged.get(EVENT, 0), time.monotonic() + seconds
@@ -98,13 +136,8 @@ def leases_per_s(ledger: Ledger, size: int, holders: int, seconds: float) -> flo
         while time.monotonic() < deadline:
             ledger.settle(ledger.lease(EVENT, size).lease, size)
 
-    threads = [threading.Thread(target=hold) for _ in range(holders)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (ledger.balance().charged[EVENT] - before) / size / (time.monotonic() - began)
+    elapsed = concurrently(hold, holders)
+    return (ledger.balance().charged[EVENT] - before) / size / elapsed
 
 
 def start(place: str, rows: int, name: str) -> dict[str, Any]:
@@ -124,7 +157,7 @@ def start(place: str, rows: int, name: str) -> dict[str, Any]:
 
 def lengthen(place: str, rows: int, title: str) -> None:
     """Appends rows of leases and settlements like a writer, in few transactions."""
-    database = Database(place, "write")
+    database = LedgerDatabase(place, "write")
     with database.transaction() as connection:
         state = replay(connection)
     fields = json.loads(EVENT.to_json())
@@ -139,10 +172,14 @@ def lengthen(place: str, rows: int, title: str) -> None:
 
 def show(measured: dict[str, Any]) -> None:
     table = Table("", *measured, title="Ledger")
-    flat = {name: {**figures["tokens_per_s"], **figures} for name, figures in measured.items()}
-    for row in (key for key in next(iter(flat.values())) if key != "tokens_per_s"):
+    flat = {name: {**figures["tokens_per_s"], **_accounts(figures), **figures} for name, figures in measured.items()}
+    for row in (key for key in next(iter(flat.values())) if not key.endswith("tokens_per_s")):
         table.add_row(row, *(f"{figures[row]:,}" for figures in flat.values()))
     Console().print(table)
+
+
+def _accounts(figures: dict[str, Any]) -> dict[str, int]:
+    return {f"with accounts, {holders}": rate for holders, rate in figures["accounts_tokens_per_s"].items()}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import typer
 from transformers import AutoTokenizer
 
 from services.training.public_model import resolve
-from tests.ensembles import write_ensemble
+from tests.ensembles import usual_layers, write_ensemble
 from tests.running import RunningService, configure, free_port, running
 
 CONTEXT = 1024
@@ -183,7 +183,9 @@ def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
 @contextmanager
 def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[RunningService]:
     """Runs the service with an ensemble of this size on one shard."""
-    ensemble = write_ensemble(folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT)
+    ensemble = write_ensemble(
+        folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT, layers=usual_layers(resolve())
+    )
     home = folder / f"{protocol}-{parts}"
     home.mkdir()
     shards = {"threads": threads, "parts_per_shard": parts}

@@ -23,7 +23,7 @@ import typer
 
 from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
 from services.training.public_model import resolve
-from tests.ensembles import write_adapters
+from tests.ensembles import usual_layers, write_adapters
 
 FILES = 4
 WARM_UP = 3
@@ -73,7 +73,8 @@ def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[in
     model = resolve()
     names = [f"part-{index:04d}" for index in range(parts)]
     with tempfile.TemporaryDirectory() as folder:
-        written = list(write_adapters(Path(folder), [f"file-{index}" for index in range(FILES)], model).values())
+        files = [f"file-{index}" for index in range(FILES)]
+        written = list(write_adapters(Path(folder), files, model, layers=usual_layers(model)).values())
         adapters = {name: written[index % FILES] for index, name in enumerate(names)}
         started = time.perf_counter()
         engine = create(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))

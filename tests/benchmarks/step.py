@@ -45,7 +45,7 @@ from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
 from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question
-from tests.ensembles import write_adapters
+from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
 CONTEXT = 1024
@@ -118,11 +118,11 @@ def started(model: Path) -> Iterator[ActorHandle]:
 
 
 @contextmanager
-def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int) -> Iterator[Bench]:
+def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int, layers: int | None) -> Iterator[Bench]:
     names = tuple(f"part-{index:03d}" for index in range(parts))
     shard_threads, step_threads = ({"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), 1))
     with tempfile.TemporaryDirectory() as folder:
-        adapters = write_adapters(Path(folder), names, model, DISTINCT)
+        adapters = write_adapters(Path(folder), names, model, DISTINCT, layers)
         shard = ShardActor.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0).remote(
             EngineSettings(model=model, context_length=CONTEXT, adapters=adapters)
         )
@@ -240,6 +240,9 @@ def main(
     parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
     prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
     streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
+    layers: Annotated[
+        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
     quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
@@ -252,7 +255,7 @@ def main(
     result: dict[str, Any] = {"private_over_plain": {}, "stages_ms": {}, "resident_mib": {}}
     with started(model) as plain:
         for name, size in product(protocol, parts):
-            with deployed(plain, model, name, size) as bench:
+            with deployed(plain, model, name, size, layers or usual_layers(model)) as bench:
                 private(bench, prompts.questions(2, 16, 4))
                 for length, concurrent in product(prompt_tokens, streams):
                     cell = f"{name},{size},{length},{concurrent}"

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from services.keys.database import Database, default_database
+from services.keys.database import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running
@@ -43,7 +43,7 @@ def watched(ensemble: Path, tmp_path: Path, receiver: Receiver) -> Iterator[Runn
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_share_a_crash_and_the_end_of_the_budget_are_told(watched: RunningService, receiver: Receiver) -> None:
-    store = KeyStore(Database(default_database(str(watched.ledger))))
+    store = KeyStore(ServiceDatabase(default_database(str(watched.ledger))))
     _, secret = store.create("ward", share=Share(tokens=40))
     _, roomy = store.create("roomy")
 

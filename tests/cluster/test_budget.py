@@ -106,6 +106,7 @@ def test_only_the_operator_sees_measured_losses(path: Path) -> None:
     told = json.loads(CliRunner().invoke(application, ["--ledger", str(path), "--json"]).stdout)
     assert not [name for name in told if "measured" in name and name != "enforced"]
     assert (told["epsilon_spent"], told["tokens_left"]) == (None, None)
+    assert told["guarantee"].startswith("No epsilon is stated")
     operator = CliRunner().invoke(application, ["--ledger", str(path), "--operator", "--json"])
     stated = json.loads(operator.stdout)
     assert 1.5 < stated["epsilon_measured"] < 8

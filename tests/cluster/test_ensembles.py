@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from services.budget.reader import read
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
-from services.training.manifest import Manifest
+from services.training.manifest import Apart, Manifest
 from tests.browser import page
 from tests.browser import until as in_page
 from tests.ensembles import write_ensemble
@@ -38,7 +38,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
     folder = tmp_path_factory.mktemp("two")
     directories = {name: write_ensemble(folder / name, 2) for name in ("clinic", "court", "school")}
     clinic, school = (Manifest.load(directories[name]) for name in ("clinic", "school"))
-    school.model_copy(update={"disjoint_from": (clinic.ensemble,)}).save(directories["school"])
+    clinic = clinic.model_copy(update={"marks": "0" * 64})
+    clinic.save(directories["clinic"])
+    apart = Apart(ensemble=clinic.ensemble, marks="0" * 64)
+    school.model_copy(update={"disjoint_from": (apart,)}).save(directories["school"])
     config = configure(
         folder,
         directories["clinic"],
@@ -53,7 +56,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         "court": {"ensemble": str(directories["court"]), "privacy": {"epsilon": 2.0, "tokens": 500}},
     }
     config.write_text(yaml.safe_dump(values))
-    KeyStore(Database(folder / "keys.db")).create("root", scopes=SCOPES)
+    KeyStore(ServiceDatabase(folder / "keys.db")).create("root", scopes=SCOPES)
     with running(config) as started:
         yield started
 

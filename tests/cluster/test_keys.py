@@ -10,8 +10,14 @@ from typer.testing import CliRunner, Result
 from cluster.cli import app
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.launch import check_keys, keys_database
-from services.keys.database import Database
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.keys.database import ServiceDatabase
+from services.keys.records import Share
 from services.keys.store import KeyStore
+from services.keys.subjects import subjects_of
+from tests.postgresql import Server
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
     made = keys("create", "root", "--scope", "administer", "--scope", "privacy", "--days", "7", database=database)
     assert made.stdout.strip().startswith("pmx_")
     assert "\n" not in made.stdout.strip()
-    account = KeyStore(Database(database)).account("root")
+    account = KeyStore(ServiceDatabase(database)).account("root")
     assert set(account.key.scopes) == {"administer", "privacy"}
     assert account.key.expires is not None
 
@@ -68,7 +74,7 @@ def test_an_impossible_command_has_a_clear_error(database: str, arguments: tuple
 
 def test_a_place_without_keys_is_named(tmp_path: Path) -> None:
     assert "privmix keys create" in keys("list", database=str(tmp_path / "none.db")).output
-    assert "directory does not exist" in keys("create", "a", database=str(tmp_path / "no" / "keys.db")).output
+    assert "there is no directory" in keys("create", "a", database=str(tmp_path / "no" / "keys.db")).output
 
 
 def configured(folder: Path, **http: Any) -> Configuration:
@@ -87,7 +93,7 @@ def test_a_service_without_keys_serves_this_machine_alone(tmp_path: Path) -> Non
 def test_a_service_with_keys_says_nothing_and_serves_everyone_who_has_one(tmp_path: Path) -> None:
     told: list[str] = []
     check_keys(configured(tmp_path, host="0.0.0.0", api_keys=["one"]), told.append)
-    KeyStore(Database(tmp_path / "keys.db")).create("team")
+    KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
     check_keys(configured(tmp_path, host="0.0.0.0"), told.append)
     assert told == []
 
@@ -98,3 +104,56 @@ def test_keys_are_kept_where_the_configuration_says(tmp_path: Path) -> None:
     assert keys_database(named) == str(tmp_path / "other.db")
     shared = Configuration.of({"ensemble": "e", "budget": {"ledger": "postgresql://host/base"}}, tmp_path)
     assert keys_database(shared) == "postgresql://host/base"
+
+
+def test_a_service_that_had_keys_does_not_start_without_them(tmp_path: Path) -> None:
+    (tmp_path / "ensemble").mkdir()
+    KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
+    check_keys(configured(tmp_path))
+    elsewhere = {"ensemble": "ensemble", "budget": {"ledger": f"sqlite:///{tmp_path}/other/ledger.db"}}
+    (tmp_path / "other").mkdir()
+    for values in (elsewhere, {**elsewhere, "http": {"api_keys": ["one"]}}):
+        with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
+            check_keys(Configuration.of(values, tmp_path))
+    check_keys(Configuration.of({**elsewhere, "keys": {"database": "keys.db"}}, tmp_path))
+
+
+def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Server) -> None:
+    """The keys' default place follows the ledger's. A moved ledger used to be served to everybody."""
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+    source, target = str(tmp_path / "ledger.db"), postgresql.database()
+    Ledger(source, terms)
+    store = KeyStore(ServiceDatabase(tmp_path / "keys.db"))
+    key, secret = store.create("team", share=Share(tokens=9))
+    store.reserve("a", subjects_of(key), 4, 1, "gateway")
+    store.settle("a", 3)
+    for _ in range(2):  # a repeated move has no effect
+        moved = CliRunner().invoke(app, ["ledger", "move", source, target])
+        assert moved.exit_code == 0, moved.output
+        there = KeyStore(
+            ServiceDatabase(keys_database(Configuration.of({"ensemble": "e", "budget": {"ledger": target}})))
+        )
+        assert there.find(secret.hash) == key
+        assert there.account("team") == store.account("team")
+    assert "1 keys" not in moved.output
+    other = postgresql.database()
+    KeyStore(ServiceDatabase(other)).create("foreign")
+    refused = CliRunner().invoke(app, ["ledger", "move", target, other])
+    assert refused.exit_code == 1
+    assert "has other keys" in refused.output
+    assert read(target).moved is None
+    assert CliRunner().invoke(app, ["ledger", "move", target, other, "--keys-stay"]).exit_code == 0
+
+
+def test_the_command_uses_the_database_that_belongs_to_the_ledger(
+    tmp_path: Path, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod with only the ledger's URL, it used to make a useless local file."""
+    url = postgresql.database()
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(app, ["keys", "create", "team"], env={"PRIVMIX_BUDGET__LEDGER": url})
+    assert made.exit_code == 0, made.output
+    assert not list(tmp_path.iterdir())
+    assert KeyStore(ServiceDatabase(url)).account("team").key.name == "team"
+    assert CliRunner().invoke(app, ["keys", "create", "local"]).exit_code == 0
+    assert [file.name for file in tmp_path.glob("*.db")] == ["keys.db"]

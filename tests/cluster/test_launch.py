@@ -13,9 +13,9 @@ from cluster.launch import check_cohorts, check_ensemble, launch
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.receipt import FILE, Receipt
+from services.budget.receipt import Receipt
 from services.ray_session import connected
-from services.training.manifest import Manifest, ManifestError
+from services.training.manifest import Apart, Manifest, ManifestError
 from tests.running import configure, own_ensemble
 
 
@@ -56,22 +56,24 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
 def test_ensembles_that_may_share_users_are_no_cohort(spoilable: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     shutil.copytree(spoilable, second)
-    manifest = Manifest.load(spoilable)
+    manifest = Manifest.load(spoilable).model_copy(update={"marks": "0" * 64})
+    manifest.save(spoilable)
+    another = manifest.model_copy(update={"ensemble": "another", "marks": "1" * 64})
     named = {name: {"ensemble": str(path), "cohort": "all"} for name, path in (("a", spoilable), ("b", second))}
     configuration = Configuration.of({"ensembles": named}, tmp_path)
-    manifest.model_copy(update={"ensemble": "another"}).save(second)
+    another.save(second)
     with pytest.raises(ConfigurationError, match=r"ensembles\.b\.cohort: a user may be in a and in b"):
         launch(configuration)
-    manifest.model_copy(update={"ensemble": "another", "disjoint_from": (manifest.ensemble,)}).save(second)
-    check_cohorts(configuration)
-    manifest.model_copy(update={"disjoint_from": ("another",)}).save(spoilable)
-    manifest.model_copy(update={"ensemble": "another"}).save(second)
-    check_cohorts(configuration)
+    for of, other, path in ((another, manifest, second), (manifest, another, spoilable)):
+        apart = Apart(ensemble=other.ensemble, marks=other.marks or "")
+        of.model_copy(update={"disjoint_from": (apart,)}).save(path)
+        check_cohorts(configuration)
+        of.save(path)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_lost_ledger_is_not_replaced(spoilable: Path, tmp_path: Path) -> None:
-    (spoilable / FILE).touch()
+    Receipt(ledger="lost").save(spoilable)
     with pytest.raises(ConfigurationError, match="put it back"):
         launch(load(tmp_path, spoilable))
     assert not (tmp_path / "ledger.db").exists()

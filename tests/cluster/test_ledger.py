@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.commands.ledger import ledger as application
-from services.budget.errors import Fenced
+from cluster.configuration import Configuration
+from cluster.launch import check_ensemble
+from services.budget.errors import Fenced, LedgerRolledBack
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.budget.receipt import anchors_of
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble
@@ -162,6 +166,26 @@ def test_tokens_lost_since_a_backup_are_forfeited(ledger: Ledger, place: str) ->
     assert read(place).charged == {EVENT: 54}
     with pytest.raises(Fenced):
         ledger.lease(EVENT, 1)
+
+
+def test_a_rolled_back_ledger_is_not_served_until_its_tokens_are_forfeited(ensemble: Path, tmp_path: Path) -> None:
+    own, copy = own_ensemble(ensemble, tmp_path), tmp_path / "copy.db"
+    config = configure(tmp_path, own)
+    assert run("init", "--config", str(config)).exit_code == 0
+    configured = Configuration.load(config).choose()
+    place, terms = configured.budget.ledger, read(configured.budget.ledger).terms
+    shutil.copy(place, copy)
+    Ledger(place, terms, create=False, anchors=anchors_of(own)).lease(EVENT, 5)
+    shutil.copy(copy, place)
+    with pytest.raises(LedgerRolledBack, match="privmix ledger forfeit"):
+        check_ensemble(configured)
+    refused = run("forfeit", place)
+    assert refused.exit_code == 2
+    assert "--tokens" in refused.stderr
+    forfeited = run("forfeit", "--config", str(config))
+    assert forfeited.exit_code == 0, forfeited.output
+    assert "5 tokens are charged now, 5 in all" in forfeited.stdout
+    assert check_ensemble(configured).ledger == read(place).id
 
 
 def test_a_missing_place_is_reported(tmp_path: Path) -> None:

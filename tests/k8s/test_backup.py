@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from services.batches.records import File
+from services.batches.store import BatchStore
 from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.keys.database import ServiceDatabase
+from services.keys.records import Share
+from services.keys.store import KeyStore
 from tests.k8s.manifests import K8S, Manifests
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 
+FILE = File(id="file-1", bytes=2**20, created_at=0, expires_at=2**33, filename="in.jsonl", purpose="batch")
 TERMS = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
 
 
@@ -43,6 +49,39 @@ def test_a_sqlite_ledger_in_use_is_copied_and_restored(tmp_path: Path) -> None:
     script("backup-sqlite", "restore.sh", str(copy), str(place))
     assert read(place) == before
     assert Ledger(place, TERMS).lease(COARSE, 1).count == 1
+
+
+def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    volume, backups = tmp_path / "ledger", tmp_path / "backup"
+    for folder in (volume, backups):
+        folder.mkdir()
+    Ledger(volume / "first.db", TERMS).lease(COARSE, 3)
+    Ledger(volume / "second.db", TERMS).lease(COARSE, 4)
+    (volume / "broken.db").write_bytes(b"no ledger")
+    keys = KeyStore(ServiceDatabase(volume / "keys.db"))
+    _, secret = keys.create("team", share=Share(tokens=9))
+    BatchStore(ServiceDatabase(volume / "keys.db")).put_file("team", FILE, b"x" * 2**20, 2**30)
+    (backups / "first-20260101T000000Z.db.part").touch()
+    (backups / "broken-20260101T000000Z.db").touch()
+    (backups / "broken-20260102T000000Z.db").touch()
+    with pytest.raises(subprocess.CalledProcessError):
+        script("backup-sqlite", "backup.sh", str(volume), str(backups), KEPT="1")
+    copies = {file.name.partition("-")[0]: file for file in backups.iterdir()}
+    assert len(copies) == len(list(backups.iterdir())), "no partial file, and a broken ledger's copies are pruned"
+    assert copies["broken"].name == "broken-20260102T000000Z.db"
+    assert read(copies["second"]).charged == {COARSE: 4}
+    assert copies["keys"].stat().st_size < 2**20, "the clients' files are not in the backup"
+
+    script("backup-sqlite", "restore.sh", str(copies["keys"]), str(tmp_path / "restored.db"))
+    restored = KeyStore(ServiceDatabase(tmp_path / "restored.db"))
+    assert restored.account("team").share == Share(tokens=9)
+    assert restored.required()
+    assert restored.find(secret.hash) is None, "it may have been revoked since"
+    _, rotated = restored.rotate("team")
+    assert restored.find(rotated.hash) is not None
+    assert restored.find("restored " + restored.account("team").key.id) is None
+    script("backup-sqlite", "restore.sh", str(copies["keys"]), str(tmp_path / "kept.db"), KEEP_KEYS="yes")
+    assert KeyStore(ServiceDatabase(tmp_path / "kept.db")).find(secret.hash) is not None
 
 
 def test_a_damaged_sqlite_ledger_is_not_kept_as_a_backup(tmp_path: Path) -> None:
@@ -88,6 +127,29 @@ def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_pat
     with pytest.raises(subprocess.CalledProcessError):
         script("backup-postgresql", "backup.sh", str(tmp_path), path=postgresql.binaries, LEDGER=postgresql.database())
     assert not list(tmp_path.glob("*.dump"))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgresql: Server, tmp_path: Path) -> None:
+    first, second = postgresql.database(), postgresql.database()
+    Ledger(second, TERMS).lease(COARSE, 3)
+    _, secret = KeyStore(ServiceDatabase(second)).create("team")
+    with pytest.raises(subprocess.CalledProcessError):
+        script(
+            "backup-postgresql",
+            "backup.sh",
+            str(tmp_path),
+            path=postgresql.binaries,
+            LEDGER=first,
+            LEDGER_SECOND=second,
+        )
+    (copy,) = tmp_path.iterdir()
+    assert copy.name.startswith("second-")
+    third = postgresql.database()
+    script("backup-postgresql", "restore.sh", str(copy), path=postgresql.binaries, LEDGER=third)
+    assert read(third).charged == {COARSE: 3}
+    assert KeyStore(ServiceDatabase(third)).find(secret.hash) is None
 
 
 def test_the_job_runs_the_script_on_the_ledger_of_the_configuration(manifests: Manifests) -> None:

@@ -102,6 +102,7 @@ def environment(ensemble: Path, manifests: Manifests, tmp_path_factory: pytest.T
     environment = {
         "PRIVMIX_ENSEMBLE": str(own_ensemble(ensemble, folder)),
         "PRIVMIX_BUDGET__LEDGER": str(folder / "ledger.db"),
+        "PRIVMIX_BUDGET__ANCHOR": str(folder),
         "PRIVMIX_HTTP__API_KEYS": json.dumps([KEY]),
         "HOME": str(folder),
     }

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.configuration import Configuration
+from services.batches.settings import BatchSettings
 from services.budget.metrics import STATES
 from tests.k8s.manifests import K8S, Manifest, Manifests, render
 
@@ -135,6 +136,8 @@ def test_the_configuration_names_mounted_volumes(manifests: Manifests, configura
         assert "PRIVMIX_HTTP__API_KEYS" in from_secrets
         ledger = Path(configuration.budget.ledger)
         assert "PRIVMIX_BUDGET__LEDGER" in from_secrets or str(ledger.parent) in mounts
+        assert configuration.budget.anchor is not None, "the ensemble's directory is read-only, so it is no anchor"
+        assert not mounts[configuration.budget.anchor].get("readOnly")
 
 
 def test_a_worker_has_the_gpus_that_a_shard_reserves(manifests: Manifests, configuration: Configuration) -> None:
@@ -238,6 +241,17 @@ def test_webhooks_may_reach_https_outside_the_cluster(manifests: Manifests, tmp_
     assert "10.0.0.0/8" in egress["to"][0]["ipBlock"]["except"], "addresses inside the cluster are excluded"
 
 
+def test_every_pod_gets_the_webhooks_and_a_batch_file_passes_the_ingress(manifests: Manifests, tmp_path: Path) -> None:
+    for container in containers(manifests):
+        secrets = {item["name"]: item["valueFrom"]["secretKeyRef"] for item in container["env"] if "valueFrom" in item}
+        for name, key in (("PRIVMIX_ALERTS__WEBHOOKS", "urls"), ("PRIVMIX_ALERTS__SECRET", "secret")):
+            assert secrets[name] == {"name": "privmix-webhooks", "key": key, "optional": True}
+    beside(tmp_path, f"../overlays/{manifests.overlay}", components=["../components/ingress"])
+    annotations = render("kustomized", tmp_path).one("Ingress")["metadata"]["annotations"]
+    size = annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
+    assert int(size.removesuffix("m")) << 20 > BatchSettings().max_file_bytes
+
+
 def test_a_job_begins_the_ledger_and_records_it(
     manifests: Manifests, configuration: Configuration, tmp_path: Path
 ) -> None:
@@ -257,6 +271,7 @@ def test_a_job_begins_the_ledger_and_records_it(
     (container,) = pod["spec"]["containers"]
     mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
     assert not mounts[f"/{configuration.choose().ensemble.parts[1]}"].get("readOnly")
+    assert configuration.budget.anchor in mounts
     (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "configuration"]
     assert "privmix.yaml" in rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
     ledger = configuration.budget.ledger
@@ -390,14 +405,29 @@ def test_disruption_budgets_keep_the_head_and_all_workers_but_one(manifests: Man
 
 
 def test_alerts_ask_for_metrics_that_exist(manifests: Manifests) -> None:
-    defined = {name.removesuffix("_bucket") for name in exported()}
+    defined = {name.removesuffix("_bucket") for name in exported()} | exported()
     rules = [rule for group in manifests.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
     for rule in rules:
         assert set(METRIC.findall(rule["expr"])) <= defined
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"]
-    described = (K8S / "README.md").read_text()
-    assert not [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in described]
+    runbook = (K8S / "runbook.md").read_text()
+    pages = {page.partition("\n")[0]: page for page in runbook.split("\n## ")[1:]}
+    for rule in rules:
+        page = pages[rule["alert"]]
+        assert [line.split()[1] for line in page.splitlines() if line.startswith("- ")] == ["Means:", "Look", "Do:"]
+    named = {name for name in pages if name.startswith("Privmix")}
+    assert named == {rule["alert"] for rule in rules}, "no page without an alert"
+
+
+def test_errors_that_alert_are_codes_of_the_gateway(manifests: Manifests) -> None:
+    rules = [rule for group in manifests.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    asked = {
+        code for rule in rules for codes in re.findall(r'reason=~"([^"]*)"', rule["expr"]) for code in codes.split("|")
+    }
+    sources = "".join(file.read_text() for file in (SERVICES / "gateway").glob("*.py"))
+    assert asked
+    assert not [code for code in asked if f'"{code}"' not in sources]
 
 
 def test_every_state_of_an_alert_is_one_of_the_ledgers(manifests: Manifests) -> None:

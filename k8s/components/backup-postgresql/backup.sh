@@ -1,13 +1,32 @@
 #!/bin/sh
-# backup.sh DIRECTORY: dumps the ledger's database at the URL in $LEDGER, with the functions that guard its table.
-set -eu
-directory=$1 kept=${KEPT:-168}
-copy=$directory/ledger-$(date -u +%Y%m%dT%H%M%SZ).dump
-pg_dump --format=custom --no-owner --file="$copy.part" "$LEDGER"
-pg_restore --list "$copy.part" | grep -q 'TABLE DATA .* privmix_ledger ' || {
-    echo "$LEDGER has no ledger" | sed 's#://[^@]*@#://#' >&2
-    exit 1
+# backup.sh DIRECTORY: dumps the databases at the URLs in $LEDGER and in every variable LEDGER_NAME (the ledgers of further
+# ensembles, and the keys' database if it is another one), with the functions that guard a ledger's table. The clients'
+# files of batches are left out: they expire, and would fill the volume. One failure does not stop the others.
+set -u
+directory=$1 kept=${KEPT:-168} failed=0
+
+backup() {
+    name=$1 url=$2
+    copy=$directory/$name-$(date -u +%Y%m%dT%H%M%SZ).dump
+    rm -f "$directory/$name"-*.dump.part
+    pg_dump --format=custom --no-owner --exclude-table-data='privmix_files' --exclude-table-data='privmix_batch*' \
+        --file="$copy.part" "$url" &&
+        pg_restore --list "$copy.part" >"$copy.list.part" &&
+        grep -Eq 'TABLE DATA .* privmix_(ledger|keys) ' "$copy.list.part" &&
+        mv "$copy.part" "$copy" && echo "$copy"
+    status=$?
+    rm -f "$copy.part" "$copy.list.part"
+    if [ $status -ne 0 ]; then
+        echo "$url was not backed up: it does not answer, has no ledger and no keys, or the volume is full" |
+            sed 's#://[^@]*@#://#' >&2
+    fi
+    ls -1 "$directory/$name"-2*.dump 2>/dev/null | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
+    return $status
 }
-mv "$copy.part" "$copy"
-ls -1 "$directory"/ledger-*.dump | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
-echo "$copy"
+
+backup ledger "$LEDGER" || failed=1
+for variable in $(env | sed -n 's/^\(LEDGER_[A-Z0-9_]*\)=.*/\1/p'); do
+    name=$(echo "${variable#LEDGER_}" | tr 'A-Z_' 'a-z-')
+    backup "$name" "$(eval "echo \"\$$variable\"")" || failed=1
+done
+exit $failed

@@ -49,7 +49,7 @@ def audit_releases(protocol: Protocol, subject: str | None = None) -> Finding | 
 
 
 def _worst(protocol: Protocol) -> Iterator[World]:
-    for pair in protocol.event.worst_pairs():
+    for pair in (*protocol.event.worst_pairs(), *protocol.worst_pairs()):
         yield from (pair.before, pair.after)
 
 

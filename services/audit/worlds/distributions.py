@@ -184,7 +184,7 @@ def worst_pair(protocol: Protocol, claimed: Event, order: float) -> Pair:
     Raises:
         NoPairError: no worst case is known.
     """
-    pairs = list(claimed.worst_pairs())
+    pairs = [*claimed.worst_pairs(), *protocol.worst_pairs()]
     if not pairs:
         raise NoPairError(f"no worst case is known for {claimed.kind}")
     if len(pairs) == 1:

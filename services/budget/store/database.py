@@ -1,69 +1,59 @@
-"""Opens the database of a ledger: one append-only table, in any of `BACKENDS`."""
+"""Opens the database of a ledger: one append-only table."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, make_url
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import Connection
 
-from services.budget.errors import LedgerError, LedgerForeign, LedgerMissing
-from services.budget.store.backend import Backend
-from services.budget.store.postgresql import PostgreSQL
-from services.budget.store.schema import Access
-from services.budget.store.sqlite import SQLite
+from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
+from services.budget.store.schema import ledger_table
+from services.database.backend import Access, Usage
+from services.database.database import Database
+from services.database.errors import Corrupt, DatabaseError, Foreign, Missing, Unavailable
 
-_SQLITE = SQLite()
-BACKENDS: tuple[Backend, ...] = (
-    _SQLITE,
-    PostgreSQL(),
-)
-"""Every kind of database that can store a ledger. A new backend needs one file and one line here."""
+# The lock is "privmix" in ASCII. A SQLite file is opened anew for each transaction.
+_LEDGER = Usage("a ledger", lock=0x707269766D6978, table=ledger_table.name)
+
+_ERRORS: dict[type[DatabaseError], type[LedgerError]] = {
+    Missing: LedgerMissing,
+    Foreign: LedgerForeign,
+    Corrupt: LedgerCorrupt,
+    Unavailable: LedgerUnavailable,
+}
 
 
-class Database:
-    """The database at a path or a URL. The first transaction connects.
+class LedgerDatabase:
+    """The database of a ledger at a path or a URL. The first transaction connects.
 
     Attributes:
         name: the absolute path, or the URL without its password.
     """
 
     def __init__(self, ledger: str | Path, access: Access) -> None:
-        self._backend, url = _resolve(ledger)
-        self.name = self._backend.label(url)
-        self._engine = self._backend.engine(url, access)
+        try:
+            self._database = Database(ledger, access, _LEDGER)
+        except DatabaseError as error:
+            raise _translated(error) from error
+        self.name = self._database.name
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Runs the block in one transaction, which is on disk when the block ends. A writer excludes other writers.
+        """See `Database.transaction`.
 
         Raises:
             LedgerError: the database failed, or the block raised it. The error names the ledger.
         """
         try:
-            with self._engine.begin() as connection:
+            with self._database.transaction() as connection:
                 yield connection
-        except DBAPIError as error:
-            raise self._backend.explain(error).of(self.name) from error
+        except DatabaseError as error:
+            raise _translated(error).of(self.name) from error
         except LedgerError as error:
             error.of(self.name)
             raise
 
 
-def _resolve(ledger: str | Path) -> tuple[Backend, URL]:
-    if "://" not in str(ledger):
-        return _SQLITE, _SQLITE.location(URL.create("sqlite", database=str(ledger)))
-    try:
-        url = make_url(str(ledger))
-    except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
-        shown = re.sub(r"//.*@", "//***@", str(ledger))
-        raise LedgerMissing(f"{shown} is neither a path nor a database URL") from error
-    schemes: Mapping[str, Backend] = {scheme: backend for backend in BACKENDS for scheme in backend.schemes}
-    scheme = url.drivername.partition("+")[0]
-    if scheme not in schemes:
-        names = " or ".join(backend.name for backend in BACKENDS)
-        raise LedgerForeign(f"a ledger must be in {names}, not in {scheme}")
-    backend = schemes[scheme]
-    return backend, backend.location(url)
+def _translated(error: DatabaseError) -> LedgerError:
+    kind = next(kind for known, kind in _ERRORS.items() if isinstance(error, known))
+    return kind(str(error))

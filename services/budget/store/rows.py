@@ -4,18 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import BigInteger, ColumnClause, Connection, delete, insert, literal_column, select
+from sqlalchemy import Connection, delete, insert, select
 
 from services.budget.chain import Row, link
 from services.budget.records import Checkpoint, Record
 from services.budget.store import schema
 from services.budget.store.schema import beat_table, ledger_table
+from services.database.clock import unix_time
 
 _BATCH = 10_000
-_NOW = {
-    "sqlite": "CAST(strftime('%s', 'now') AS INTEGER)",
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
-}
 
 
 def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
@@ -52,7 +49,7 @@ def append(connection: Connection, rows: Sequence[Row]) -> None:
 def beat(connection: Connection, epoch: int) -> None:
     """Records a heartbeat of the writer of this epoch."""
     connection.execute(delete(beat_table).where(beat_table.c.epoch <= epoch))
-    connection.execute(insert(beat_table).values(epoch=epoch, beat=_now(connection)))
+    connection.execute(insert(beat_table).values(epoch=epoch, beat=unix_time(connection)))
 
 
 def end(connection: Connection, epoch: int) -> None:
@@ -62,13 +59,10 @@ def end(connection: Connection, epoch: int) -> None:
 
 def silence_s(connection: Connection, epoch: int) -> float:
     """Returns the seconds since the last heartbeat of the writer of this epoch; infinite if it has ended."""
-    age = connection.execute(select(_now(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)).scalar()
+    age = connection.execute(
+        select(unix_time(connection) - beat_table.c.beat).where(beat_table.c.epoch == epoch)
+    ).scalar()
     return math.inf if age is None else float(age)
-
-
-def _now(connection: Connection) -> ColumnClause[int]:
-    """Returns the Unix time by the database's clock, which all writers share."""
-    return literal_column(_NOW[connection.dialect.name], BigInteger)
 
 
 def following(head: Row | None, epoch: int, record: Record) -> Row:

@@ -1,14 +1,9 @@
 """Defines the schema of a ledger, and checks and migrates the schema of a database."""
 
-from typing import Literal
-
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
 from services.budget.errors import LedgerForeign, LedgerMissing
 from services.migrations import Migrations, UnknownRevision
-
-Access = Literal["read", "write", "create"]
-"""The purpose of opening a database."""
 
 REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
 BEFORE_REVISIONS = "0001"  # the schema of ledgers that are older than the revision table

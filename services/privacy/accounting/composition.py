@@ -54,7 +54,8 @@ def pld(spent: Spent[SomeEvent], interval: float = PLD_INTERVAL) -> PrivacyLossD
         single = event.pld(interval)
         if single is None:
             return None
-        composed = single.self_compose(paid(event, count))
+        times = paid(event, count)
+        composed = single if times == 1 else single.self_compose(times)  # which would cut tails, even once
         total = composed if total is None else total.compose(composed)
     return total
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from scipy.optimize import bisect
 
 from services.privacy import accounting
+from services.privacy.accounting.composition import Spent
 from services.privacy.events import Event, Orders
 
 
@@ -27,13 +28,20 @@ class Cost:
     epsilon_pld: float | None
 
 
-def cost(event: Event, tokens: int, delta: float, orders: Orders = accounting.ORDERS) -> Cost:
-    """Returns the cost of ``tokens`` tokens of ``event``, at the best of the orders.
+def cost(
+    event: Event,
+    tokens: int,
+    delta: float,
+    orders: Orders = accounting.ORDERS,
+    *,
+    before: Spent[Event] | None = None,
+) -> Cost:
+    """Returns the cost of ``tokens`` tokens of ``event`` after what was spent ``before``, at the best of the orders.
 
     Raises:
         ValueError: ``tokens`` is negative or ``delta`` outside (0, 1).
     """
-    spent = {event: tokens}
+    spent = {event: tokens, **(before or {})}
     best = accounting.epsilon(accounting.rdp(spent, orders), delta, orders)
     return Cost(
         event=event,
@@ -52,6 +60,7 @@ def largest(
     delta: float,
     bounds: tuple[float, float],
     orders: Orders = accounting.ORDERS,
+    before: Spent[Event] | None = None,
 ) -> float:
     """Returns the largest parameter within ``bounds`` for which ``tokens`` tokens stay within (epsilon, delta).
 
@@ -62,17 +71,24 @@ def largest(
         delta: the budget's delta.
         bounds: the smallest and the largest value to consider.
         orders: the Rényi orders to convert from. A small epsilon needs large orders, about log(1 / delta) / epsilon.
+        before: what is spent besides, such as on a private base.
 
     Raises:
         ValueError: even the smallest value costs more than the budget.
     """
 
+    earlier = accounting.rdp(before or {}, orders)
+
     def excess(value: float) -> float:
-        return accounting.epsilon(accounting.rdp({event(value): tokens}, orders), delta, orders).epsilon - epsilon
+        divergences = earlier + accounting.rdp({event(value): tokens}, orders)
+        return accounting.epsilon(divergences, delta, orders).epsilon - epsilon
 
     low, high = bounds
     if excess(low) > 0:
-        raise ValueError(f"epsilon {accounting.stated(epsilon)} at delta {delta:g} does not last for {tokens} tokens")
+        besides = " besides the private base" if before else ""
+        raise ValueError(
+            f"epsilon {accounting.stated(epsilon)} at delta {delta:g} does not last for {tokens} tokens{besides}"
+        )
     if excess(high) <= 0:
         return high
     width = 1e-12 * high
@@ -86,10 +102,13 @@ def smallest(
     delta: float,
     bounds: tuple[float, float],
     orders: Orders = accounting.ORDERS,
+    before: Spent[Event] | None = None,
 ) -> float:
     """Returns the smallest positive parameter within the budget, if the cost falls with it (such as a noise scale).
 
     See `largest` for the arguments.
     """
     least, most = bounds
-    return 1 / largest(lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least), orders)
+    return 1 / largest(
+        lambda inverse: event(1 / inverse), tokens, epsilon, delta, (1 / most, 1 / least), orders, before
+    )

@@ -12,6 +12,7 @@ _SETTINGS = {
     "adapmixed": "adapmixed:AdaPMixedSettings",
     "submix": "submix:SubMixSettings",
     "exponential": "exponential:ExponentialSettings",
+    "individual": "individual:IndividualSettings",
     "gnmax": "gnmax:GNMaxSettings",
     "subsample-aggregate": "subsample_aggregate:SubsampleAggregateSettings",
     "dp-sgd": "dp_sgd:DpSgdSettings",

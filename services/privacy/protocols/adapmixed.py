@@ -347,13 +347,19 @@ class AdaPMixedSettings(Settings):
         if self.enforced == "measured":
             return _MEASURED_RADIUS
         return planning.largest(
-            lambda radius: self._ratio(parts, radius), self.tokens, self.budget, self.delta, radii(parts)
+            lambda radius: self._ratio(parts, radius),
+            self.tokens,
+            self.budget,
+            self.delta,
+            radii(parts),
+            before=self.spent_before,
         )
 
     def _order_of_losses(self, parts: int, radius: float | None, order: float | None) -> float:
         """Returns the order of the ledger: the best order of the bound if the bound is enforced, else `order`."""
         if radius is not None and self.enforced == "bound":
-            return order or planning.cost(self._ratio(parts, radius), self.tokens, self.delta).best_order
+            cost = planning.cost(self._ratio(parts, radius), self.tokens, self.delta, before=self.spent_before)
+            return order or cost.best_order
         if order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
         return self.order

@@ -1,10 +1,11 @@
 """Implements DP-SGD (Abadi et al. 2016): the training of one model is private, so its tokens cost nothing more.
 
-Every step draws a batch that contains each record, or each user, with the same probability, clips the gradient of each
-unit to an L2 norm, and adds Gaussian noise to the sum. Sampling from the trained model is post-processing: any number
-of tokens is charged once, for the training.
+Every step takes all records, or all users, or draws a batch that contains each with the same probability. It clips the
+gradient of each unit to an L2 norm, and adds Gaussian noise to the sum. Sampling from the trained model is
+post-processing: any number of tokens is charged once, for the training.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 from pydantic import Field
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from services.privacy import accounting
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, real_orders
@@ -26,10 +29,13 @@ from services.privacy.settings import Settings, Training
 
 Unit = Literal["record", "user"]
 
-# The factor by which the noise grows until dp-accounting agrees with Opacus' accountant.
+# The factor by which the noise grows until dp-accounting agrees, whose privacy losses are rounded up to a grid.
 _STEP = 1.002
+_FULL_BATCH_STEP = 1.00005
 # The largest noise multiplier: with more noise a model learns nothing.
 _MOST_NOISE = 1000.0
+# The largest sensitivity, in standard deviations of the noise of all steps together, that a search considers.
+_LARGEST_MU = 100.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class DpSgdEvent(Event):
     Attributes:
         unit: the protected unit: one document (``record``), or all documents of one ``user``.
         noise_multiplier: the standard deviation of the noise in each coordinate, divided by the clipping norm.
-        sampling_rate: the probability with which each record, or user, is in a step's batch.
+        sampling_rate: the probability with which each record, or user, is in a step's batch; 1 for all of them.
         steps: the number of steps.
         run: the id of the training. The costs of trainings with different ids add up, even if their numbers are equal.
     """
@@ -65,16 +71,23 @@ class DpSgdEvent(Event):
     def rdp(self, orders: Orders) -> Divergences:
         """Returns the Rényi divergence of the whole training, with one record or user present or absent.
 
-        It is exact at integer orders (Mironov, Talwar, Zhang 2019, section 3.3). Since (a - 1) D_a is convex in a and
-        0 at a = 1, the chord bounds it between integer orders.
+        With full batches it is exact: that of Gaussian mechanisms (Mironov 2017, Proposition 7). Otherwise it is exact
+        at integer orders (Mironov, Talwar, Zhang 2019, section 3.3). Since (a - 1) D_a is convex in a and 0 at a = 1,
+        the chord bounds it between integer orders.
         """
         a = real_orders(orders)
+        if self.sampling_rate == 1.0:
+            return np.asarray(self.steps * a / (2 * self.noise_multiplier**2))
         whole = np.arange(1, max(2, int(np.ceil(a.max(initial=2.0)))) + 1)
         moments = (whole - 1) * _rdp(self.noise_multiplier, self.sampling_rate, len(whole))
         return np.asarray(self.steps * np.interp(a, whole, moments) / (a - 1))
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        """Returns the distribution of the whole training: composed subsampled Gaussians (Zhu, Dong, Wang 2022)."""
+        """Returns the distribution of the whole training: composed subsampled Gaussians (Zhu, Dong, Wang 2022).
+
+        Steps on full batches together are one Gaussian mechanism with 1 / sqrt(steps) of the noise (Dong, Roth, Su
+        2022, Corollary 3.3), so their privacy losses are rounded only once.
+        """
         return _pld(self.noise_multiplier, self.sampling_rate, self.steps, interval)
 
     def epsilon(self, delta: float) -> float:
@@ -85,15 +98,19 @@ class DpSgdEvent(Event):
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
-            source="Abadi et al. 2016; privacy loss distribution of the Poisson-subsampled Gaussian mechanism",
+            source=f"Abadi et al. 2016; {self._mechanism}, in Rényi divergences or as a privacy loss distribution",
             assumes=(
-                f"how many {self.unit}s there are is public, or was not looked at to choose the sampling rate",
+                "every option of the training was chosen without looking at the private text",
                 "the batches, the gradients and the noise of the training stay secret",
                 "noise in floating point is as good as noise on the real numbers",
             ),
             adjacency=self.unit,
             seen="any number of released tokens",
         )
+
+    @property
+    def _mechanism(self) -> str:
+        return f"the {'' if self.sampling_rate == 1.0 else 'Poisson-subsampled '}Gaussian mechanism"
 
 
 @dataclass(frozen=True)
@@ -187,8 +204,9 @@ class DpSgdSettings(Settings):
 def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """Returns the noise multiplier with which a training stays within (epsilon, delta).
 
-    Opacus computes it with its accountant (Gopi, Lee, Wutschitz 2021). Then it grows until dp-accounting agrees, which
-    ledgers use.
+    With full batches it follows from the exact delta of the Gaussian mechanism (Balle & Wang 2018, Theorem 8).
+    Otherwise, Opacus computes it with its accountant (Gopi, Lee, Wutschitz 2021). Then it grows until dp-accounting
+    agrees, which ledgers use.
 
     Raises:
         ValueError: no noise suffices.
@@ -199,17 +217,31 @@ def noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: 
             f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for {steps} steps at rate "
             f"{sampling_rate:g}"
         )
+    full = sampling_rate == 1.0
+    noise = _gaussian_noise(epsilon, delta, steps) if full else _subsampled_noise(epsilon, delta, sampling_rate, steps)
+    while DpSgdEvent("record", noise, sampling_rate, steps).epsilon(delta) > epsilon:
+        noise *= _FULL_BATCH_STEP if full else _STEP
+    return noise
+
+
+def _gaussian_noise(epsilon: float, delta: float, steps: int) -> float:
+    """Returns the noise multiplier at which steps on full batches have exactly this delta at epsilon."""
+
+    def excess(mu: float) -> float:
+        return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))) - delta
+
+    return math.sqrt(steps) / float(brentq(excess, math.sqrt(steps) / _MOST_NOISE, _LARGEST_MU, xtol=1e-12))
+
+
+def _subsampled_noise(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     from opacus.accountants.utils import get_noise_multiplier  # takes seconds to import, and only training needs it
 
     search: Callable[..., float] = get_noise_multiplier
-    with warnings.catch_warnings(), np.errstate(divide="ignore"):  # log 0 at a rate of 1 is correct
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is", UserWarning)  # concerns only a first guess
-        noise = search(
+        return search(
             target_epsilon=epsilon, target_delta=delta, sample_rate=sampling_rate, steps=steps, accountant="prv"
         )
-    while DpSgdEvent("record", noise, sampling_rate, steps).epsilon(delta) > epsilon:
-        noise *= _STEP
-    return noise
 
 
 @lru_cache(maxsize=64)
@@ -222,6 +254,10 @@ def _rdp(noise: float, rate: float, largest: int) -> Divergences:
 
 @lru_cache(maxsize=16)
 def _pld(noise: float, rate: float, steps: int, interval: float) -> PrivacyLossDistribution:
+    if rate == 1.0:
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            noise / math.sqrt(steps), value_discretization_interval=interval
+        )
     step = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
     )

@@ -251,6 +251,7 @@ class ExponentialSettings(Settings):
             self.budget,
             self.delta,
             radii(sample),
+            before=self.spent_before,
         )
         return Exponential(parts, sample, radius)
 

@@ -193,11 +193,16 @@ class GNMaxSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> GNMax:
         sigma = self.sigma or planning.smallest(
-            lambda sigma: GNMaxEvent(parts, sigma), self.tokens, self.budget, self.delta, SCALES
+            lambda sigma: GNMaxEvent(parts, sigma),
+            self.tokens,
+            self.budget,
+            self.delta,
+            SCALES,
+            before=self.spent_before,
         )
         if self.order is not None and order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
-        best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta).best_order
+        best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta, before=self.spent_before).best_order
         return GNMax(parts, sigma, self.candidates, self.order or order or best)
 
     @property

@@ -12,7 +12,6 @@ needs only one row.
 """
 
 import math
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -43,7 +42,7 @@ from services.privacy.mollifiers import projection, renyi
 from services.privacy.mollifiers.mixture import integer_weights, slack, usable_radii
 from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Protocol, Release
-from services.privacy.sampling.randomness import poisson_subsample
+from services.privacy.sampling.randomness import poisson_subsample, uniform_below
 from services.privacy.settings import ROOM, Settings
 from services.privacy.worlds import Pair, Reals
 
@@ -170,7 +169,7 @@ class PMixed(Protocol):
 
     def draw(self) -> tuple[int, ...]:
         drawn = poisson_subsample(self.parts, self.q)
-        return (secrets.choice(drawn),) if drawn and self.mollifier == "ratio" else drawn
+        return (drawn[uniform_below(len(drawn))],) if drawn and self.mollifier == "ratio" else drawn
 
     def release(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, self._mollify))
@@ -260,7 +259,12 @@ class PMixedSettings(Settings):
             loss = published.total_loss(self.order, self.budget, self.delta) * ROOM / self.tokens
             return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss)
         radius = self.radius or planning.largest(
-            lambda radius: RatioEvent(parts, self.q, radius), self.tokens, self.budget, self.delta, radii(1)
+            lambda radius: RatioEvent(parts, self.q, radius),
+            self.tokens,
+            self.budget,
+            self.delta,
+            radii(1),
+            before=self.spent_before,
         )
         return PMixed(parts, self.q, radius, projection=self.projection)
 

@@ -192,7 +192,12 @@ class SubsampleAggregateSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
         scale = self.scale or planning.smallest(
-            lambda scale: SubsampleAggregateEvent(parts, scale), self.tokens, self.budget, self.delta, _SCALES
+            lambda scale: SubsampleAggregateEvent(parts, scale),
+            self.tokens,
+            self.budget,
+            self.delta,
+            _SCALES,
+            before=self.spent_before,
         )
         return SubsampleAggregate(parts, scale, self.candidates)
 

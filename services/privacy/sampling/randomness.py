@@ -1,6 +1,8 @@
 """Provides secret randomness from the operating system's generator only.
 
-A guarantee that depends on a random draw is void if the draw can be predicted. So no seeded generator is used.
+A guarantee that depends on a random draw is void if the draw can be predicted. So no seeded generator is used, and
+every draw that a guarantee rests on comes from here, or from OpenDP's samplers in `noise`. A test names all other
+modules that draw at random, and why their draws may be known.
 """
 
 import os

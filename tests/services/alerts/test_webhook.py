@@ -14,7 +14,7 @@ from services.alerts import webhook
 from services.alerts.alert import Alert
 from services.alerts.outbox import Outbox
 from services.alerts.webhook import Webhook, signature
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from tests.services.alerts.receiver import Receiver, receiving
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def outbox(tmp_path: Path) -> Outbox:
-    return Outbox(Database(tmp_path / "keys.db"), "privmix")
+    return Outbox(ServiceDatabase(tmp_path / "keys.db"), "privmix")
 
 
 @pytest.fixture
@@ -115,9 +115,9 @@ async def test_an_undelivered_alert_is_dropped_after_a_day(
 
 def test_alerts_and_levels_survive_a_restart_together(outbox: Outbox, tmp_path: Path) -> None:
     outbox.put([alert(1)], {"budget": 0.5}, ["a"])
-    again = Outbox(Database(tmp_path / "keys.db"), "privmix")
+    again = Outbox(ServiceDatabase(tmp_path / "keys.db"), "privmix")
     assert again.levels() == {"budget": 0.5}
     assert again.first("a") is not None
-    other = Outbox(Database(tmp_path / "keys.db"), "another")
+    other = Outbox(ServiceDatabase(tmp_path / "keys.db"), "another")
     assert other.levels() == {}
     assert other.first("a") is None

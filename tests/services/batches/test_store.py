@@ -8,20 +8,21 @@ import pytest
 from sqlalchemy import make_url
 
 from services.batches.records import Batch, BatchesError, File, LineResponse, LineResult, NotStored, new_id
-from services.batches.store import BatchStore, OpenBatch
-from services.keys.database import Database
+from services.batches.store import BatchStore, LeaseLost, OpenBatch
+from services.keys.database import ServiceDatabase
 from tests.postgresql import Server
 
 TEXT = b'{"prompt": "Wilhelmina"}'
 MOST, DAY_S = 1000, 86_400
+HOLDER = "this deployment"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BatchStore:
     if request.param == "sqlite":
-        return BatchStore(Database(tmp_path / "keys.db"))
+        return BatchStore(ServiceDatabase(tmp_path / "keys.db"))
     server: Server = request.getfixturevalue("postgresql")
-    return BatchStore(Database(make_url(server.database()).render_as_string(hide_password=False)))
+    return BatchStore(ServiceDatabase(make_url(server.database()).render_as_string(hide_password=False)))
 
 
 def put(store: BatchStore, owner: str = "alice", content: bytes = TEXT, expires_at: int | None = None) -> File:
@@ -106,16 +107,17 @@ def test_a_file_in_use_cannot_be_deleted_and_open_batches_are_limited(store: Bat
 def test_results_become_files_in_the_order_of_the_lines(store: BatchStore) -> None:
     batch = begin(store)
     batch = store.change(batch.id, status="in_progress")
+    assert store.take_lease(HOLDER, 60)
     for number, status in ((3, 200), (1, 200), (2, 400)):
-        assert store.begin_line(batch.id, number) == 1
+        assert store.begin_line(batch.id, number, HOLDER) == 1
         store.answer_line(batch.id, number, result(f"line {number}", status), (4, 2))
-    assert store.begin_line(batch.id, 4) == 1
-    assert store.begin_line(batch.id, 4) == 2, "a lost attempt counts"
+    assert store.begin_line(batch.id, 4, HOLDER) == 1
+    assert store.begin_line(batch.id, 4, HOLDER) == 2, "a lost attempt counts"
     assert store.answered(batch.id) == {1, 2, 3}
     running = store.batch("alice", batch.id)
     assert (running.request_counts.completed, running.request_counts.failed) == (2, 1)
     (stored,) = store.open_batches()
-    done = store.finish(stored, "expired", {4: "line 4"}, DAY_S)
+    done = store.finish(stored, "expired", {4: "line 4"}, DAY_S, HOLDER)
     assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("expired", 2, 2)
     assert done.usage is not None
     assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens) == (12, 6, 18)
@@ -129,6 +131,33 @@ def test_results_become_files_in_the_order_of_the_lines(store: BatchStore) -> No
     assert store.open_batches() == []
     assert store.change(batch.id, status="in_progress") == done, "a batch that has ended does not change"
     assert store.batch("alice", batch.id) == done
+
+
+def test_one_deployment_runs_lines_at_a_time_and_the_first_result_of_a_line_stays(store: BatchStore) -> None:
+    batch = begin(store)
+    with pytest.raises(LeaseLost):
+        store.begin_line(batch.id, 1, "old")
+    assert store.take_lease("old", 1)
+    assert store.begin_line(batch.id, 1, "old") == 1
+    assert not store.take_lease("new", 60)
+    with pytest.raises(LeaseLost):
+        store.begin_line(batch.id, 1, "new")
+    time.sleep(2.1)
+    assert store.take_lease("new", 60), "the old deployment has not extended its lease"
+    assert not store.take_lease("old", 60)
+    with pytest.raises(LeaseLost):
+        store.begin_line(batch.id, 2, "old")
+    (stored,) = store.open_batches()
+    with pytest.raises(LeaseLost):
+        store.finish(stored, "completed", {}, DAY_S, "old")
+    assert store.begin_line(batch.id, 1, "new") == 2
+    store.answer_line(batch.id, 1, result("first"), (4, 2))
+    store.answer_line(batch.id, 1, result("second"), (4, 2))
+    done = store.finish(stored, "completed", {}, DAY_S, "new")
+    assert done.output_file_id is not None
+    assert json.loads(store.content("alice", done.output_file_id))["custom_id"] == "first"
+    store.release_lease("new")
+    assert store.take_lease("old", 60)
 
 
 def test_files_and_batches_are_deleted_after_the_retention_time(store: BatchStore) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from services.budget.chain import Row, link
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import rows
 from services.budget.store.schema import ledger_table
 
@@ -23,7 +23,7 @@ def tamper(path: Path, statement: str) -> None:
 
 def append(place: str | Path, *, epoch: int, kind: str, body: str) -> Row:
     """Appends a row with correct hashes."""
-    with Database(place, "write").transaction() as connection:
+    with LedgerDatabase(place, "write").transaction() as connection:
         *_, last = rows(connection)
         row = link(last, epoch=epoch, kind=kind, body=body, at=last.at)
         connection.execute(insert(ledger_table).values(asdict(row)))

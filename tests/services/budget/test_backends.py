@@ -10,9 +10,9 @@ from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.store import database
-from services.budget.store.backend import Backend
-from services.budget.store.sqlite import SQLite
+from services.database import database
+from services.database.backend import Backend
+from services.database.sqlite import SQLite
 from tests.services.budget.events import COARSE
 
 

@@ -155,6 +155,21 @@ def test_clients_see_no_measured_losses(ledger: Ledger) -> None:
     assert "operational" in for_clients.guarantee
 
 
+def test_no_epsilon_is_stated_where_clients_see_a_stop_that_depends_on_the_text(
+    place: str, measured: PrivacyBudget
+) -> None:
+    """The analysis of measured losses assumes that nobody sees the stop; here it ends an answer and causes 429."""
+    ledger = Ledger(place, measured)
+    assert ledger.charge(SUBMIX, [[0.1, 0.2, 0.3], [1e9, 0.0, 0.0]], "first") == 1
+    operator = statement(ledger.balance())
+    told = operator.client()
+    assert told.stopped and told.exhausted, "clients see it"
+    assert told.epsilon is None
+    assert told.guarantee == operator.guarantee
+    assert told.guarantee.startswith("No epsilon is stated: clients see when the losses")
+    assert operator.epsilon == measured.epsilon, "the operator's limit"
+
+
 def test_measured_tokens_are_charged_before_their_release(cluster: None, path: Path, measured: PrivacyBudget) -> None:
     actor = start(str(path), measured, namespace=NAMESPACE, name="measured")
 

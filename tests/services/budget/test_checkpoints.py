@@ -19,7 +19,7 @@ from services.budget.filter import Filter
 from services.budget.ledger import FREE_LEASE, Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read, replay
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row, last_checkpoint
 from services.budget.store.schema import ledger_table
 from services.privacy.protocols.ensemble import EnsembleEvent
@@ -50,7 +50,7 @@ def write(ledger: Ledger, leases: int) -> None:
 
 
 def stored(place: str) -> list[Row]:
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         return list(every_row(connection))
 
 
@@ -61,7 +61,7 @@ def test_a_start_from_a_checkpoint_has_the_state_of_a_full_replay(
     rows = stored(place)
     checkpoints = [row.seq for row in rows if row.kind == "checkpoint"]
     assert len(checkpoints) > 4
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         assert last_checkpoint(connection) == checkpoints[-1]
         from_checkpoint = replay(connection)
     whole = state.LedgerState.replay(iter(rows))
@@ -88,7 +88,7 @@ def test_a_forged_checkpoint_is_detected(place: str, ledger: Ledger) -> None:
     honest = stored(place)[-1]
     forged = state.LedgerState.replay(iter(stored(place))).checkpoint().model_copy(update={"charged": (1,)})
     row = link(honest, epoch=1, kind="checkpoint", body=forged.model_dump_json(), at=honest.at)
-    with Database(place, "write").transaction() as connection:
+    with LedgerDatabase(place, "write").transaction() as connection:
         connection.execute(insert(ledger_table), [row.fields()])
     with pytest.raises(LedgerCorrupt, match="does not match the rows before it"):
         verify(place)
@@ -176,7 +176,7 @@ def test_forfeited_tokens_are_charged_even_beyond_the_budget(place: str, terms: 
     with pytest.raises(LeaseRefused, match="nothing was ever charged"):
         ledger.forfeit(5)
     ledger.settle(ledger.lease(COARSE, 100).lease, 100)
-    assert ledger.forfeit(50) == COARSE
+    assert ledger.forfeit(50) == {COARSE: 50}
     assert ledger.lease(COARSE, 1000).count == room - 150
     ledger.forfeit(1000)
     assert ledger.balance().charged == {COARSE: room + 1000}

@@ -13,7 +13,7 @@ from services.budget.errors import LedgerForeign, LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.schema import REVISION_TABLE, ledger_table
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
@@ -56,7 +56,7 @@ def old(place: str, terms: PrivacyBudget, tmp_path: Path) -> str:
     writer.lease(COARSE, 10)
     with closing(sqlite3.connect(tmp_path / "model.db")) as model:
         rows = model.execute("SELECT * FROM privmix_ledger ORDER BY seq").fetchall()
-    with Database(place, "create").transaction() as connection:
+    with LedgerDatabase(place, "create").transaction() as connection:
         for statement in OLD[connection.dialect.name]:
             connection.exec_driver_sql(statement)
         for row in rows:
@@ -68,7 +68,7 @@ def test_a_new_ledger_has_the_newest_revision_and_the_table_that_queries_expect(
     place: str, terms: PrivacyBudget
 ) -> None:
     Ledger(place, terms)
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         assert revision(connection) == NEWEST
         context = MigrationContext.configure(connection, opts={"version_table": REVISION_TABLE, "compare_type": True})
         assert compare_metadata(context, ledger_table.metadata) == []
@@ -80,42 +80,42 @@ def test_an_old_ledger_gets_a_revision_and_continues(old: str, terms: PrivacyBud
     ledger.lease(COARSE, 7)
     after = read(old)
     assert (after.charged, after.rows, after.epoch) == ({COARSE: 17}, before.rows + 2, before.epoch + 1)
-    with Database(old, "read").transaction() as connection:
+    with LedgerDatabase(old, "read").transaction() as connection:
         assert revision(connection) == NEWEST
 
 
 def test_a_reader_does_not_change_an_old_ledger(old: str) -> None:
     assert read(old).charged == {COARSE: 10}
-    with Database(old, "read").transaction() as connection:
+    with LedgerDatabase(old, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
 def test_a_refused_opening_writes_no_revision(old: str, terms: PrivacyBudget) -> None:
     with pytest.raises(LedgerMismatch):
         Ledger(old, terms.model_copy(update={"epsilon": 9.0}))
-    with Database(old, "read").transaction() as connection:
+    with LedgerDatabase(old, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == ["privmix_ledger"]
 
 
 def test_a_newer_schema_is_refused_and_not_changed(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms).lease(COARSE, 10)
-    with Database(place, "write").transaction() as connection:
+    with LedgerDatabase(place, "write").transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     for use in (lambda: Ledger(place, terms), lambda: read(place)):
         with pytest.raises(
             LedgerForeign, match=r"revision 9999.*the newest revision that this version of privmix knows is 0002"
         ):
             use()
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         assert revision(connection) == "9999"
 
 
 def test_a_second_opening_does_not_change_the_schema(place: str, terms: PrivacyBudget) -> None:
     Ledger(place, terms)
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         before = layout_of(connection)
     Ledger(place, terms)
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         assert layout_of(connection) == before
 
 

@@ -15,7 +15,7 @@ from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.state import Balance
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from tests.postgresql import Server
 from tests.services.budget import writers
@@ -52,7 +52,7 @@ def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], term
 
 
 def rows_of(place: str) -> list[Row]:
-    with Database(place, "read").transaction() as connection:
+    with LedgerDatabase(place, "read").transaction() as connection:
         return list(every_row(connection))
 
 
@@ -78,7 +78,7 @@ def test_the_source_can_be_read_but_not_written(places: tuple[str, str], terms: 
     source, target = places
     writer, before = Ledger(source, terms), read(source)
     move(source, target)
-    where = Database(target, "read").name
+    where = LedgerDatabase(target, "read").name
     for write in (
         lambda: writer.lease(COARSE, 1),
         lambda: writer.settle("open", 0),
@@ -175,7 +175,7 @@ def test_a_tampered_ledger_is_not_moved(path: Path, terms: PrivacyBudget, postgr
     target = postgresql.database()
     with pytest.raises(LedgerCorrupt, match=f"{path}: row 3 was changed"):
         move(path, target)
-    with Database(target, "read").transaction() as connection:
+    with LedgerDatabase(target, "read").transaction() as connection:
         assert inspect(connection).get_table_names() == []
 
 

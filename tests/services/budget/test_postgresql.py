@@ -18,7 +18,7 @@ from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, Le
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from tests.postgresql import Server, running
 from tests.services.budget import writers
 from tests.services.budget.conftest import NAMESPACE
@@ -179,8 +179,8 @@ def test_the_actor_and_its_database_survive_each_others_crash(
 def test_a_ledger_locked_by_another_writer_is_unavailable(
     ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.budget.store.postgresql.LOCK_TIMEOUT", "50ms")
-    with Database(url, "write").transaction():
+    monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "50ms")
+    with LedgerDatabase(url, "write").transaction():
         with pytest.raises(LedgerUnavailable, match="another writer has locked it; try again"):
             ledger.lease(COARSE, 1)
         assert not read(url).charged, "readers do not wait for a lock"
@@ -188,8 +188,8 @@ def test_a_ledger_locked_by_another_writer_is_unavailable(
 
 
 def test_the_lock_of_a_silent_writer_expires(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.budget.store.postgresql.IDLE_TIMEOUT", "100ms")
-    silent = Database(url, "write")
+    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "100ms")
+    silent = LedgerDatabase(url, "write")
     with pytest.raises(LedgerUnavailable), silent.transaction() as connection:
         assert ledger.lease(COARSE, 1).count == 1
         connection.exec_driver_sql("SELECT 1")
@@ -201,7 +201,7 @@ def test_commits_are_synchronous_in_spite_of_the_databases_settings(
 ) -> None:
     with postgresql.connect(url) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = off")
-    with Database(url, "write").transaction() as ours:
+    with LedgerDatabase(url, "write").transaction() as ours:
         assert ours.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
 
 

@@ -114,7 +114,7 @@ def test_file_names_may_have_special_characters(tmp_path: Path, terms: PrivacyBu
 def test_a_ledger_locked_by_another_writer_is_unavailable(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.budget.store.sqlite.BUSY_TIMEOUT", 0.05)
+    monkeypatch.setattr("services.database.sqlite.BUSY_TIMEOUT", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerUnavailable, match="another process has locked it"):

@@ -10,7 +10,7 @@ from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.store.database import Database
+from services.budget.store.database import LedgerDatabase
 from tests.services.budget.events import COARSE
 
 
@@ -129,16 +129,16 @@ def test_concurrent_deployments_do_not_take_turns(place: str, roomy: PrivacyBudg
 
 
 def test_an_unconfirmed_takeover_belongs_to_its_writer(place: str, roomy: PrivacyBudget) -> None:
-    ledger, database = Ledger(place, roomy, holder="only"), Database.transaction
+    ledger, database = Ledger(place, roomy, holder="only"), LedgerDatabase.transaction
 
     with pytest.MonkeyPatch.context() as patch:
         commits = []
 
-        def forgetful(self: Database) -> object:
+        def forgetful(self: LedgerDatabase) -> object:
             commits.append(self)
             return UnconfirmedTransaction(database(self))
 
-        patch.setattr(Database, "transaction", forgetful)
+        patch.setattr(LedgerDatabase, "transaction", forgetful)
         with pytest.raises(ConnectionError):
             ledger.lease(COARSE, 5, "mine")
     assert len(commits) == 1

@@ -23,7 +23,7 @@ def rows() -> Rows:
     values = torch.log_softmax(torch.randn(len(DRAWN) + sum(DRAWN), VOCABULARY, generator=torch.Generator()), dim=1)
     log_p = list(values.numpy())
     models = tuple(tuple(range(count)) for count in DRAWN)
-    return Rows(log_p[: len(DRAWN)], log_p[len(DRAWN) :], models, PRIVATE, len(values))
+    return Rows(log_p[: len(DRAWN)], log_p[len(DRAWN) :], models, PRIVATE, len(values), 0)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])

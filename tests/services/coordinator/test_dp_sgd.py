@@ -34,8 +34,8 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
         "".join(json.dumps({"user": f"u{n}", "text": f"The {n} ninth lanterns."}) + "\n" for n in range(9))
     )
     model, output = write_tiny_model(tmp_path / "model"), tmp_path / "ensemble"
-    private = DpSgdOptions(unit="user", expected_batch=9, epsilon=2)
-    options = DP_SGD_TRAINING.model_copy(update={"block": 16, "epochs": 1, "precision": "float32"})
+    private = DpSgdOptions(steps=1, epsilon=2)
+    options = DP_SGD_TRAINING.model_copy(update={"block": 16, "precision": "float32"})
     manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)

@@ -93,8 +93,8 @@ async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = T
 
 LIMITS = {"epsilon": 8.0, "delta": 1e-5, "tokens": 50}
 SERVED = [name for name, settings in PROTOCOLS.items() if list(settings.compared(PARTS, LIMITS))]
-# A protocol with a closed form, one with a draw of parts, and one with losses measured on the private text.
-DEFAULT_RUN = ("pmixed", "exponential", "adapmixed")
+# A closed form, a draw of parts, losses measured on the private text, and accounts of the parts.
+DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
 
 
 @pytest.mark.parametrize(

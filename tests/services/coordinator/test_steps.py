@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.actor import ActorHandle
 
 from services.budget import actor as budget
@@ -43,14 +44,26 @@ class RecordingShard(Shard):
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._operations: list[Operation] = []
+        self._salts: set[tuple[str, str | None]] = set()
+        self._compute = self._engine.next_token
+        self._engine.next_token = self._recorded  # type: ignore[method-assign]
+
+    def _recorded(self, requests: Sequence[Request]) -> torch.Tensor:
+        rows = self._compute(requests)
+        requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
+        self._operations.append((requested, self._coming, rows.shape, str(rows.dtype), rows.nbytes))
+        return rows
 
     def next_token(
-        self, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+        self,
+        requests: Sequence[Request],
+        coming: Sequence[str] = (),
+        trace: str | None = None,
+        returned: Sequence[int] | None = None,
     ) -> np.ndarray:
-        rows = super().next_token(requests, coming, trace)
-        requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
-        self._operations.append((requested, len(coming), rows.shape, str(rows.dtype), rows.nbytes))
-        return rows
+        self._coming = len(coming)
+        self._salts |= {(request.sequence, request.cache_salt) for request in requests}
+        return super().next_token(requests, coming, trace, returned)
 
     def release(self, sequences: Sequence[str]) -> None:
         super().release(sequences)
@@ -60,6 +73,11 @@ class RecordingShard(Shard):
         """Returns the operations since the last call."""
         recorded, self._operations = self._operations, []
         return recorded
+
+    def salts(self) -> set[tuple[str, str | None]]:
+        """Returns the cache salts of all sequences since the last call."""
+        salts, self._salts = self._salts, set()
+        return salts
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +155,28 @@ def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
     return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
+@pytest.mark.parametrize(("draw", "part_rows"), [((), 0), ((0,), 1), ((PARTS - 1,), 1)])
+def test_only_rows_that_are_used_leave_a_shard(
+    engines: tuple[EngineSettings, ...],
+    shards: list[ActorHandle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draw: tuple[int, ...],
+    part_rows: int,
+) -> None:
+    monkeypatch.setattr(PMixed, "draw", lambda self: draw)
+    vocabulary = ray.get(shards[0].status.remote()).vocabulary
+
+    async def run() -> None:
+        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
+            await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
+            measures = await coordinator.measures()
+        assert measures["row_bytes"] == TOKENS * 2 * (1 + part_rows) * vocabulary * 4
+        assert measures["rows"] == TOKENS * 2 * len(shards) * (1 + 1)
+
+    asyncio.run(run())
+
+
 @pytest.mark.slow
 def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +205,26 @@ def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
 
     for draw in ((), (0,), (PARTS - 1,)):
         (tmp_path / f"{draw}").mkdir()
+    asyncio.run(run())
+
+
+def test_every_shard_reads_a_sequence_under_the_salt_of_its_client(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
+            ray.get([shard.salts.remote() for shard in shards])
+            options = SamplingOptions()
+            generations = [
+                Generation("of-one", PROMPTS[0], options, 2, cache_salt="one"),
+                Generation("of-another", PROMPTS[0], options, 2, cache_salt="another"),
+                Generation("continued", PROMPTS[0], options, 2, released=(9,), cache_salt="one"),
+            ]
+            await coordinator.submit("channel", generations)
+            await until_ended(coordinator, len(generations))
+        for salts in ray.get([shard.salts.remote() for shard in shards]):
+            assert salts == {("of-one", "one"), ("of-another", "another"), ("continued", "one")}
+
     asyncio.run(run())
 
 
@@ -212,10 +272,12 @@ def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
     """The mathematics runs out of memory for one sequence after the shards have answered."""
     release = Arithmetic.release
 
-    async def fails(self: Arithmetic, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions]) -> Any:
+    async def fails(
+        self: Arithmetic, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions], *more: Any
+    ) -> Any:
         if any(len(row) for row in rows.models) and any(option.temperature == 0.5 for option in options):
             raise RuntimeError("out of memory")
-        return await release(self, protocol, rows, options)
+        return await release(self, protocol, rows, options, *more)
 
     monkeypatch.setattr(Arithmetic, "release", fails)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.adapter_config import AdapterConfig, read_adapter_configs
+from services.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
 
 READER = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -42,3 +42,33 @@ def test_plain_lora_is_served_alone(tmp_path: Path) -> None:
     assert read_adapter_configs({"a": plain["a"]}, "own") == [AdapterConfig(4, ("q_proj", "v_proj"))]
     with pytest.raises(ValueError, match="'own' serves one adapter, got 2; train the ensemble again"):
         read_adapter_configs(plain, "own")
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ({}, 0),
+        *(({"layers_to_transform": own}, first) for own, first in ((None, 0), ([0, 1, 2, 3], 0), ([3, 2], 2), (3, 3))),
+    ],
+)
+def test_readers_fork_at_the_first_layer_that_they_change(tmp_path: Path, changed: dict[str, Any], first: int) -> None:
+    adapters = {name: write(tmp_path / name, **changed) for name in ("a", "b")}
+    assert first_layer(read_adapter_configs(adapters, "public"), 4) == first
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (([2, 3], [3]), r"layers: adapters change the last \[1, 2\] layers; train all parts with the same --layers"),
+        ((None, [3]), r"layers: adapters change the last \[1, 4\] layers"),
+        (([1, 2], [1, 2]), r"layers: adapters change the layers \[1, 2\] of 4 .* must change the last ones"),
+        (([1, 3], [1, 3]), r"layers: adapters change the layers \[1, 3\]"),
+        (([3, 4], [3, 4]), r"layers: adapters change the layers \[3, 4\] of 4"),
+    ],
+)
+def test_other_layers_are_refused(tmp_path: Path, layers: tuple[Any, Any], message: str) -> None:
+    adapters = {
+        name: write(tmp_path / name, layers_to_transform=own) for name, own in zip(("a", "b"), layers, strict=True)
+    }
+    with pytest.raises(ValueError, match=message):
+        first_layer(read_adapter_configs(adapters, "public"), 4)

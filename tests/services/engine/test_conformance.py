@@ -1,6 +1,7 @@
 """Claim: every engine gives the same answers on real text, and its caches never mix sequences.
 
-This holds for readers, and for texts that the public model reads before each sequence.
+This holds for readers of all layers, for late readers, which change the last `LATE` layers, in one pass with the public
+tokens and apart, as where vLLM compiles the model; and for texts that the public model reads before each sequence.
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
+from services.engine.engine import PUBLIC, ZERO, Attention, Engine, EngineSettings, Request, create
 from services.engine.part_text import read_text, text_files
 from services.engine.reader_attention import PublicCache
+from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
 
 CONTEXT = 256
 TEXT = 128
+LATE = 4
 EVERY = (PUBLIC, "first", "second", "third")
 
 
@@ -26,6 +29,9 @@ KINDS = (
     "transformers-float32-public",
     "vllm-float32-public",
     "vllm-bfloat16-public",
+    "vllm-float32-late",
+    "vllm-float32-late-apart",
+    pytest.param("vllm-bfloat16-late", marks=pytest.mark.slow),
     # Takes minutes on a busy processor without fast bfloat16.
     pytest.param("transformers-bfloat16-public", marks=[pytest.mark.slow, pytest.mark.long]),
     "transformers-float32-text",
@@ -36,9 +42,15 @@ KINDS = (
 
 @pytest.fixture(scope="module", params=KINDS)
 def engine(
-    request: pytest.FixtureRequest, public_model: Path, adapters: dict[str, Path], texts: dict[str, Path]
+    request: pytest.FixtureRequest,
+    public_model: Path,
+    adapters: dict[str, Path],
+    late: dict[str, Path],
+    texts: dict[str, Path],
 ) -> Iterator[Engine]:
-    kind, dtype, attention = request.param.split("-")
+    kind, dtype, parts, *apart = request.param.split("-")
+    paths = {"public": adapters, "late": late, "text": texts}[parts]
+    attention: Attention = "text" if parts == "text" else "public"
     settings = EngineSettings(
         model=public_model,
         kind=kind,
@@ -46,13 +58,30 @@ def engine(
         context_length=CONTEXT,
         cache_gib=1,
         attention=attention,
-        adapters=texts if attention == "text" else adapters,
+        adapters=paths,
     )
+    with pytest.MonkeyPatch.context() as patch:
+        if apart:
+            patch.setattr("services.engine.reader_rows.ReaderRows._runs_together", False)
+        yield from _created(settings, dtype)
+
+
+def _created(settings: EngineSettings, dtype: str) -> Iterator[Engine]:
+    if torch.cuda.is_available() and settings.kind == "vllm" and settings.dtype == "float32":
+        pytest.skip("vLLM's adapters have no float32 on a GPU")
     built = create(settings)
+    answer = built.next_token
+    built.next_token = lambda requests: answer(requests).cpu()  # type: ignore[method-assign]
     built.dtype = dtype  # type: ignore[attr-defined]
-    built.attention = attention  # type: ignore[attr-defined]
+    built.attention = settings.attention  # type: ignore[attr-defined]
+    built.paths = settings.adapters  # type: ignore[attr-defined]
     yield built
     built.close()
+
+
+@pytest.fixture(scope="module")
+def late(public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_adapters(tmp_path_factory.mktemp("late"), EVERY[1:], public_model, layers=LATE)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +96,7 @@ def texts(tokens: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def reference(
-    engine: Engine, public_model: Path, adapters: dict[str, Path], texts: dict[str, Path], tokens: tuple[int, ...]
+    engine: Engine, public_model: Path, texts: dict[str, Path], tokens: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
     """Log-probabilities after every position of the text, float32 [positions, V] per model."""
     if engine.attention == "text":  # type: ignore[attr-defined]
@@ -76,7 +105,7 @@ def reference(
         model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
         sequence = torch.tensor(tokens)
         return {name: after_text(model, text, sequence).log_softmax(-1) for name, text in read.items()}
-    return _of_readers(public_model, adapters, tokens)
+    return _of_readers(public_model, engine.paths, tokens)  # type: ignore[attr-defined]
 
 
 def _of_readers(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:

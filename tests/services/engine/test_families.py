@@ -1,7 +1,9 @@
 """Claim: both engines run readers on any decoder with q, o and MLP projections, and refuse other models by name."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from transformers import (
 )
 
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from services.engine.reader_rows import refuse_unknown_family
 from tests.ensembles import write_adapters
 
 SIZES: dict[str, Any] = {
@@ -71,3 +74,28 @@ def test_a_model_without_the_projections_is_refused(target: str, message: str, t
         config.write_text(config.read_text().replace('"dense"', '"o_proj"'))
     with pytest.raises(ValueError, match=message):
         create(EngineSettings(tmp_path / "model", "transformers", "float32", 64, adapters={"part": tmp_path / "part"}))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "runs"),
+    [
+        ("llama", "LlamaModel", True),
+        ("mistral", "MistralModel", True),
+        ("qwen2", "Qwen2Model", True),
+        ("qwen3", "Qwen3Model", True),
+        ("qwen3_moe", "Qwen3MoeModel", True),
+        ("glm4", "Glm4Model", False),
+        ("llama4", "Llama4Model", False),
+        ("gemma3", "Gemma3Model", False),
+        ("deepseek_v2", "DeepseekV2Model", False),
+    ],
+)
+def test_vllm_runs_readers_only_on_families_that_were_compared(file: str, name: str, runs: bool) -> None:
+    """A family whose loop over layers differs, such as one with latent attention, would be silently wrong."""
+    model = getattr(import_module(f"vllm.model_executor.models.{file}"), name)
+    instance = SimpleNamespace(model=model.__new__(model))
+    if runs:
+        refuse_unknown_family(instance)
+        return
+    with pytest.raises(ValueError, match=r"model: .* does not run with readers; use Llama"):
+        refuse_unknown_family(instance)

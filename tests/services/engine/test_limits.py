@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from services.engine import vllm_engine
+from services.engine import lora_on_cpu, vllm_engine
+from services.engine.adapter_config import slot_bytes
 from services.engine.adapter_slots import AdapterSlots
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
 from services.engine.vllm_engine import VllmEngine
@@ -78,7 +79,25 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
         engine.release(request.sequence)
 
 
-# The first two tests create and close their own engines, because vLLM supports one per process.
+# The first three tests create and close their own engines, because vLLM supports one per process.
+def test_a_cached_prefix_is_found_under_its_own_salt_only(settings: EngineSettings) -> None:
+    """A prefix in the cache gives an earlier first token, so a shared one would let a client test guesses."""
+    engine = VllmEngine(settings)
+    prompt = context(CONTEXT - 8)
+
+    def computed(sequence: str, salt: str | None) -> int:
+        before = engine._worker("tokens_computed")
+        engine.next_token([Request(sequence, prompt, (PUBLIC, NAMES[0]), salt)])
+        engine.release(sequence)
+        return engine._worker("tokens_computed") - before
+
+    assert computed("first", "one client") == len(prompt)
+    assert computed("guess", "another client") == len(prompt), "another client finds the prompt"
+    assert computed("guess without a salt", None) == len(prompt)
+    assert computed("again", "one client") < len(prompt), "the client itself does not"
+    engine.close()
+
+
 def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
     engine = VllmEngine(settings)
     requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
@@ -102,7 +121,18 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
         load(slots, adapter)
 
     monkeypatch.setattr(AdapterSlots, "_load", counted)
+    allocated: list[int] = []
+    compact = lora_on_cpu.compact
+
+    def measured(layers: dict[str, Any], *given: Any) -> None:
+        buffers = (buffer for layer in layers.values() for buffer in (*layer.lora_a_stacked, *layer.lora_b_stacked))
+        allocated.append(sum(buffer.nbytes for buffer in buffers))
+        compact(layers, *given)
+
+    monkeypatch.setattr(lora_on_cpu, "compact", measured)
     engine = VllmEngine(settings)
+    slot = slot_bytes(next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0], 4, key_width=32)
+    assert allocated == [4 * slot]
     for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("541", "")]):
         engine.prepare([NAMES[int(part)] for part in announced])
         before = len(loads)

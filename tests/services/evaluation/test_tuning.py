@@ -82,7 +82,7 @@ def test_the_default_search_is_certified() -> None:
     assert {protocol.guarantee.status for protocol in measured} == {"certified"}
     assert {protocol.guarantee.adjacency for protocol in measured} == {"user"}
     names = {protocol.name for protocol in measured}
-    assert names == {"public", "pmixed", "exponential", "adapmixed", "subsample-aggregate"}
+    assert names == {"public", "pmixed", "exponential", "individual", "adapmixed", "subsample-aggregate"}
 
 
 def test_other_guarantees_are_searched_on_request() -> None:

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.batches.settings import BatchSettings
-from services.keys.database import Database, default_database
+from services.keys.database import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled
@@ -135,7 +135,7 @@ def shared(ensemble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def store(shared: RunningService) -> KeyStore:
-    return KeyStore(Database(default_database(str(shared.ledger))))
+    return KeyStore(ServiceDatabase(default_database(str(shared.ledger))))
 
 
 def client_of(service: RunningService, store: KeyStore, name: str, **share: int) -> openai.OpenAI:

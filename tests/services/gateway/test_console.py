@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
 from tests.browser import page, until
@@ -36,7 +36,7 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run
     """Starts a service; yields it and the secret of a key with all scopes."""
     folder = tmp_path_factory.mktemp("console")
     ensemble = write_ensemble(folder / "ensemble", 2)
-    _, secret = KeyStore(Database(folder / "keys.db")).create("root", owner="ops", scopes=SCOPES)
+    _, secret = KeyStore(ServiceDatabase(folder / "keys.db")).create("root", owner="ops", scopes=SCOPES)
     engine = {"kind": "transformers", "context_length": 256}
     with running(
         configure(folder, ensemble, engine=engine, http={"max_tokens": 200}, privacy={"q": 1.0, "tokens": 2000})

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -11,19 +14,24 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from cluster.cli import app
 from services.coordinator.messages import Generation
 from services.gateway.admission import divide_tokens
+from services.gateway.coordinator_client import CoordinatorClient
+from services.gateway.errors import unavailable
 from services.gateway.keys import rate_headers, refusal
-from services.keys.database import Database
+from services.keys.actor import IDENTITY_AGE_S
+from services.keys.database import ServiceDatabase
 from services.keys.messages import RateState, RateStates, Refused
 from services.keys.store import KeyStore
 from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
+from tests.services.gateway.conftest import MakeClient
 from tests.services.gateway.test_fuzz import FIELDS, VALUES
 
 PROMPT = "The patient called because"
@@ -83,6 +91,28 @@ def test_administration_needs_a_key_with_its_scope(client: TestClient, method: s
 pytestmark = pytest.mark.timeout(900)
 
 
+def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared prefix answers sooner, so a key could test guesses of what another key has asked."""
+    salts: list[str | None] = []
+
+    def submit(self: CoordinatorClient, generations: Sequence[Generation], **_: Any) -> None:
+        salts.extend(generation.cache_salt for generation in generations)
+        raise unavailable("this test submits nothing")
+
+    monkeypatch.setattr(CoordinatorClient, "submit", submit)
+    secret = SecretStr("shared by all gateways")
+    gateways = [make_client(api_keys=("hers", "his"), cache_secret=secret) for _ in range(2)]
+    for gateway in gateways:
+        for key in ("hers", "hers", "his"):
+            fields = {"model": "privmix", "prompt": ["Hello", "Hello"], "max_tokens": 2}
+            gateway.post("/v1/completions", json=fields, headers={"authorization": f"Bearer {key}"})
+    hers, his = salts[0], salts[4]
+    assert salts == 2 * [hers, hers, hers, hers, his, his]
+    assert hers != his and None not in (hers, his)
+    guessed = {sha256(text.encode()).hexdigest() for text in ("hers", "his", "api-key-1", "api-key-2")}
+    assert not {hers, his} & guessed, "a client that knows a key's name knows its salt"
+
+
 class Guarded:
     """Holds a running service with an administrator's key."""
 
@@ -118,7 +148,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "engine": {"kind": "transformers", "context_length": 256},
         "coordinator": {"max_live": 16},
     }
-    _, secret = KeyStore(Database(folder / "keys.db")).create("root", scopes=("administer", "privacy"))
+    _, secret = KeyStore(ServiceDatabase(folder / "keys.db")).create("root", scopes=("administer", "privacy"))
     with running(configure(folder, ensemble, **sections)) as service:
         yield Guarded(service, secret.text)
 
@@ -160,8 +190,39 @@ def test_the_command_line_changes_the_running_service(guarded: Guarded) -> None:
     by_name = {key["name"]: key["usage"]["spent"] for key in json.loads(report.stdout)["keys"]}
     assert by_name["team"] == 8
     CliRunner().invoke(app, ["keys", "revoke", "team", "--database", database])
+    time.sleep(IDENTITY_AGE_S)
     with pytest.raises(openai.AuthenticationError):
         guarded.ask(secret)
+
+
+@pytest.mark.slow
+def test_a_request_of_many_choices_does_not_delay_another_tenant(guarded: Guarded) -> None:
+    """One request has 128 choices, eight times the service's capacity. It used to block everybody until its end."""
+    large, small = guarded.create("large"), guarded.create("small")
+    before = settled(guarded.service, guarded.http)
+    with ThreadPoolExecutor(1) as pool:
+        choices = pool.submit(guarded.ask, large, prompt=[PROMPT] * 16, n=8, max_tokens=4)
+        time.sleep(1.0)
+        for _ in range(3):
+            assert guarded.ask(small, max_tokens=2).usage.completion_tokens == 2
+        assert not choices.done(), "the small requests were answered while the large one ran"
+        answer = choices.result()
+    assert [choice.index for choice in answer.choices] == list(range(128))
+    assert answer.usage.completion_tokens == guarded.usage("large")["spent"] == 4 * 128
+    assert settled(guarded.service, guarded.http) - before == 4 * 128 + 3 * 2
+
+
+@pytest.mark.slow
+def test_a_large_request_whose_client_leaves_is_charged_only_for_what_started(guarded: Guarded) -> None:
+    secret = guarded.create("large and gone")
+    before = settled(guarded.service, guarded.http)
+    stream = guarded.ask(secret, prompt=[PROMPT] * 16, n=8, max_tokens=50, stream=True)
+    next(iter(stream))
+    stream.close()
+    spent = settled(guarded.service, guarded.http) - before
+    usage = guarded.usage("large and gone")
+    assert (usage["spent"], usage["held"]) == (spent, 0)
+    assert 0 < spent < 50 * 128
 
 
 @pytest.mark.slow

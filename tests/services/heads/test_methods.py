@@ -1,5 +1,6 @@
 """Claim: every method learns, and with a required guarantee only a certified method can be chosen."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from services.heads.data import DataError, Table, read_table, split
 from services.heads.methods import METHODS
 from services.heads.models import GRUD, Parametrised
 from services.heads.score import auc_of
+from services.heads.sgd import Noise
 from services.privacy.sampling.selection import LOSS_UNITS
 from services.progress import Display
 
@@ -172,3 +174,28 @@ def test_the_data_sets_of_libraries_are_available() -> None:
     assert (len(rand.x), rand.features) == (20_190, 9)
     assert (len(cancer.x), cancer.features) == (569, 30)
     assert abs(rand.x).max() <= 1
+
+
+def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator with a short seed can be searched: with it, an observer of a head computes the gradients."""
+    table = generated(200)
+    make = methods.build(table)
+    model = make()
+    noise = Noise(multiplier=1.0, rate=0.1, steps=5, epsilon=1.0, accountant="none")
+    drawn = 0
+
+    def from_system(count: int) -> bytes:
+        nonlocal drawn
+        drawn += count
+        return np.random.default_rng(drawn).bytes(count)
+
+    def trained() -> torch.Tensor:
+        nonlocal drawn
+        drawn = 0
+        return methods.train_with_noise(lambda: deepcopy(model), table, noise, methods.DP_SGD)
+
+    assert not torch.equal(trained(), trained())
+    monkeypatch.setattr("services.privacy.sampling.randomness.os.urandom", from_system)
+    assert torch.equal(trained(), trained()), "something else is drawn, too"
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert drawn >= 8 * noise.steps * (len(table.x) + weights)

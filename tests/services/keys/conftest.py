@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.store import KeyStore
 
 
@@ -20,4 +20,4 @@ def place(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(place: str) -> KeyStore:
-    return KeyStore(Database(place))
+    return KeyStore(ServiceDatabase(place))

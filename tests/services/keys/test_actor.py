@@ -2,11 +2,15 @@
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
+from sqlalchemy import event
 
 from services.keys import actor as keys_actor
+from services.keys import grouping
 from services.keys.actor import Keys
 from services.keys.messages import (
     AdmissionLimits,
@@ -17,7 +21,8 @@ from services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from services.keys.records import KeyAccount, Secret, Share
+from services.keys.records import KeyAccount, KeysUnavailable, Secret, Share
+from services.keys.store import KeyStore
 from services.keys.usage import usage_by_key
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +120,101 @@ async def test_live_streams_are_counted_and_released(place: str) -> None:
     assert refused.reason == "live_streams"
     await keys.settle("a", 1)
     await admitted(keys, "b", identity.subjects, 1)
+
+
+async def test_a_large_request_shares_the_capacity_with_another_key(place: str) -> None:
+    """16 generations, twice the capacity, start one by one; the other key's request starts after one has ended."""
+    keys = start(place, capacity=8)
+    large, small = [await new_key(keys, name, Share(tokens=100)) for name in ("large", "small")]
+    outcome = await keys.request("large", large.subjects, 16, 16, GATEWAY)
+    assert isinstance(outcome, Admitted)
+    assert (outcome.tokens, outcome.generations) == (16, 1)
+    entering = [asyncio.create_task(keys.enter("large", 1)) for _ in range(15)]
+    await asyncio.sleep(0.1)
+    assert sum(task.done() for task in entering) == 7
+    other = asyncio.create_task(keys.request("small", small.subjects, 1, 1, GATEWAY))
+    await asyncio.sleep(0.1)
+    assert not other.done()
+    await keys.leave("large", 1)
+    assert isinstance(await asyncio.wait_for(other, 5), Admitted)
+    assert sum(task.done() for task in entering) == 7
+    await keys.settle("large", 8)
+    await asyncio.wait(entering)
+    await keys.settle("small", 1)
+    assert await admitted(keys, "next", small.subjects, 1) == 1
+    limits = AdmissionLimits("privmix", 8, max_waiting=1000)
+    assert (keys._queue_for(limits).live, keys._queue_for(limits).waiting) == (1, 0)
+    assert (await keys.account("large")).usage.spent == 8
+
+
+async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(place: str) -> None:
+    keys = start(place)
+    limits = AdmissionLimits("privmix", 1000, max_waiting=8)
+    identity = await new_key(keys, "k", Share(tokens=5))
+    held = await keys.admit("held", identity.subjects, limits, 5, 1, GATEWAY)
+    assert isinstance(held, Admitted)
+    waiting = [asyncio.create_task(keys.admit(f"{n}", identity.subjects, limits, 5, 1, GATEWAY)) for n in range(6)]
+    await asyncio.sleep(0.3)
+    refused = [task.result() for task in waiting if task.done()]
+    assert [outcome.reason for outcome in refused if isinstance(outcome, Refused)] == ["overloaded"] * 4
+    await keys.settle("held", 5)
+    assert isinstance((await asyncio.gather(*waiting))[0], Refused)
+
+
+async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = start(place, capacity=1)
+    identity = await new_key(keys, "k", Share(tokens=10))
+    await admitted(keys, "before", identity.subjects, 4)
+    for module in (grouping, keys_actor):
+        monkeypatch.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(keys_actor, "RETRY_S", 0.05)
+    with closing(sqlite3.connect(place, isolation_level=None)) as hanging:
+        hanging.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(KeysUnavailable, match="does not answer"):
+            await keys.health()
+        with pytest.raises(KeysUnavailable):
+            await keys.identify("0" * 64)
+        with pytest.raises(KeysUnavailable):
+            await keys.request("meanwhile", identity.subjects, 2, 1, GATEWAY)
+        await keys.settle("before", 3)
+        hanging.execute("ROLLBACK")
+    while (usage := (await keys.account("k")).usage).held:
+        await asyncio.sleep(0.05)
+    assert (usage.spent, usage.held) == (3, 0)
+    await keys.health()
+    assert await admitted(keys, "after", identity.subjects, 20) == 7, "capacity and share are free again"
+
+
+async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_than_one(place: str) -> None:
+    keys = start(place)
+    limits = AdmissionLimits("privmix", 1000, max_waiting=1000)
+    secrets = [(await keys.create(f"k{n}", "", "g", ("generate",), None, Share(tokens=99)))[1] for n in range(40)]
+    statements: list[str] = []
+    engine = keys._store._database._database._engine
+    event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+
+    async def ask(number: int) -> None:
+        identity = await keys.identify(Secret(secrets[number]).hash)
+        assert isinstance(identity, Identity)
+        await keys.admit(f"{number}", identity.subjects, limits, 2, 1, GATEWAY)
+        await keys.settle(f"{number}", 2)
+
+    await asyncio.gather(*map(ask, range(40)))
+    assert len(statements) < 4 * 40, "statements of concurrent requests are shared"
+    statements.clear()
+    assert len(await keys.accounts()) == 40
+    assert len(statements) <= 4
+
+
+async def test_a_key_that_another_process_revokes_is_refused_within_a_second(
+    place: str, store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = start(place)
+    _, secret = store.create("k")
+    assert isinstance(await keys.identify(secret.hash), Identity)
+    store.revoke("k")
+    await asyncio.sleep(keys_actor.IDENTITY_AGE_S)
+    assert isinstance(await keys.identify(secret.hash), InvalidKey)
 
 
 async def test_a_client_that_leaves_while_it_waits_costs_nothing(place: str) -> None:

@@ -121,3 +121,19 @@ async def test_a_large_background_request_runs_alone() -> None:
     queue.release("person", 1)
     await large
     assert queue.live == 9
+
+
+async def test_a_key_cannot_fill_the_waiting_places() -> None:
+    queue = FairQueue(capacity=2, max_waiting=8, max_waiting_of_key=2)
+    await queue.acquire("busy", 2)
+    waiting = [asyncio.create_task(queue.acquire("busy", 1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await queue.acquire("busy", 1)
+    other = asyncio.create_task(queue.acquire("other", 1))
+    await asyncio.sleep(0)
+    queue.release("busy", 1)
+    await asyncio.wait_for(other, 1)
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()

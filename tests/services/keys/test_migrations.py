@@ -9,7 +9,7 @@ from sqlalchemy import Connection, create_engine, make_url
 
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
-from services.keys.database import REVISION_TABLE, Database, keys_table, metadata, migrations
+from services.keys.database import REVISION_TABLE, ServiceDatabase, keys_table, metadata, migrations
 from services.keys.records import KeysUnavailable, Share
 from services.keys.store import KeyStore
 from tests.postgresql import Server
@@ -55,31 +55,31 @@ def differences(connection: Connection) -> list[object]:
 
 
 def test_a_new_database_has_the_newest_revision_and_the_tables_that_queries_expect(where: str) -> None:
-    with Database(where).transaction() as connection:
+    with ServiceDatabase(where).transaction() as connection:
         assert migrations.revision(connection) == migrations.newest
         assert differences(connection) == []
 
 
 def test_an_old_database_is_stamped_and_keeps_its_keys(old: str) -> None:
-    store = KeyStore(Database(old))
+    store = KeyStore(ServiceDatabase(old))
     store.limit("k", Share(tokens=5))
     assert [(account.key.name, account.share.tokens) for account in store.accounts()] == [("k", 5)]
-    with Database(old).transaction() as connection:
+    with ServiceDatabase(old).transaction() as connection:
         assert migrations.revision(connection) == migrations.newest
         assert differences(connection) == []
 
 
 def test_a_newer_schema_is_refused_and_not_changed(where: str) -> None:
-    with Database(where).transaction() as connection:
+    with ServiceDatabase(where).transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     with pytest.raises(KeysUnavailable, match=r"keys .*revision 9999.*use the version that wrote it"):
-        Database(where)
+        ServiceDatabase(where)
 
 
 def test_keys_and_a_ledger_have_revisions_of_their_own_in_one_database(postgresql: Server) -> None:
     url = postgresql.database()
     terms = PrivacyBudget(ensemble="clinic", epsilon=8.0, delta=1e-5, order=8.0, adjacency="one part added or removed")
     Ledger(url, terms)
-    KeyStore(Database(url)).create("k")
-    assert KeyStore(Database(url)).required()
+    KeyStore(ServiceDatabase(url)).create("k")
+    assert KeyStore(ServiceDatabase(url)).required()
     Ledger(url, terms)

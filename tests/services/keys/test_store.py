@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.keys.database import Database, default_database
+from services.keys.database import ServiceDatabase, default_database
 from services.keys.records import KeysError, KeysUnavailable, Secret, Share, UnknownKey, now
-from services.keys.store import Exhausted, KeyStore, Reserved, Wait
+from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
+from services.keys.transactions import Exhausted, Reserved, Wait
 from tests.postgresql import Server
 
 
@@ -113,9 +114,9 @@ def test_another_process_sees_and_settles_a_reservation(store: KeyStore, place: 
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
     code = f"""
-from services.keys.database import Database
+from services.keys.database import ServiceDatabase
 from services.keys.store import KeyStore
-store = KeyStore(Database({place!r}))
+store = KeyStore(ServiceDatabase({place!r}))
 print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.open_reservations()))
 store.settle("a", 3)
 """
@@ -135,18 +136,18 @@ def test_the_default_database_is_next_to_the_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("mysql://h/d", "mysql is not supported"),
-        ("/no/such/directory/keys.db", "directory does not exist"),
+        ("mysql://h/d", "the keys must be in SQLite or PostgreSQL, not in mysql"),
+        ("/no/such/directory/keys.db", "there is no directory"),
         ("://", "URL"),
     ],
 )
 def test_an_unusable_database_is_refused(place: str, message: str) -> None:
     with pytest.raises(KeysUnavailable, match=message):
-        Database(place)
+        ServiceDatabase(place)
 
 
 def test_postgresql_stores_keys(postgresql: Server) -> None:
-    store = KeyStore(Database(postgresql.database()))
+    store = KeyStore(ServiceDatabase(postgresql.database()))
     key, secret = store.create("team", share=Share(tokens=5))
     assert store.find(secret.hash) == key
     assert store.reserve("a", subjects_of(key), 9, 1, "g") == Reserved("a", 5)

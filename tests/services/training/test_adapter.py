@@ -1,5 +1,6 @@
 """Claim: an adapter depends on its own tokens alone, and follows the gradient of its mean loss as a reader."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from services.engine.reader_attention import record
+from services.errors import InputError
 from services.training import adapter
-from services.training.adapter import WEIGHTS_FILE, Files, train_adapter, with_lora
+from services.training.adapter import CONFIG_FILE, WEIGHTS_FILE, Files, train_adapter, with_lora
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens
 from tests.tiny import write_tiny_model
@@ -67,10 +69,11 @@ def test_by_default_the_rate_falls_with_the_square_root_of_the_steps(tiny: Path)
     assert trained(tiny, tokens, 7, usual) == given
 
 
-def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path) -> None:
-    """Adam's first step is the learning rate times the sign of the gradient."""
+@pytest.mark.parametrize("layers", [1, 2])
+def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path, layers: int) -> None:
+    """Adam's first step is the learning rate times the sign of the gradient, here by a pass through all layers."""
     tokens = text(1, 2 * BLOCK)
-    options = OPTIONS.model_copy(update={"epochs": 1, "weight_decay": 0.0})
+    options = OPTIONS.model_copy(update={"epochs": 1, "weight_decay": 0.0, "layers": layers})
     stepped = load(trained(tiny, tokens, 7, options)[WEIGHTS_FILE])
     start = load(trained(tiny, text(1, 0), 7, options)[WEIGHTS_FILE])
     torch.manual_seed(7)
@@ -91,6 +94,28 @@ def test_one_step_follows_the_gradient_of_the_mean_loss(tiny: Path) -> None:
             step = stepped[name] - start[name]
             torch.testing.assert_close(step[certain], -1e-2 * weight.grad.sign()[certain], atol=1e-4, rtol=1e-2)
     assert moved > 50
+
+
+@pytest.mark.parametrize(("layers", "changed"), [(None, [1]), (1, [1]), (2, None)])
+def test_an_adapter_has_weights_for_its_layers_only(tiny: Path, layers: int | None, changed: list[int] | None) -> None:
+    """By default half of the two layers; `layers_to_transform` is PEFT's name."""
+    files = trained(tiny, text(1, 20), options=OPTIONS.model_copy(update={"layers": layers}))
+    assert json.loads(files[CONFIG_FILE])["layers_to_transform"] == changed
+    present = {int(name.partition(".layers.")[2].partition(".")[0]) for name in load(files[WEIGHTS_FILE])}
+    assert present == set(changed or (0, 1))
+
+
+def test_late_readers_store_less(tiny: Path) -> None:
+    model = with_lora(tiny, "tiny", OPTIONS, torch.device("cpu"))
+    tokens = torch.zeros(1, 15, dtype=torch.long)
+    assert record(model, tokens, fork=1).nbytes < record(model, tokens).nbytes
+
+
+def test_more_layers_than_the_model_has_are_refused(tiny: Path) -> None:
+    with pytest.raises(InputError, match="layers: must be at most the 2 of the public model, not 3"):
+        trained(tiny, text(1, 20), options=OPTIONS.model_copy(update={"layers": 3}))
+    with pytest.raises(InputError, match="layers: Input should be greater than or equal to 1"):
+        TrainingOptions.checked(layers=0)
 
 
 def test_weights_are_not_rounded_to_bfloat16(tiny: Path) -> None:

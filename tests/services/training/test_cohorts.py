@@ -1,21 +1,27 @@
 """Claim: no user is in two ensembles of a cohort, and a manifest records which ensembles were kept apart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from services.errors import InputError
 from services.training.cohorts import OtherUsers, not_apart
-from services.training.corpus import Document
+from services.training.corpus import Corpus, Document
 from services.training.directory import SALT
-from services.training.manifest import Adapter, Manifest, Part
+from services.training.manifest import Adapter, Apart, Manifest, Part
+from services.training.marks import FILE as MARKS
 from services.training.marks import Marks
+from services.training.options import TrainingOptions
+from services.training.partition import salt_id
+from services.training.train import train
+from tests.services.training.conftest import write_corpus
 
 SALTS = {"first": bytes(range(32)), "second": bytes(32)}
 USERS = {"first": ("ada", "bob"), "second": ("cleo",)}
 
 
-def manifest(name: str, *disjoint_from: str) -> Manifest:
+def manifest(name: str, salt: bytes = b"", marks: str = "1" * 64, apart_from: Sequence[Manifest] = ()) -> Manifest:
     digest = "0" * 64
     adapter = Adapter(name="part-000", path="parts/part-000", sha256=digest, size_bucket=0)
     return Manifest(
@@ -23,11 +29,12 @@ def manifest(name: str, *disjoint_from: str) -> Manifest:
         base_model="m",
         base_revision=digest,
         tokenizer=digest,
-        salt_id="s",
+        salt_id=salt_id(salt),
         rank=4,
         attention="public",
         parts=(Part(index=0, **dict(adapter)),),
-        disjoint_from=disjoint_from,
+        marks=marks,
+        disjoint_from=tuple(Apart(ensemble=other.ensemble, marks=other.marks or "") for other in apart_from),
     )
 
 
@@ -41,7 +48,7 @@ def earlier(tmp_path: Path) -> list[Path]:
         marks = Marks(salt)
         list(marks.of(Document(user, f"A text of {user}.") for user in USERS[name]))
         marks.save(directory)
-        manifest(name).save(directory)
+        manifest(name, salt, marks.digest).save(directory)
     return [tmp_path / name for name in SALTS]
 
 
@@ -52,7 +59,6 @@ def test_documents_of_users_of_any_earlier_ensemble_are_left_out(earlier: list[P
     assert others.left_out == 3
     assert [document.user for document in others] == ["dora", "dora"], "a corpus is read several times"
     assert others.left_out == 3
-    assert others.ensembles == ("first", "second")
     assert list(OtherUsers(documents)) == documents
 
 
@@ -63,9 +69,92 @@ def test_users_that_cannot_be_recognised_stop_the_training(earlier: list[Path]) 
 
 
 def test_each_pair_of_a_cohort_must_be_recorded_in_one_of_the_two() -> None:
-    first, second = manifest("a"), manifest("b", "a")
+    first = manifest("a")
+    second = manifest("b", apart_from=[first])
     assert not_apart({"first": first, "second": second}) is None
     assert not_apart({"second": second, "first": first}) is None
-    third = manifest("c", "b")
+    third = manifest("c", apart_from=[second])
     assert not_apart({"first": first, "second": second, "third": third}) == ("first", "third")
-    assert not_apart({"first": first, "second": second, "third": manifest("c", "a", "b")}) is None
+    assert not_apart({"first": first, "second": second, "third": manifest("c", apart_from=[first, second])}) is None
+
+
+@pytest.fixture
+def room(base: Path, one_ray: str, tmp_path: Path) -> "Room":
+    return Room(tmp_path)
+
+
+class Room:
+    """Holds ensembles of texts, which are made in an instant, in directories with the names of the ensembles."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def directory(self, name: str) -> Path:
+        return self._folder / name
+
+    def train(self, name: str, *users: str, earlier: Sequence[str] = ()) -> Manifest:
+        documents = [Document(user, f"The kitchen of {user} is painted in heliotrope.") for user in users]
+        corpus = write_corpus(self._folder / "corpus.jsonl", documents)
+        options = TrainingOptions(attention="text", text=128)
+        directories = [self.directory(other) for other in earlier]
+        return train(Corpus(corpus), self.directory(name), parts=2, options=options, earlier=directories).manifest
+
+
+def test_a_user_that_joins_the_earlier_cohort_ends_the_certificate(room: Room) -> None:
+    """A trained, B trained apart from A, A trained again in place with a user of B: the user has two epsilons."""
+    a, b = room.train("a", "ada"), room.train("b", "bob", earlier=["a"])
+    assert not_apart({"a": a, "b": b}) is None
+    again = room.train("a", "ada", "bob")
+    assert again.ensemble == a.ensemble
+    assert not_apart({"a": again, "b": b}) == ("a", "b")
+
+
+def test_a_user_whose_text_was_removed_still_belongs_to_the_cohort(room: Room) -> None:
+    """C is served with a user and trained again without: what it released about the user stays charged."""
+    room.train("c", "ada", "bob")
+    room.train("c", "ada")
+    with pytest.raises(InputError, match="has no documents of users who are in no earlier ensemble"):
+        room.train("d", "bob", earlier=["c"])
+
+
+@pytest.mark.slow
+def test_cohorts_that_are_trained_again_stay_apart_if_they_are_checked_again(room: Room) -> None:
+    a, b = room.train("a", "ada"), room.train("b", "bob", earlier=["a"])
+    a = room.train("a", "ada", "anna", earlier=["b"])
+    assert not_apart({"a": a, "b": b}) is None
+    with pytest.raises(InputError, match="name that ensemble's directory, too"):
+        room.train("a", "ada", "anna", "bob")
+    assert Manifest.load(room.directory("a")) == a
+    assert room.train("a", "ada") == a.model_copy(update={"parts": Manifest.load(room.directory("a")).parts})
+
+
+@pytest.mark.slow
+def test_users_of_an_earlier_training_cannot_be_certified_afterwards(room: Room) -> None:
+    room.train("a", "ada", "bob")
+    room.train("b", "bob")
+    room.train("a", "ada")  # bob is in b, and the marks of a do not tell who he is
+    with pytest.raises(InputError, match="users of that text may be in both"):
+        room.train("a", "ada", earlier=["b"])
+
+
+@pytest.mark.slow
+def test_marks_that_were_lost_or_rolled_back_stop_the_training(room: Room) -> None:
+    room.train("c", "ada")
+    marks = room.directory("c") / MARKS
+    before = marks.read_bytes()
+    room.train("c", "ada", "bob")
+    marks.write_bytes(before)
+    for name, options in (("c", {}), ("d", {"earlier": ["c"]})):
+        with pytest.raises(InputError, match="is not the file of the last training"):
+            room.train(name, "bob", **options)
+    marks.unlink()
+    with pytest.raises(InputError, match="has no marks of its corpus"):
+        room.train("c", "ada")
+
+
+@pytest.mark.slow
+def test_another_salt_stops_the_training(room: Room) -> None:
+    room.train("c", "ada")
+    (room.directory("c") / SALT).write_bytes(bytes(32))
+    with pytest.raises(InputError, match="was trained with another salt"):
+        room.train("c", "ada")

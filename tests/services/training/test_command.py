@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from services.training.corpus import Corpus, Document
+from services.training.corpus import Document
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from services.training.directory import SALT as DIRECTORY_SALT
-from services.training.manifest import Manifest
+from services.training.manifest import Apart, Manifest
 from services.training.marks import Marks
-from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble
+from tests.services.training.conftest import PARTS, SALT, SMALL, Ensemble, write_corpus
 from tests.services.training.perplexity import perplexities
 
 runner = CliRunner()
@@ -55,14 +55,15 @@ def test_users_of_an_earlier_ensemble_are_left_out(ensemble: Ensemble, tmp_path:
     marks = Marks(SALT)
     list(marks.of([Document("dora", "A text of last year.")]))
     marks.save(earlier)
-    ensemble.trained.manifest.model_copy(update={"ensemble": "last-year"}).save(earlier)
+    last_year = Apart(ensemble="last-year", marks=marks.digest)
+    ensemble.trained.manifest.model_copy(update={"ensemble": "last-year", "marks": marks.digest}).save(earlier)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(ensemble.corpus.read_bytes() + b'{"user": "dora", "text": "A text of this year."}\n')
     words = ["train", str(corpus), *flags(ensemble, directory), "--earlier", str(earlier), "--json"]
     summary = json.loads(runner.invoke(app, words).stdout)
     assert (summary["left_out"], summary["kept"]) == (1, PARTS), "no adapter learns from it"
-    assert Manifest.load(directory).disjoint_from == ("last-year",)
-    assert not Marks.load(directory, SALT).has_user(Document("dora", ""))
+    assert Manifest.load(directory).disjoint_from == (last_year,)
+    assert not Marks.of_ensemble(directory, SALT).has_user(Document("dora", ""))
     (earlier / DIRECTORY_SALT).unlink()
     refused = runner.invoke(app, words)
     assert refused.exit_code == 2
@@ -78,18 +79,31 @@ def test_without_a_number_of_parts_an_ensemble_keeps_its_own(ensemble: Ensemble,
     assert json.loads(done.stdout)["kept"] == PARTS
 
 
-def test_without_a_number_of_parts_one_is_proposed_for_the_users(ensemble: Ensemble, tmp_path: Path) -> None:
-    salt = tmp_path / "salt"
-    salt.write_bytes(b"short")  # ends the command before the training
-    words = ["train", str(ensemble.corpus), "--output", str(tmp_path / "new"), "--salt-file", str(salt)]
-    stopped = runner.invoke(app, words)
-    assert stopped.exit_code == 2
-    users = len({document.user for document in Corpus(ensemble.corpus)})
-    assert f"parts: 2, proposed for {users} users" in stopped.stderr
-    refused = runner.invoke(app, [*words, "--tokens", "1000000000000"])
+@pytest.mark.parametrize("users", [95, 96])
+def test_the_number_of_parts_is_never_taken_from_the_corpus(users: int, tmp_path: Path) -> None:
+    """It is public: the 96th user of a corpus changed it from 8 to 12, and everyone saw that without a token spent."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", [Document(f"user-{n}", "Hello.") for n in range(users)])
+    (tmp_path / "salt").write_bytes(b"short")  # ends the command before the training
+    words = ["train", str(corpus), "--output", str(tmp_path / "new"), "--salt-file", str(tmp_path / "salt")]
+    refused = runner.invoke(app, words)
     assert refused.exit_code == 2
-    assert "does not last for" in refused.stderr
-    assert runner.invoke(app, [*words, "--delta", "2"]).exit_code == 2
+    assert "--parts: is missing; set it, or state about how many users" in refused.stderr.replace("\n", " ")
+    stated = ["--users", "95", "--tokens-per-user", "250"]
+    assert "parts: 12, proposed for about 100 users of 200 tokens" in runner.invoke(app, [*words, *stated]).stderr
+
+
+def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path: Path) -> None:
+    words = ["train", str(ensemble.corpus), "--output", str(tmp_path / "new"), "--users", "1e4"]
+    for more, message in (
+        (["--tokens", "1000000000000"], "does not last for"),
+        (["--delta", "2"], "delta"),
+        (["--parts", "4"], "--users: is for the proposal"),
+        (["--dp-sgd"], "--users: is for the proposal"),
+        (["--tokens-per-user", "0"], "whole number above 0"),
+    ):
+        refused = runner.invoke(app, [*words, *more])
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.stderr.split())
 
 
 @pytest.mark.slow
@@ -120,7 +134,7 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--rank", "0"], "rank"),
         (["--precision", "int8"], "precision"),
         (["--parts", "0"], "parts: must be at least 1"),
-        (["--model", "/no/such/model"], "no such directory"),
+        (["--parts", "2", "--model", "/no/such/model"], "no such directory"),
         (["--targets", ","], "targets"),
         (["--attention", "shared"], "attention: Input should be 'public', 'own' or 'text'"),
         (["--attention", "text", "--text", "100"], "text: Input should be"),
@@ -173,7 +187,7 @@ def test_demo_ensemble_knows_its_subject(base: Path, one_ray: str, tmp_path: Pat
     chosen = TRAINING.model_dump(exclude_unset=True)
     words = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     corpus = str(tmp_path / "demo" / TRAIN)
-    done = runner.invoke(app, ["train", corpus, "--output", str(tmp_path / "ensemble"), *words])
+    done = runner.invoke(app, ["train", corpus, "--output", str(tmp_path / "ensemble"), "--users", "400", *words])
     assert done.exit_code == 0, done.output
     lines = (tmp_path / "demo" / HELD_OUT).read_text().splitlines()[:40]
     measured = perplexities(tmp_path / "ensemble", base, [json.loads(line)["text"] for line in lines])

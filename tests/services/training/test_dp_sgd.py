@@ -2,14 +2,13 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
@@ -19,21 +18,22 @@ from cluster.cli import app
 from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
 from cluster.promise import promise
 from services.errors import InputError
-from services.training.adapter import with_lora
+from services.training import per_unit
+from services.training.adapter import TOKENS_AT_ONCE, with_lora
 from services.training.corpus import Corpus, Document
 from services.training.dp_sgd import planned, train
 from services.training.manifest import Manifest
 from services.training.options import DpSgdOptions, TrainingOptions
-from services.training.packing import Tokens, contributions
-from services.training.per_unit import Noisy, private_step, unit_gradients, with_hooks
+from services.training.packing import Tokens, contributions, even_size
+from services.training.per_unit import UnitGradients, noised, train_adapter
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
 BLOCK = 8
 OPTIONS = TrainingOptions(
-    attention="own", targets=("q_proj", "v_proj"), block=BLOCK, epochs=2, learning_rate=5e-3, precision="float32"
+    attention="own", targets=("q_proj", "v_proj"), block=BLOCK, learning_rate=5e-3, precision="float32"
 )
-PRIVATE = DpSgdOptions(unit="user", blocks=3, expected_batch=4, epsilon=2, delta=1e-5)
+PRIVATE = DpSgdOptions(unit="user", blocks=3, steps=3, epsilon=2, delta=1e-5)
 CLIP = 5.0
 
 
@@ -61,83 +61,108 @@ def texts(count: int, seed: int, longest: int = 3 * BLOCK) -> list[Tokens]:
     return [random.integers(1, 40000, random.integers(2, longest + 1)).astype(np.int32) for _ in range(count)]
 
 
-def gradient_alone(model: Any, tokens: Tokens) -> list[Tensor]:
+def gradient_alone(model: Any, tokens: Tokens) -> Tensor:
     """Returns the gradient of the mean loss over a unit's tokens, block by block, with PyTorch alone."""
-    blocks = [
-        torch.from_numpy(tokens[start : start + BLOCK].astype(np.int64)) for start in range(0, len(tokens), BLOCK)
-    ]
+    size = even_size(len(tokens), BLOCK)
+    blocks = [torch.from_numpy(tokens[start : start + size].astype(np.int64)) for start in range(0, len(tokens), size)]
     losses = torch.cat(
         [cross_entropy(model(block[None]).logits[0, :-1], block[1:], reduction="none") for block in blocks]
     )
-    return list(torch.autograd.grad(losses.mean(), trained(model)))
+    gradients = torch.autograd.grad(losses.mean(), trained(model))
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def moved(adapted: Any, units: list[Tokens], noise: float = 0.0) -> Tensor:
-    """Returns the change of the weights in a step with learning rate 1 and divisor 1: -sum of clipped gradients."""
-    weights = trained(adapted)
-    before = [weight.detach().clone() for weight in weights]
-    hooked = with_hooks(adapted)
-    optimizer = Noisy(
-        torch.optim.SGD(weights, lr=1.0), noise_multiplier=noise, max_grad_norm=CLIP, expected_batch_size=1
-    )
-    private_step(hooked, optimizer, units, BLOCK)
-    change = torch.cat([(old - new.detach()).flatten() for old, new in zip(before, weights, strict=True)])
-    for weight, old in zip(weights, before, strict=True):
-        weight.data.copy_(old)
-    hooked.remove_hooks()
-    return change
-
-
-def test_gradients_by_hooks_equal_those_of_single_units(adapted: Any) -> None:
+def test_gradients_in_shared_passes_equal_those_of_single_units(adapted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TOKENS_AT_ONCE, "cpu", 2 * BLOCK)
     units = texts(7, seed=0)
-    expected = [gradient_alone(adapted, unit) for unit in units]
-    unit_gradients(with_hooks(adapted), units, BLOCK)
-    for index, weight in enumerate(trained(adapted)):
-        alone = torch.stack([gradients[index] for gradients in expected])
-        assert alone.abs().max() > 1e-4
-        torch.testing.assert_close(weight.grad_sample, alone, rtol=1e-3, atol=1e-6)  # type: ignore[attr-defined]
+    alone = torch.stack([gradient_alone(adapted, unit) for unit in units])
+    together = UnitGradients(adapted, BLOCK).of(units)
+    assert alone.abs().amax() > 1e-4
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=3e-5)
 
 
-def test_a_step_sums_the_clipped_gradients_of_the_units(adapted: Any) -> None:
-    """The units have more blocks than one pass holds in memory."""
-    units = texts(60, seed=1)
-    expected = torch.zeros(sum(weight.numel() for weight in trained(adapted)))
-    lengths = []
-    for unit in units:
-        gradient = torch.cat([part.flatten() for part in gradient_alone(adapted, unit)])
-        lengths.append(float(gradient.norm()))
-        expected += gradient * min(1.0, CLIP / lengths[-1])
+def test_the_sum_has_the_clipped_gradient_of_every_unit(adapted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The units share passes, fill several, or have a single token, which has no loss."""
+    monkeypatch.setitem(TOKENS_AT_ONCE, "cpu", 3 * BLOCK)
+    units = [*texts(40, seed=1, longest=6 * BLOCK), np.array([7], np.int32)]
+    alone = [gradient_alone(adapted, unit) for unit in units[:-1]]
+    lengths = [float(gradient.norm()) for gradient in alone]
     assert min(lengths) < CLIP < max(lengths)
-    torch.testing.assert_close(moved(adapted, units), expected, rtol=1e-3, atol=1e-4)
+    expected = sum(
+        (gradient * min(1.0, CLIP / length) for gradient, length in zip(alone, lengths, strict=True)), torch.zeros(1)
+    )
+    total = UnitGradients(adapted, BLOCK).clipped_sum(units, CLIP)
+    torch.testing.assert_close(total.float(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_user_changes_the_sum_by_at_most_the_clip(adapted: Any) -> None:
     """It holds for any text of any number of blocks, and some texts attain the bound."""
-    others = texts(5, seed=2)
-    without = moved(adapted, others)
-    moves = []
-    for user in texts(12, seed=3, longest=12 * BLOCK):
-        added = moved(adapted, [*others, user])
-        moves.append(float((added - without).norm()))
+    gradients, others = UnitGradients(adapted, BLOCK), texts(5, seed=2)
+    without = gradients.clipped_sum(others, CLIP)
+    moves = [
+        float((gradients.clipped_sum([*others, user], CLIP) - without).norm())
+        for user in texts(12, seed=3, longest=12 * BLOCK)
+    ]
     assert max(moves) <= CLIP * (1 + 1e-4)
     assert max(moves) > 0.99 * CLIP
-    replaced = [moved(adapted, [*others, user]) for user in texts(6, seed=4)]
-    assert max(float((before - after).norm()) for before, after in pairwise(replaced)) <= 2 * CLIP * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("count", [0, 3])
-def test_the_sum_is_noised_with_the_clip_times_the_multiplier(adapted: Any, count: int) -> None:
-    """This includes an empty batch, because its emptiness is private."""
-    units, noise = texts(count, seed=5), 3.0
-    still = moved(adapted, units)
-    drawn = torch.stack([moved(adapted, units, noise) - still for _ in range(50)]) / (noise * CLIP)
+def test_a_user_whose_gradient_is_not_finite_counts_as_absent(adapted: Any) -> None:
+    """An error, or weights that are not finite, would tell that the user is there."""
+    gradients, others = UnitGradients(adapted, BLOCK), texts(3, seed=2)
+    without = gradients.clipped_sum(others, CLIP)
+    trap = 1234
+    embedding = adapted.get_input_embeddings().weight.data
+    kept = embedding[trap].clone()
+    embedding[trap] = math.inf
+    assert trap not in np.concatenate(others)
+    with_it = gradients.clipped_sum([*others, np.array([5, trap, 6], np.int32)], CLIP)
+    embedding[trap] = kept
+    torch.testing.assert_close(with_it, without)
+
+
+def test_the_noise_has_the_stated_deviation_and_never_repeats() -> None:
+    deviation = 3.0
+    drawn = torch.stack([noised(torch.zeros(2000, dtype=torch.float64), deviation) for _ in range(20)]) / deviation
     n = drawn.numel()
-    assert n > 10_000
     # The probability of 6 standard deviations is below 1e-8.
     assert abs(float(drawn.mean())) < 6 / math.sqrt(n)
     assert abs(float(drawn.var()) - 1) < 6 * math.sqrt(2 / n)
-    assert float((drawn[0] - drawn[1]).abs().min()) >= 0
-    assert len(drawn.unique(dim=0)) == len(drawn)
+    assert len(drawn.flatten().unique()) == n
+
+
+def test_a_training_has_the_noise_of_every_step_and_no_seeded_part(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trainings with one seed differ, an empty corpus is noised too, and the noise has clip times multiplier."""
+    deviations: list[float] = []
+
+    def spied(total: Tensor, deviation: float) -> Tensor:
+        deviations.append(deviation)
+        return noised(total, deviation)
+
+    monkeypatch.setattr(per_unit, "noised", spied)
+
+    def weights(units: list[Tokens]) -> Tensor:
+        files = train_adapter(
+            tiny,
+            "tiny",
+            units,
+            OPTIONS,
+            0,
+            lambda done: None,
+            noise_multiplier=1.5,
+            sampling_rate=1.0,
+            steps=3,
+            clip=2.0,
+        )
+        named = load(files["adapter_model.safetensors"])
+        assert sum("lora_A" in name for name in named) == sum("lora_B" in name for name in named) == 4
+        assert all(bool(weight.any()) for weight in named.values())
+        return torch.cat([weight.flatten() for weight in named.values()])
+
+    first, second, empty = weights(texts(3, seed=5)), weights(texts(3, seed=5)), weights([])
+    assert deviations == [3.0] * 9
+    assert not torch.equal(first, second)
+    assert bool((empty != 0).any())
 
 
 def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
@@ -159,16 +184,17 @@ def test_a_contribution_is_the_beginning_of_a_users_text(base: Path) -> None:
     np.testing.assert_array_equal(capped[0], users[0][:4])
 
 
-def test_with_a_population_the_plan_does_not_depend_on_the_corpus() -> None:
-    chosen = PRIVATE.model_copy(update={"population": 50})
-    small, large = planned(chosen, OPTIONS, 5), planned(chosen, OPTIONS, 500)
-    assert (small.sampling_rate, small.steps) == (large.sampling_rate, large.steps) == (4 / 50, 25)
-    assert small.noise_multiplier == large.noise_multiplier
-    assert small.run != large.run
-    assert planned(PRIVATE, OPTIONS, 50).sampling_rate == 4 / 50, "without a population, the corpus's size counts"
-    assert planned(PRIVATE, OPTIONS, 2).sampling_rate == 1
+def test_the_event_depends_on_the_options_alone() -> None:
+    full = planned(PRIVATE)
+    assert (full.sampling_rate, full.steps) == (1.0, 3)
+    assert full.run != planned(PRIVATE).run
+    batches = planned(DpSgdOptions(expected_batch=4, population=50, steps=25, epsilon=2))
+    assert (batches.sampling_rate, batches.steps) == (4 / 50, 25)
     with pytest.raises(InputError, match="epsilon 1e-09 at delta"):
-        planned(PRIVATE.model_copy(update={"epsilon": 1e-9}), OPTIONS, 2)
+        planned(PRIVATE.model_copy(update={"epsilon": 1e-9}))
+    for given in ({"expected_batch": 4}, {"population": 4}):
+        with pytest.raises(InputError, match=r"population: .* give it with expected_batch"):
+            DpSgdOptions.checked(**given)
 
 
 def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
@@ -187,7 +213,7 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
     assert (done.trained, done.manifest) == (1, manifest)
     assert manifest.dp_sgd is not None
     event = manifest.dp_sgd.event
-    assert (event.unit, event.sampling_rate, event.steps) == ("user", 4 / 6, 3)
+    assert (event.unit, event.sampling_rate, event.steps) == ("user", 1.0, 3)
     assert event.epsilon(1e-5) <= 2
     weights = load_file(manifest.adapter_path(output, manifest.parts[0]) / "adapter_model.safetensors")
     assert any(bool(weight.any()) for name, weight in weights.items() if "lora_B" in name)
@@ -204,6 +230,8 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
         promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
     with pytest.raises(InputError, match="attention: DP-SGD trains an adapter with keys and values of its own"):
         train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())
+    with pytest.raises(InputError, match="dropout: must be 0 with DP-SGD"):
+        train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS.model_copy(update={"dropout": 0.1}))
     again = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
     assert (again.kept, again.manifest) == (1, manifest), "a repeated command neither trains nor charges again"
     other = train(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)
@@ -231,12 +259,13 @@ def test_the_command_prints_the_guarantee(tiny: Path, tmp_path: Path) -> None:
         "--block",
         "16",
     ]
-    done = CliRunner().invoke(app, [*arguments, "--expected-batch", "12", "--epochs", "1"])
+    done = CliRunner().invoke(app, [*arguments, "--steps", "2"])
     assert done.exit_code == 0, done.output
-    assert "(8, 1e-05)-differential privacy for any one record" in done.stdout
-    refused = CliRunner().invoke(app, [*arguments, "--unit", "part"])
-    assert refused.exit_code == 2
-    assert "unit" in refused.stderr
-    kept = CliRunner().invoke(app, [*arguments, "--expected-batch", "12", "--epochs", "1", "--json"])
+    assert "(8, 1e-05)-differential privacy for any one user" in done.stdout
+    for wrong, field in (("--unit", "part"), ("--epochs", "2"), ("--batch", "2"), ("--expected-batch", "2")):
+        refused = CliRunner().invoke(app, [*arguments, wrong, field])
+        assert refused.exit_code == 2
+        assert ("population" if wrong == "--expected-batch" else wrong[2:]) in refused.stderr
+    kept = CliRunner().invoke(app, [*arguments, "--steps", "2", "--json"])
     summary = json.loads(kept.stdout)
-    assert (summary["kept"], summary["dp_sgd"]["event"]["unit"]) == (1, "record")
+    assert (summary["kept"], summary["dp_sgd"]["event"]["unit"]) == (1, "user")

@@ -51,14 +51,6 @@ def test_manifest_from_before_there_were_readers(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path).attention == "own"
 
 
-def test_an_earlier_version_can_read_a_manifest_without_cohorts(tmp_path: Path) -> None:
-    manifest(part(0)).save(tmp_path)
-    assert "disjoint_from" not in json.loads((tmp_path / FILE).read_bytes())
-    apart = manifest(part(0)).model_copy(update={"disjoint_from": ("other",)})
-    apart.save(tmp_path)
-    assert Manifest.load(tmp_path) == apart
-
-
 def test_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"has no manifest\.json"):
         Manifest.load(tmp_path)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = TrainingOptions(block=8, epochs=1, learning_rate=5e-3, precision="float32")
 PLAIN = OPTIONS.model_copy(update={"attention": "own", "targets": ("q_proj", "v_proj")})
-PRIVATE = DpSgdOptions(unit="user", expected_batch=4, epsilon=2, delta=1e-5)
+PRIVATE = DpSgdOptions(steps=3, epsilon=2, delta=1e-5)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS, audited, exponential, gnmax, pmixed, subsample_aggregate
 from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.individual import Individual
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.noise import Integers, discrete_gaussian, discrete_laplace
@@ -43,6 +44,7 @@ def cases(of: Callable[[type[Settings]], bool]) -> list[Any]:
 EVERY = cases(lambda settings: True)
 WITH_FORMULA = cases(lambda settings: settings.mechanism.formula is not Protocol.formula)
 """Of other protocols, the tokens show the noise, and half the noise is detected (`test_likelihood`)."""
+PAID_BY_TOKEN = [case for case in EVERY if not str(case.id).startswith(("gnmax", "individual"))]
 WITH_RADIUS = [case for case in WITH_FORMULA if case in cases(lambda settings: "radius" in settings.model_fields)]
 
 
@@ -104,6 +106,16 @@ def test_a_radius_wrong_by_5_percent_is_detected_in_the_releases(
     assert verdicts(of_releases(protocol)) == {"broken"}
 
 
+@pytest.mark.parametrize("tokens", [1024, 131_072])
+def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_releases(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = planned("individual", tokens, 8.0)
+    grain = Individual._grain.func(protocol)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Individual, "_grain", property(lambda self: grain / 0.95))
+    assert verdicts(of_releases(protocol)) == {"broken"}
+
+
 def test_scores_that_count_twice_are_detected_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exponential, "quantise", lambda weights: quantise(weights.square()))
     assert verdicts(of_releases(Exponential(PARTS, 2, 0.3))) == {"broken"}
@@ -155,7 +167,9 @@ def test_a_radius_wrong_by_5_percent_is_detected_in_the_tokens(
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "parameters"), [case for case in EVERY if "gnmax" not in str(case.id)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [case for case in EVERY if not {"gnmax", "individual"} & set(str(case.id).split("-"))]
+)
 def test_a_charge_for_each_sequence_instead_of_each_token_is_caught(
     name: str, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,5 +262,5 @@ def test_every_choice_of_a_protocol_is_a_variant_that_audits_try(name: str) -> N
 def test_every_certified_event_has_a_worst_case_and_a_formula_or_noise() -> None:
     for name, parameters in audited(PARTS):
         protocol = planned(name, **parameters)
-        assert list(protocol.event.worst_pairs())
+        assert [*protocol.event.worst_pairs(), *protocol.worst_pairs()]
         assert protocol.noisy or audit_releases(protocol) is not None

@@ -51,6 +51,24 @@ def test_the_divergence_is_exact_at_whole_orders_and_a_bound_between_them() -> N
     assert (bound <= EVENT.rdp(np.ceil(between))).all()
 
 
+@pytest.mark.parametrize(("epsilon", "steps"), [(1.0, 1), (2.0, 40), (8.0, 20)])
+def test_full_batches_have_the_cost_of_gaussian_mechanisms(epsilon: float, steps: int) -> None:
+    """dp-accounting composes the steps one by one; the noise is the least, by the exact delta (Balle & Wang 2018)."""
+    noise = noise_multiplier(epsilon, DELTA, 1.0, steps)
+    event = DpSgdEvent("user", noise, 1.0, steps)
+    orders = np.array([1.01, 1.5, 2.0, 7.3, 64.0])
+    accountant = RdpAccountant(orders)
+    accountant.compose(GaussianDpEvent(noise), steps)
+    np.testing.assert_allclose(event.rdp(orders), accountant.rdp, rtol=1e-12)
+    stepwise = PLDAccountant(value_discretization_interval=1e-4)
+    stepwise.compose(SelfComposedDpEvent(GaussianDpEvent(noise), steps))
+    assert event.epsilon(DELTA) == pytest.approx(stepwise.get_epsilon(DELTA), abs=5e-3)
+    assert epsilon - 1e-3 < event.epsilon(DELTA) <= epsilon
+    assert accounting.pld_epsilon({event: 7}, DELTA) == event.epsilon(DELTA), "a ledger's number is the calibrated one"
+    least = DpSgdEvent("user", noise * 0.9995, 1.0, steps)
+    assert least.epsilon(DELTA) > epsilon
+
+
 def test_any_number_of_tokens_has_the_cost_of_the_training() -> None:
     once, often = (planning.cost(EVENT, tokens, DELTA) for tokens in (1, 10**9))
     assert (once.epsilon_rdp, once.epsilon_pld) == (often.epsilon_rdp, often.epsilon_pld)

@@ -1,43 +1,153 @@
-"""Claim: each part is drawn independently with probability q, with the operating system's generator alone."""
+"""Claim: every draw that a guarantee rests on comes from the operating system's generator, through one package."""
 
 import ast
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import services.privacy
+import cluster
+import services
 from services.privacy.sampling.randomness import poisson_subsample, uniform_below
 
-PREDICTABLE = {
-    "random",
+ROOT = Path(next(iter(services.__path__))).parent
+
+SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/sampling/noise.py"}
+"""The modules that draw private randomness: the operating system's, and OpenDP's, which comes from there."""
+
+NOT_PRIVATE = {
+    "cluster/commands/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
+    "services/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
+    "services/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
+    "services/audit/attacks/releases.py": ({"default_rng", "normal"}, "a release of an attack, from known outputs"),
+    "services/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
+    "services/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
+    "services/engine/vllm_engine.py": ({"secrets"}, "a name"),
+    "services/evaluation/rows.py": (
+        {"default_rng", "secrets"},
+        "a name, and the positions at which public and held-out text is scored",
+    ),
+    "services/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
+    "services/gateway/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "services/gateway/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
+    "services/gateway/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "services/generation/quality.py": ({"default_rng"}, "measurements of released text"),
+    "services/heads/attacks.py": (
+        {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
+        "coins and releases of an audit",
+    ),
+    "services/heads/certified.py": (
+        {"Generator", "manual_seed", "randn"},
+        "candidates, which need not be secret; `select` draws from them",
+    ),
+    "services/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
+    "services/heads/data.py": ({"default_rng"}, "the rows of a comparison"),
+    "services/heads/expm_nf.py": (
+        {"Generator", "manual_seed", "randperm"},
+        "a method without a guarantee, and candidates",
+    ),
+    "services/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
+    "services/heads/methods.py": ({"manual_seed"}, "initial weights"),
+    "services/heads/models.py": ({"rand"}, "initial weights"),
+    "services/heads/pate.py": (
+        {"manual_seed", "rand"},
+        "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
+    ),
+    "services/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
+    "services/heads/text.py": ({"default_rng"}, "a public projection"),
+    "services/keys/records.py": ({"secrets"}, "API keys"),
+    "services/training/adapter.py": (
+        {"Generator", "manual_seed", "randperm"},
+        "initial weights and the order of one part's blocks",
+    ),
+    "services/training/demo.py": ({"randint", "random"}, "a generated corpus"),
+    "services/training/partition.py": ({"secrets"}, "a key, which is drawn once"),
+    "services/training/per_unit.py": ({"manual_seed"}, "initial weights"),
+}
+"""The other modules that draw at random: with what, and for what. No guarantee rests on these draws."""
+
+MODULES = {"random", "secrets", "opendp", "torch.random", "numpy.random"}
+DRAWS = {
     "rand",
     "randn",
     "randint",
     "randperm",
     "rand_like",
     "randn_like",
+    "randint_like",
+    "normal",
     "multinomial",
     "bernoulli",
+    "poisson",
     "default_rng",
+    "RandomState",
     "manual_seed",
     "Generator",
+    "Gumbel",
+    "Laplace",
+    "normal_",
     "uniform_",
     "exponential_",
+    "random_",
+    "log_normal_",
+    "urandom",
+    "getrandom",
+    "rvs",
+    "DPOptimizer",
+    "PrivacyEngine",
 }
+"""Functions of PyTorch, NumPy, SciPy, Opacus and the operating system that draw, by their last name."""
 
 
-def test_no_seedable_generator_is_used() -> None:
-    node: Any  # ast.AST has no lineno
-    for file in Path(*services.privacy.__path__).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = {
-                ast.Attribute: lambda n: [n.attr],
-                ast.Import: lambda n: [alias.name for alias in n.names],
-                ast.ImportFrom: lambda n: [n.module, *(alias.name for alias in n.names)],
-            }.get(type(node), lambda n: [])(node)
-            assert not PREDICTABLE & set(names), f"{file.name}, line {node.lineno}"
+def drawn_in(source: str) -> set[str]:
+    """Returns the names of the modules and functions in a source that draw at random."""
+    own: set[str] = set()
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import():
+                names |= {alias.name for alias in node.names if {alias.name, alias.name.split(".")[0]} & MODULES}
+            case ast.ImportFrom(module=str(module)) if module.startswith("services.privacy.sampling"):
+                own |= {alias.asname or alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                whole = module.split(".")[0] in MODULES or module in MODULES
+                names |= {alias.name for alias in node.names if whole or alias.name in DRAWS}
+            case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)) if name in DRAWS:
+                names.add(name)
+            case ast.ClassDef():
+                names -= {base.id for base in node.bases if isinstance(base, ast.Name)}
+    return names - own
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    for package in (services, cluster):
+        for file in sorted(Path(next(iter(package.__path__))).rglob("*.py")):
+            yield str(file.relative_to(ROOT)), file.read_text()
+
+
+def test_only_one_package_draws_private_randomness() -> None:
+    drawn = {name: names for name, source in modules() if (names := drawn_in(source)) and name not in SAMPLING}
+    known = {name: names for name, (names, _) in NOT_PRIVATE.items()}
+    assert drawn == known, "draw through services/privacy/sampling/randomness.py"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import secrets",
+        "from random import Random",
+        "import numpy.random",
+        "import torch\nnoise = torch.randn(3)",
+        "import torch\nweight = torch.empty(3).normal_()",
+        "import numpy as np\nrng = np.random.default_rng()",
+        "import os\nword = os.urandom(8)",
+        "from opacus.optimizers import DPOptimizer\nDPOptimizer(None)",
+        "from opendp.measurements import make_laplace",
+    ],
+)
+def test_a_planted_draw_is_found(source: str) -> None:
+    assert drawn_in(source)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.03, 0.5, 1.0])

@@ -1,16 +1,17 @@
-"""Stores ledgers in SQLite files."""
+"""Stores data in SQLite files."""
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Engine, NullPool, create_engine, event
+from sqlalchemy import Engine, NullPool, QueuePool, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
-from services.budget.store.backend import Backend
-from services.budget.store.schema import Access, ledger_table
+from services.database.backend import Access, Backend, Usage
+from services.database.errors import Corrupt, DatabaseError, Foreign, Missing, Unavailable
 
 BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
 MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file, https://sqlite.org/fileformat.html
@@ -34,58 +35,79 @@ class SQLite(Backend):
 
     def location(self, url: URL) -> URL:
         if not url.database or url.database == ":memory:" or url.query:
-            raise LedgerMissing(f"{url} names no file, and a ledger in memory would be lost; use sqlite:///PATH")
+            raise Missing(f"{url} names no file, and data in memory would be lost; use sqlite:///PATH")
         return url.set(database=str(Path(url.database).expanduser().absolute()))
 
     def label(self, url: URL) -> str:
         return url.database or ""
 
-    def engine(self, url: URL, access: Access) -> Engine:
-        path = Path(url.database or "")
-        # Each transaction opens the file anew, so that it notices a removed or replaced file and does not write to it.
-        engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _open_permitted(path, access))
+    def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
+        path, kept = Path(url.database or ""), access == "write" and usage.connections > 0
+        pool: dict[str, Any] = (
+            {"poolclass": QueuePool, "pool_size": usage.connections} if kept else {"poolclass": NullPool}
+        )
+        engine = create_engine("sqlite://", creator=lambda: _open_permitted(path, access, usage), **pool)
+        # A removed or replaced file must be noticed and not written to. Without a pool, each transaction opens it anew.
+        if kept:
+            event.listen(engine, "connect", lambda _, record: record.info.update(file=_identity(path)))
+            event.listen(engine, "checkout", lambda _, record, __: _check_kept(path, record))
         start = "BEGIN" if access == "read" else "BEGIN IMMEDIATE"
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(start))
         return engine
 
-    def explain(self, error: DBAPIError) -> LedgerError:
+    def explain(self, error: DBAPIError) -> DatabaseError:
         code = getattr(error.orig, "sqlite_errorcode", -1) & 0xFF  # the low byte is the primary result code
         if code == sqlite3.SQLITE_NOTADB:
-            return LedgerForeign("this is not a SQLite file")
+            return Foreign("this is not a SQLite file")
         if code == sqlite3.SQLITE_CORRUPT:
-            return LedgerCorrupt(f"{error.orig}; restore it from a backup")
-        return LedgerUnavailable(f"{error.orig}; {_ADVICE.get(code, 'check the file')}")
+            return Corrupt(f"{error.orig}; restore it from a backup")
+        return Unavailable(f"{error.orig}; {_ADVICE.get(code, 'check the file')}")
 
 
-def _open_permitted(path: Path, access: Access) -> sqlite3.Connection:
+def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        return _open_file(path, access)
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _check_kept(path: Path, record: ConnectionPoolEntry) -> None:
+    if record.info["file"] != _identity(path):
+        raise DisconnectionError  # the pool connects again
+
+
+def _open_permitted(path: Path, access: Access, usage: Usage) -> sqlite3.Connection:
+    try:
+        return _open_file(path, access, usage)
     except PermissionError as error:
-        raise LedgerUnavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
+        raise Unavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
 
 
-def _open_file(path: Path, access: Access) -> sqlite3.Connection:
+def _open_file(path: Path, access: Access, usage: Usage) -> sqlite3.Connection:
     if path.is_dir():
-        raise LedgerForeign("this is a directory; name the ledger's file in it")
+        raise Foreign("this is a directory; name a file in it")
     if not path.parent.is_dir():
-        raise LedgerMissing(f"there is no directory {path.parent}; create it, or choose another path")
+        raise Missing(f"there is no directory {path.parent}; create it, or choose another path")
     if access == "read" and not path.exists():
-        raise LedgerMissing("there is no such file; the service creates it at its first start")
+        raise Missing("there is no such file; the service creates it at its first start")
     if access == "write" and not path.exists():
-        raise LedgerMissing("the file is missing; put it back, because a new one would forget what was spent")
-    return _open_to_read(path) if access == "read" else _open_to_write(path, "rw" if access == "write" else "rwc")
+        raise Missing("the file is missing; put it back, because a new one would forget what was spent")
+    if access == "read":
+        return _open_to_read(path)
+    return _open_to_write(path, "rw" if access == "write" else "rwc", usage.table)
 
 
-def _open_to_write(path: Path, mode: str) -> sqlite3.Connection:
+def _open_to_write(path: Path, mode: str, table: str | None) -> sqlite3.Connection:
     connection = _open(path, mode=mode)
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-    if tables and ledger_table.name not in tables:
-        raise LedgerForeign(f"this is a database of another application; it has a table {tables[0]!r}")
+    if table is not None and tables and table not in tables:
+        raise Foreign(f"this is a database of another application; it has a table {tables[0]!r}")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
     (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if journal != "wal":
-        raise LedgerUnavailable("its file system does not support shared memory between processes; use a local disk")
+        raise Unavailable("its file system does not support shared memory between processes; use a local disk")
     return connection
 
 
@@ -100,7 +122,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         if error.sqlite_errorcode & 0xFF not in _UNSHARED or path.with_name(path.name + "-wal").exists():
             raise
         # A reader without write access to the directory cannot create the shared memory. Without a write-ahead log,
-        # the file contains the whole ledger and needs none.
+        # the file contains everything and needs none.
         return _open(path, mode="ro", immutable="1")
     return connection
 
@@ -112,6 +134,7 @@ def _open(path: Path, **parameters: str) -> sqlite3.Connection:
         uri=True,
         timeout=BUSY_TIMEOUT,
         isolation_level=None,  # sqlite3 must not begin transactions by itself
+        check_same_thread=False,  # the pool gives a connection to one thread at a time
     )
     # A damaged row that is not UTF-8 must fail its hash, which names the row, and not the whole query.
     connection.text_factory = lambda raw: raw.decode(errors="replace")

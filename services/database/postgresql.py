@@ -1,4 +1,4 @@
-"""Stores ledgers in PostgreSQL."""
+"""Stores data in PostgreSQL."""
 
 import os
 
@@ -8,11 +8,9 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.budget.errors import LedgerError, LedgerUnavailable
-from services.budget.store.backend import Backend
-from services.budget.store.schema import Access
+from services.database.backend import Access, Backend, Usage
+from services.database.errors import DatabaseError, Unavailable
 
-ADVISORY_LOCK = 0x707269766D6978  # "privmix" in ASCII
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
 
@@ -31,7 +29,7 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADVICE = {
     None: "check that the server runs and that the URL is correct",
     "25006": "this server is read-only, for example a standby; use the URL of the primary",
-    "42501": "grant this user SELECT and INSERT on the ledger's tables, and CREATE for the first start",
+    "42501": "grant this user SELECT and INSERT on privmix's tables, and CREATE for the first start",
     "53100": "free space on the server's disk",
     "55P03": "another writer has locked it; try again",
 }
@@ -46,27 +44,28 @@ class PostgreSQL(Backend):
     def location(self, url: URL) -> URL:
         return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
 
-    def engine(self, url: URL, access: Access) -> Engine:
+    def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
         link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
-        pool = {"pool_size": 1, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
+        connections = max(1, usage.connections)
+        pool = {"pool_size": connections, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}
         try:
             # READ COMMITTED: statements after the lock's statement see everything committed before it.
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
-            raise LedgerUnavailable(f"{url} needs the package {error.name}; install it") from error
+            raise Unavailable(f"{url} needs the package {error.name}; install it") from error
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
         # To create or move a ledger, the client reads all of it between two statements, which may exceed the timeout.
         idle = IDLE_TIMEOUT if access == "write" else "0"
-        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, idle))
+        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle))
         return engine
 
-    def explain(self, error: DBAPIError) -> LedgerError:
+    def explain(self, error: DBAPIError) -> DatabaseError:
         advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "check the database")
         if "does not support SSL" in str(error.orig):
-            advice = "set up TLS on the server; add sslmode=disable to the ledger's URL only on a trusted network"
-        return LedgerUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
+            advice = "set up TLS on the server; add sslmode=disable to the URL only on a trusted network"
+        return Unavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 
 def _encryption(url: URL) -> dict[str, str]:
@@ -84,13 +83,13 @@ def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor.close()
     connection.rollback()
     if fsync != "on":
-        raise LedgerUnavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
+        raise Unavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
 
 
-def _begin_exclusive(connection: Connection, idle: str) -> None:
+def _begin_exclusive(connection: Connection, lock: int, idle: str) -> None:
     connection.exec_driver_sql(
         "SELECT set_config('synchronous_commit', 'on', true), "
         f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true), "
         f"set_config('idle_in_transaction_session_timeout', '{idle}', true)"
     )
-    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")

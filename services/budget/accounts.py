@@ -1,0 +1,101 @@
+"""Keeps one account for each part, and divides what is left of it among tokens.
+
+An account holds `WHOLE` grains. A lease sets an amount aside for each of its tokens (the allowance), so that every
+charge is durable before its token leaves; settling the lease keeps what its tokens did charge. The allowance of a part
+depends on its own account and on public numbers alone, as the guarantee requires. A lease is never refused: the
+allowance of an empty account is 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from services.privacy.protocols.individual import HEADROOM, WHOLE
+
+# After the horizon, an account spends what is left of it at the pace of its last eighth.
+_TAIL = 8
+# The share of an account that one lease may set aside is 1 / this, about.
+_LEASES = 4
+# By how much a part that spent more or less than planned changes its pace, at most, and how early.
+_FASTER, _SLOWER, _START = 8.0, 0.25, 1 / 32
+
+Grains = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Holds the grains that each part was charged, and those that open leases hold, by its index.
+
+    Indices do not change when the ensemble grows. A part without an entry has a full account.
+    """
+
+    charged: Grains = ()
+    held: Grains = ()
+
+    def left(self, part: int) -> int:
+        """The grains that nothing was set aside for."""
+        return max(0, WHOLE - _at(self.charged, part) - _at(self.held, part))
+
+    def hold(self, amounts: Sequence[int]) -> "Accounts":
+        """Sets amounts aside for a lease."""
+        return Accounts(self.charged, _sum(self.held, amounts))
+
+    def settle(self, held: Sequence[int], charges: Sequence[int]) -> "Accounts":
+        """Ends a lease: keeps its charges, and frees the rest of what it held."""
+        return Accounts(_sum(self.charged, charges), _sum(self.held, [-amount for amount in held]))
+
+    def divide(self, parts: int, tokens: int, horizon: int, wanted: int) -> tuple[int, Grains]:
+        """Returns how many tokens a lease gets, and the allowance of each token, in grains, by part.
+
+        Args:
+            parts: the number of parts that are served.
+            tokens: the number of tokens released so far.
+            horizon: the number of tokens over which accounts should last.
+            wanted: the number of tokens that the lease should have.
+        """
+        planned = _planned(tokens, horizon)
+        count = min(wanted, max(1, planned // (_LEASES * HEADROOM)))
+        return count, self.allowances(parts, tokens, horizon, count)
+
+    def allowances(self, parts: int, tokens: int, horizon: int, count: int) -> Grains:
+        """Returns the allowance of each of `count` tokens, in grains, by part. All of them together are affordable."""
+        planned = _planned(tokens, horizon)
+        return tuple(
+            min(
+                int(HEADROOM * (WHOLE - _at(self.charged, part)) / planned * self._pace(part, tokens, horizon)),
+                self.left(part) // (2 * count),
+            )
+            for part in range(parts)
+        )
+
+    def largest(self, tokens: int, horizon: int, count: int) -> Grains:
+        """Returns the most that `count` unknown tokens after the first `tokens` can have charged, by part.
+
+        An allowance never exceeds `HEADROOM` times the fastest pace of what was left before them.
+        """
+        most = HEADROOM * _FASTER / _planned(tokens + count, horizon)
+        parts = max(len(self.charged), len(self.held))
+        return tuple(
+            min(self.left(part), int((WHOLE - _at(self.charged, part)) * most * count) + count) for part in range(parts)
+        )
+
+    def _pace(self, part: int, tokens: int, horizon: int) -> float:
+        """Returns a factor above 1 for a part that spent less than planned, and below 1 for one that spent more."""
+        planned, spent = min(1.0, tokens / horizon), _at(self.charged, part) / WHOLE
+        return min(_FASTER, max(_SLOWER, ((planned + _START) / (spent + _START)) ** 2))
+
+
+NO_ACCOUNTS = Accounts()
+
+
+def _planned(tokens: int, horizon: int) -> int:
+    """Returns the number of tokens that what is left should last for."""
+    return max(horizon - tokens, horizon // _TAIL, 1)
+
+
+def _at(grains: Grains, part: int) -> int:
+    return grains[part] if part < len(grains) else 0
+
+
+def _sum(first: Sequence[int], second: Sequence[int]) -> Grains:
+    return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))

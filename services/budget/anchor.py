@@ -1,0 +1,289 @@
+"""Records the end of a ledger's chain outside the ledger's database, so that a rolled-back ledger is refused.
+
+A restored snapshot, or a standby that lagged behind its primary, is an intact chain without the last rows. Its writer
+would grant the tokens of these rows again. An anchor is written after each commit that charges, before the grant is
+returned. So whatever was granted is in the chain that the anchor names, and its counts bound what was released.
+"""
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, Text, delete, insert, select
+
+from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerRolledBack, LedgerUnavailable, LedgerUnknown
+from services.budget.records import from_json
+from services.budget.state import Balance
+from services.budget.store.schema import ledger_table
+from services.database.backend import Usage
+from services.database.database import BACKENDS, Database
+from services.database.errors import DatabaseError
+from services.files import write_atomically
+from services.privacy.events import Event
+
+_anchor_table = Table(
+    "privmix_anchor",
+    MetaData(),
+    Column("ledger", String(64), primary_key=True),
+    Column("rows", BigInteger, nullable=False),
+    Column("end", Text, nullable=False),
+)
+_ANCHOR = Usage("an anchor", lock=0x616E63686F72, table=_anchor_table.name, connections=1)  # "anchor" in ASCII
+
+
+class ChainEnd(BaseModel):
+    """Describes a ledger after one of its rows.
+
+    Attributes:
+        ledger: the ledger's id.
+        rows: the number of rows.
+        head: the hash of the last row.
+        charged: each event, as a JSON object, and the number of tokens charged for it.
+        stopped: whether the ledger grants no more private tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ledger: str
+    rows: int = Field(ge=1)
+    head: str = Field(min_length=64, max_length=64)
+    charged: tuple[tuple[dict[str, Any], int], ...] = ()
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, balance: Balance) -> Self:
+        """Returns the end of the chain with this balance."""
+        charged = tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items())
+        return cls(ledger=balance.id, rows=balance.rows, head=balance.head, charged=charged, stopped=balance.stopped)
+
+    @property
+    def tokens(self) -> Counter[Event]:
+        """The number of tokens charged, by event."""
+        return Counter({from_json(json.dumps(event)): count for event, count in self.charged})
+
+    def is_in(self, connection: Connection) -> bool:
+        """Returns whether a ledger's chain contains this end."""
+        row = select(ledger_table.c.hash).where(ledger_table.c.seq == self.rows)
+        return connection.execute(row).scalar() == self.head
+
+
+class Anchor(ABC):
+    """A place outside a ledger's database that stores the end of its chain."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name in messages, without a password."""
+
+    @abstractmethod
+    def read(self, ledger: str) -> ChainEnd | None:
+        """Returns the stored end of the chain of the ledger with this id; None if there is none.
+
+        Raises:
+            LedgerUnavailable: the place cannot be read now.
+            LedgerForeign: the place has something else.
+        """
+
+    @abstractmethod
+    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
+        """Stores the end durably. Keeps a later end, unless the chain was `rewound` to a shorter one on purpose.
+
+        Raises:
+            LedgerUnavailable: the end may not be stored.
+        """
+
+
+class _TextAnchor(Anchor):
+    """Stores the end of each chain as JSON under the name `ID.json`."""
+
+    @abstractmethod
+    def load(self, name: str) -> str | None:
+        """Returns the text under this name; None if there is none. Raises OSError or another error of the place."""
+
+    @abstractmethod
+    def store(self, name: str, text: str) -> None:
+        """Replaces the text under this name durably. Raises OSError or another error of the place."""
+
+    def read(self, ledger: str) -> ChainEnd | None:
+        try:
+            text = self.load(f"{ledger}.json")
+        except Exception as error:  # each file system of fsspec has errors of its own
+            raise LedgerUnavailable(f"its anchor {self.name} cannot be read: {_reason(error)}") from error
+        try:
+            return None if text is None else ChainEnd.model_validate_json(text)
+        except ValueError as error:
+            raise LedgerForeign(f"{ledger}.json in {self.name} is not an anchor of this version") from error
+
+    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
+        stored = None if rewound else self.read(end.ledger)
+        if stored is not None and stored.rows > end.rows:
+            return  # another writer has anchored a later row since this one committed
+        try:
+            self.store(f"{end.ledger}.json", end.model_dump_json() + "\n")
+        except Exception as error:
+            raise LedgerUnavailable(f"its anchor {self.name} cannot be written: {_reason(error)}") from error
+
+
+@dataclass(frozen=True)
+class DirectoryAnchor(_TextAnchor):
+    """Stores the ends of chains in files of an existing directory."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def load(self, name: str) -> str | None:
+        if not self.path.is_dir():
+            raise NotADirectoryError("there is no such directory")
+        file = self.path / name
+        return file.read_text(encoding="utf-8") if file.exists() else None
+
+    def store(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text.encode())
+
+
+@dataclass(frozen=True)
+class ObjectAnchor(_TextAnchor):
+    """Stores the ends of chains as objects under a URL of fsspec, such as `s3://bucket/prefix`."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @cached_property
+    def _files(self) -> Any:
+        from fsspec.core import url_to_fs
+
+        files, _ = url_to_fs(self.url, use_listings_cache=False)
+        return files
+
+    def load(self, name: str) -> str | None:
+        try:
+            return str(self._files.cat_file(f"{self.url}/{name}").decode())
+        except FileNotFoundError:
+            return None
+
+    def store(self, name: str, text: str) -> None:
+        self._files.pipe_file(f"{self.url}/{name}", text.encode())
+
+
+class DatabaseAnchor(Anchor):
+    """Stores the ends of chains in a table of a database, which is another one than the ledger's."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._database = Database(url, "create", _ANCHOR)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (self._url,)
+
+    @property
+    def name(self) -> str:
+        return self._database.name
+
+    def read(self, ledger: str) -> ChainEnd | None:
+        query = select(_anchor_table.c.end).where(_anchor_table.c.ledger == ledger)
+        try:
+            with self._database.transaction() as connection:
+                _anchor_table.create(connection, checkfirst=True)
+                text = connection.execute(query).scalar()
+        except DatabaseError as error:
+            raise LedgerUnavailable(f"its anchor {self.name} cannot be read: {error}") from error
+        return None if text is None else ChainEnd.model_validate_json(text)
+
+    def write(self, end: ChainEnd, *, rewound: bool = False) -> None:
+        mine = _anchor_table.c.ledger == end.ledger
+        try:
+            with self._database.transaction() as connection:
+                _anchor_table.create(connection, checkfirst=True)
+                stored = connection.execute(select(_anchor_table.c.rows).where(mine)).scalar()
+                if stored is not None and stored > end.rows and not rewound:
+                    return
+                connection.execute(delete(_anchor_table).where(mine))
+                connection.execute(
+                    insert(_anchor_table).values(ledger=end.ledger, rows=end.rows, end=end.model_dump_json())
+                )
+        except DatabaseError as error:
+            raise LedgerUnavailable(f"its anchor {self.name} cannot be written: {error}") from error
+
+
+def anchor_at(place: str) -> Anchor:
+    """Returns the anchor at a directory, an object store's URL or a database's URL.
+
+    Raises:
+        LedgerForeign: the URL is of no known kind.
+    """
+    scheme = place.partition("://")[0].partition("+")[0] if "://" in place else None
+    try:
+        if scheme is None:
+            return DirectoryAnchor(Path(place).expanduser().absolute())
+        if any(scheme in backend.schemes for backend in BACKENDS):
+            return DatabaseAnchor(place)
+        from fsspec.registry import get_filesystem_class
+
+        get_filesystem_class(scheme)
+    except (DatabaseError, ImportError, ValueError) as error:
+        raise LedgerForeign(f"the anchor must be a directory, an object store or a database: {error}") from error
+    return ObjectAnchor(place.rstrip("/"))
+
+
+def lost_ends(connection: Connection, balance: Balance, ends: dict[str, ChainEnd]) -> dict[str, ChainEnd]:
+    """Returns the ends, by the names of their anchors, that this ledger's chain does not contain.
+
+    Raises:
+        LedgerMismatch: an anchor belongs to another ledger.
+    """
+    for name, end in ends.items():
+        if end.ledger != balance.id:
+            raise LedgerMismatch(f"its anchor {name} belongs to the ledger {end.ledger}, but this is {balance.id}")
+    return {name: end for name, end in ends.items() if not end.is_in(connection)}
+
+
+def anchored(anchors: tuple[Anchor, ...], ledger: str, *, create: bool) -> dict[str, ChainEnd]:
+    """Returns the stored ends of a ledger's chain, by the names of their anchors.
+
+    Args:
+        create: accept an anchor that has none yet.
+
+    Raises:
+        LedgerUnknown: an anchor has none, and `create` is False.
+        LedgerUnavailable: an anchor cannot be read.
+    """
+    ends = {anchor.name: anchor.read(ledger) for anchor in anchors}
+    for name, end in ends.items():
+        if end is None and not create:
+            raise LedgerUnknown(
+                f"its anchor {name} does not know it, so nobody can tell whether the ledger lost rows; put the anchor "
+                "back, or run `privmix ledger init` once if you have just configured it"
+            )
+    return {name: end for name, end in ends.items() if end is not None}
+
+
+def rolled_back(balance: Balance, lost: dict[str, ChainEnd]) -> LedgerRolledBack:
+    """Returns the error for a ledger that lacks rows which an anchor knows."""
+    name, end = max(lost.items(), key=lambda item: item[1].rows)
+    return LedgerRolledBack(
+        f"it has {balance.rows} rows, but its anchor {name} knows a chain of {end.rows} rows that ends with "
+        f"{end.head[:16]}: it was restored from an older copy, or its server lost commits. Tokens charged in the lost "
+        "rows may have been released, so nothing more is granted. Stop the service, and charge them with `privmix "
+        "ledger forfeit --config privmix.yaml`"
+    )
+
+
+def is_writable(directory: Path) -> bool:
+    """Returns whether this process may create files in a directory."""
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"

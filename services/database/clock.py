@@ -1,0 +1,13 @@
+"""Tells the time by the database's clock, which all its clients share."""
+
+from sqlalchemy import BigInteger, ColumnClause, Connection, literal_column
+
+_NOW = {
+    "sqlite": "CAST(strftime('%s', 'now') AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+}
+
+
+def unix_time(connection: Connection) -> ColumnClause[int]:
+    """Returns the Unix time in seconds, as an expression."""
+    return literal_column(_NOW[connection.dialect.name], BigInteger)

@@ -1,0 +1,83 @@
+"""Runs the operations of concurrent requests on the keys' database together, and gives up a database that hangs."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from services.keys.records import KeysUnavailable
+from services.keys.store import KeyStore
+from services.keys.transactions import Operation
+
+DATABASE_TIMEOUT_S = 10.0
+"""How long a caller waits for the database. The operation itself continues, because it may be committed later."""
+LARGEST_GROUP = 256
+
+T = TypeVar("T")
+
+
+class GroupedTransactions:
+    """Applies operations in the order of the calls: all that wait while one transaction runs share the next one.
+
+    Belongs to one event loop. The cancellation of a caller does not interrupt its operation.
+    """
+
+    def __init__(self, store: KeyStore) -> None:
+        self._store = store
+        self._transaction = asyncio.Lock()
+        self._waiting: deque[tuple[Operation, asyncio.Future[Any]]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self, operation: Operation) -> Any:
+        """Returns the result of an operation, which is on disk.
+
+        Raises:
+            KeysUnavailable: the database failed, or does not answer in time; the operation may still be applied.
+        """
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((operation, outcome))
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run_waiting())
+        return await _in_time(outcome)
+
+    async def alone(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which is a transaction of its own.
+
+        Raises:
+            KeysUnavailable: as in `run`.
+        """
+
+        async def exclusively() -> T:
+            async with self._transaction:
+                return await asyncio.to_thread(work)
+
+        return await _in_time(asyncio.ensure_future(exclusively()))
+
+    async def _run_waiting(self) -> None:
+        while self._waiting:
+            async with self._transaction:
+                group = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_GROUP))]
+                operations = [operation for operation, _ in group]
+                try:
+                    results = await asyncio.to_thread(self._store.transact, operations)
+                except Exception as error:
+                    for _, outcome in group:
+                        outcome.set_exception(error)
+                    continue
+            for (_, outcome), result in zip(group, results, strict=True):
+                outcome.set_result(result)
+
+
+async def _in_time(outcome: "asyncio.Future[T]") -> T:
+    outcome.add_done_callback(_retrieve)
+    try:
+        async with asyncio.timeout(DATABASE_TIMEOUT_S):
+            return await asyncio.shield(outcome)
+    except TimeoutError:
+        raise KeysUnavailable(f"the keys' database does not answer within {DATABASE_TIMEOUT_S:g} s") from None
+
+
+def _retrieve(outcome: "asyncio.Future[Any]") -> None:
+    """Retrieves the exception, so that asyncio does not log it when its caller has left."""
+    if not outcome.cancelled():
+        outcome.exception()

@@ -1,0 +1,87 @@
+"""Bounds tokens whose distribution each part tilts, and whose cost each part's account pays (README, Theorem 4).
+
+The token's distribution is ``p0 (1 + (1/N) sum_i w_i)``. The tilt w_i of part i has mean zero under p0, values in
+[-L, U], and the variance V_i. Replacing a part changes the distribution by at most
+
+    chi2(P||Q) <= (sqrt V + sqrt V')^2 / (N^2 (1 - L)),    P / Q - 1 <= B = (U + L) / (N (1 - L)).
+
+An account limits the sum of ``V / (N^2 (1 - L))`` over all tokens. So the sum of the chi-square divergences is at most
+four times its size, on every history.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from services.privacy import accounting
+from services.privacy.events import Divergences, Event, Orders, real_orders
+
+Before = tuple[tuple[Event, int], ...]
+
+# More than the float64 error of `moment_factor` for every ratio that is accepted.
+_ROUNDING = 1e-6
+_LEAST_RATIO, _LARGEST_RATIO = 1e-3, 1.0
+# Of the order times the ratio: a larger ratio costs more in the bound than wider tilts gain.
+_BEND = 0.75
+
+
+def check_ratio(ratio: float) -> None:
+    """Raises ValueError, which names ``ratio``, unless `moment_factor` resolves it."""
+    if not _LEAST_RATIO <= ratio <= _LARGEST_RATIO:
+        raise ValueError(f"ratio must be from {_LEAST_RATIO:g} to {_LARGEST_RATIO:g}, got {ratio}")
+
+
+def moment_factor(orders: Orders, ratio: float) -> Divergences:
+    """Returns g with ``D_a(P||Q) <= g chi2(P||Q)`` at each order, if P / Q - 1 is at most B = ``ratio``.
+
+    For a >= 2, Taylor's theorem for t^a at t = 1 yields ``E_Q (P/Q)^a - 1 <= chi2 ((1+B)^a - 1 - a B) / B^2``, which is
+    divided by a - 1. At lower orders, the divergence is at most that of order 2. As B goes to 0, g goes to a / 2.
+    """
+    a = np.maximum(real_orders(orders), 2.0)
+    excess = np.expm1(a * np.log1p(ratio)) - a * ratio
+    return np.asarray(excess / ((a - 1) * ratio**2) * (1 + _ROUNDING))
+
+
+def account_rdp(orders: Orders, size: float, ratio: float) -> Divergences:
+    """Returns a bound of the Rényi divergence of all tokens that accounts of this size pay for.
+
+    Args:
+        size: what the sum of ``V / (N^2 (1 - L))`` of each part never exceeds.
+        ratio: what P / Q - 1 never exceeds.
+    """
+    return np.asarray(4 * size * moment_factor(orders, ratio))
+
+
+@lru_cache(maxsize=64)
+def largest_account(epsilon: float, delta: float, before: Before = ()) -> tuple[float, float]:
+    """Returns the size of the accounts that (epsilon, delta) allows, and the ratio that they assume.
+
+    The conversion takes the best Rényi order: the account holds at every order at once. The ratio depends on epsilon
+    and delta alone, so that accounts stay the same when the number of parts changes.
+
+    Args:
+        before: what the budget pays besides, such as a private base: events and their counts.
+
+    Raises:
+        ValueError: epsilon is too small.
+    """
+    _, order = _largest_size(epsilon, delta, _LEAST_RATIO, before)
+    ratio = float(np.clip(_BEND / order, _LEAST_RATIO, _LARGEST_RATIO))
+    return _largest_size(epsilon, delta, ratio, before)[0], ratio
+
+
+def _largest_size(epsilon: float, delta: float, ratio: float, before: Before) -> tuple[float, float]:
+    """Returns the largest size and its order. At one order, epsilon is a constant plus the divergence."""
+    reference = 1.0
+    divergences = account_rdp(accounting.ORDERS, reference, ratio)
+    constants = np.array(
+        [
+            accounting.epsilon(np.array([loss]), delta, [order]).epsilon - loss
+            for order, loss in zip(accounting.ORDERS, divergences, strict=True)
+        ]
+    )
+    sizes = (epsilon - constants - accounting.rdp(dict(before))) / divergences
+    best = int(sizes.argmax())
+    if not sizes[best] > 0:
+        raise ValueError(f"epsilon {accounting.stated(epsilon)} at delta {delta:g} is too small for any account")
+    return float(sizes[best]) * (1 - 1e-9), float(accounting.ORDERS[best])

@@ -1,0 +1,330 @@
+"""Implements individual budgets: each part pays from its own account for what it changes, and not for the worst case.
+
+All N parts answer every token. Part i turns its distribution into a tilt of the public model's, a function of the
+vocabulary with mean zero under p0 and values in [-L, U]:
+
+    w_i = s_i (b_i - E_p0[b_i]),    b_i = clip(p_i / p0, e_i - L / l_i, e_i + min(U / l_i, cap)),
+
+and the token is sampled from ``p0 (1 + (1/N) sum_i w_i)``. The part's account is charged ``E_p0[w_i^2] / (N^2 (1-L))``.
+The strength l_i follows from what the part's account allows for the token, e_i is near the mean of b_i, and
+``s_i <= l_i / sqrt(1 + Var b_i)``: a tilt never costs more than its account allows. A part whose account is empty is
+silent, so no token is ever refused: the ensemble fades into the public model. Accounts of single parts are the idea of
+Feldman and Zrnic (2021); README, Theorem 4, has the proof.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
+from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
+from services.privacy.mollifiers.blocks import rows_at_once, scratch
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.sampling.categorical import TOTAL
+from services.privacy.settings import Settings
+from services.privacy.worlds import Pair, Reals, one_hot, replaced
+
+# The smallest L that rounding (`ROOM`) leaves whole.
+_LEAST_LOWER = 1e-3
+
+WHOLE = 2**40
+"""The grains of a full account. Charges are whole grains, rounded up, so that ledgers add them exactly."""
+
+HEADROOM = 16
+"""The most that one token may charge, as a multiple of what tokens should charge on average."""
+
+# What the bounds of the token's distribution lose to rounding, and the room for rounding in a charge (README).
+ROOM = 2.0**-20
+_RELATIVE_ROOM = 1 + 2.0**-19
+_VARIANCE_ROOM = 2.0**-30
+
+# The steps towards the centre of a tilt. What a token costs does not depend on how near they come.
+_CENTRINGS = 2
+_LEAST = 1e-12
+
+_SCALE = TOTAL / 2
+_PAIRS = 16
+
+# The defaults of the settings, and the largest strength that is of use (services/evaluation/README.md).
+_CAP = 25.0
+_STRONGEST = 1.5
+_LOWER_OF_RADIUS = 0.6
+_LOWERS = (0.1, 0.6)
+
+
+@dataclass(frozen=True)
+class IndividualEvent(Event):
+    """Describes all tokens that one set of accounts pays for. It does not depend on the number of parts.
+
+    Attributes:
+        size: of an account: the most that the sum of ``V / (N^2 (1 - L))`` of a part can be.
+        ratio: the most that replacing a part can change the probability of a token, relatively.
+    """
+
+    kind: ClassVar[str] = "individual"
+    once: ClassVar[bool] = True
+    accounts: ClassVar[bool] = True
+    size: float
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.size < np.inf:
+            raise ValueError(f"size must be a finite number above 0, got {self.size}")
+        check_ratio(self.ratio)
+
+    def rdp(self, orders: Orders) -> Divergences:
+        """Returns the divergence of all tokens together, whatever their number."""
+        return account_rdp(orders, self.size, self.ratio)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            status="certified",
+            source="individual Rényi filter (Feldman & Zrnic 2021) over tilts of bounded variance",
+            assumes=(
+                *SEPARATE_PARTS,
+                "the accounts of the parts, and how many are empty, are seen by the operator alone",
+            ),
+            seen="any number of released tokens",
+        )
+
+
+@dataclass(frozen=True)
+class Individual(Protocol):
+    """Individual budgets.
+
+    Attributes:
+        parts: N, the number of parts. All answer every token.
+        lower: L: tilts are at least -L, so that a token's probability never falls below (1 - L) p0.
+        upper: U, the largest value of a tilt.
+        cap: the largest distance of a clipped ratio from the mean of the clipped ratios.
+        size: of a part's account (`IndividualEvent`).
+        ratio: the most that replacing a part can change a token's probability, relatively.
+        tokens: the number of tokens over which the parts plan to spend their accounts.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    name: ClassVar[str] = "individual"
+    order = None
+    parts: int
+    lower: float
+    upper: float
+    cap: float
+    size: float
+    ratio: float
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, int) or self.parts < 2:
+            raise ValueError(f"parts must be an integer of at least 2 for individual budgets, got {self.parts}")
+        if not _LEAST_LOWER <= self.lower < 1:
+            raise ValueError(f"lower must be from {_LEAST_LOWER:g} to below 1, got {self.lower}")
+        if not 1 <= self.cap < np.inf:
+            raise ValueError(f"cap must be a finite number of at least 1, got {self.cap}")
+        if self.tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {self.tokens}")
+        widest = _widest(self.parts, self.lower, self.ratio)
+        if not 0 < self.upper <= widest:
+            raise ValueError(f"upper must be above 0 and at most {widest:.3g} with these parts, got {self.upper:g}")
+
+    @property
+    def rows(self) -> int:
+        return self.parts
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(self.parts))
+
+    def release(self, answers: Answers) -> Release:
+        """Computes the weights, and what each token charges to each account (`Release.charges`).
+
+        Without `Answers.allowances`, each token may take an equal share of a full account.
+
+        Raises:
+            ValueError: a sequence does not have the rows of all parts: its cost would be another.
+        """
+        everyone = self.draw()
+        if any(models != everyone for models in answers.models):
+            raise ValueError(f"models must name all {self.parts} parts for each sequence, in order")
+        allowances = answers.allowances
+        if allowances is None:
+            allowances = torch.full((len(answers.public), self.parts), WHOLE // self.tokens, dtype=torch.int64)
+        ratios = answers.ratios.view(len(answers.public), self.parts, -1)
+        sums, charges = self.tilts(ratios, answers.public, allowances)
+        return Release(self.weights(answers.public, sums), charges=charges)
+
+    def tilts(self, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the sum of some parts' tilts, and what each part is charged.
+
+        Each part's tilt and charge depend on its own row and allowance alone. So shards can compute the tilts of their
+        own parts; the sums of several shards add up.
+
+        Args:
+            ratios: float32 [S, n, V], the likelihood ratios of n of the parts.
+            public: float32 [S, V], p0.
+            allowances: int64 [S, n], the most that the token may charge to each account, in grains.
+
+        Returns:
+            float64 [S, V], the sum of the n tilts; int64 [S, n], charges in grains, none above its allowance.
+        """
+        sequences, parts, vocabulary = ratios.shape
+        p0 = public.double()
+        p0 /= p0.sum(dim=1, keepdim=True)
+        sums = torch.zeros((sequences, vocabulary), dtype=torch.float64, device=ratios.device)
+        charges = torch.empty((sequences, parts), dtype=torch.int64, device=ratios.device)
+        allowances = allowances.to(ratios.device)
+        at_once = rows_at_once(ratios.flatten(0, 1))
+        own, others = min(parts, at_once), max(1, at_once // parts)
+        for s in range(0, sequences, others):
+            for i in range(0, parts, own):
+                block = slice(s, s + others), slice(i, i + own)
+                charges[block] = self._add_tilts(ratios[block], p0[block[0]], allowances[block], sums[block[0]])
+        return sums, charges
+
+    def weights(self, public: Tensor, sums: Tensor) -> Tensor:
+        """Returns the integer weights of tokens, int64 [S, V], from the sum of all parts' tilts, float64 [S, V]."""
+        return (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
+
+    def formula(self, public: Reals, rows: Reals) -> Reals:
+        """Returns the distribution of a token that may take an equal share of full accounts."""
+        share = WHOLE // self.tokens / WHOLE
+        strength = min(_STRONGEST, math.sqrt(share * self.size * self.parts**2 * (1 - self.lower)))
+        below, above = self.lower / strength, min(self.upper / strength, self.cap)
+        tilts = []
+        for row in rows:
+            ratios = np.divide(row, public, out=np.zeros_like(row), where=public > 0)
+            centre = 1.0
+            for _ in range(_CENTRINGS):
+                centre = public @ np.clip(ratios, centre - below, centre + above)
+            clipped = np.clip(ratios, centre - below, centre + above)
+            mean = public @ clipped
+            limits = self.lower / (mean - centre + below), self.upper / (centre + above - mean)
+            scale = min(strength / math.sqrt(1 + public @ (clipped - mean) ** 2), *limits)
+            tilts.append(scale * (clipped - mean))
+        return np.asarray(public * (1 + np.mean(tilts, axis=0)))
+
+    def worst_pairs(self) -> Iterable[Pair]:
+        """Yields two tokens, of which the part says one before and the other after; the others agree or are silent."""
+        for log_first in np.linspace(math.log(self.lower / 64), np.log(0.5), _PAIRS):
+            public = np.array([log_first, np.log1p(-np.exp(log_first))])
+            rows = np.vstack([one_hot(2, 0, 1), public])
+            for kind in range(3):
+                yield replaced(public, rows, (kind,) * (self.parts - 1), 0, 1)
+
+    @cached_property
+    def event(self) -> IndividualEvent:
+        return IndividualEvent(self.size, self.ratio)
+
+    def _add_tilts(self, ratios: Tensor, p0: Tensor, allowances: Tensor, sums: Tensor) -> Tensor:
+        """Adds the tilts of a block [s, n, V] to `sums` [s, V]; returns their charges, int64 [s, n].
+
+        The same operations run for every part, silent or not, so that their number tells nothing.
+        """
+        affordable = (allowances.double() * self._grain).sqrt_()
+        strengths = (affordable / _RELATIVE_ROOM - self._slack).clamp_(0, _STRONGEST)
+        below = self.lower / strengths.clamp(min=_LEAST)
+        above = (self.upper / strengths.clamp(min=_LEAST)).clamp_(max=self.cap)
+        clipped, narrow = scratch("clipped", ratios), p0.float()
+        centres = torch.ones_like(strengths)
+        for _ in range(_CENTRINGS):
+            low, high = (centres - below).float(), (centres + above).float()
+            torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
+            centres = _means(clipped, narrow).double()
+        low, high = (centres - below).float(), (centres + above).float()
+        torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
+        exact = scratch("exact", ratios, torch.float64).copy_(clipped)
+        means = _means(exact, p0)
+        second = _means(torch.mul(exact, exact, out=scratch("squares", ratios, torch.float64)), p0)
+        variances = (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
+        scales = strengths / (1 + variances).sqrt()
+        scales = torch.minimum(scales, self.lower / (means - low).clamp(min=_LEAST))
+        scales = torch.minimum(scales, self.upper / (high - means).clamp(min=_LEAST))
+        norms = scales * variances.sqrt() * _RELATIVE_ROOM + self._slack
+        charges = (norms.square() * (_RELATIVE_ROOM / self._grain)).ceil_()
+        speaks = (scales > 0) & (charges <= allowances)
+        scales = torch.where(speaks, scales, 0.0)
+        sums += torch.matmul(scales[:, None, :], exact)[:, 0, :]
+        sums -= (scales * means).sum(dim=1, keepdim=True)
+        return torch.where(speaks, charges, 0.0).long()
+
+    @cached_property
+    def _grain(self) -> float:
+        """The variance of a tilt that charges one grain."""
+        return self.size * self.parts**2 * (1 - self.lower - ROOM) / WHOLE
+
+    @cached_property
+    def _slack(self) -> float:
+        """What rounding adds to the norm of a tilt that is not zero, at most (README, Theorem 4)."""
+        return self.parts * 2.0**-30 + self.parts**2 * (1 + self.upper) * 2.0**-49 + (1 + self.upper) * 2.0**-28
+
+
+class IndividualSettings(Settings):
+    """All parts, each with an account of its own that pays for what the part changes; no token is ever refused."""
+
+    mechanism: ClassVar[type[Protocol]] = Individual
+    asks: ClassVar[str] = "every whole-part model"
+    choose: ClassVar[str] = "many or unknown numbers of tokens: answers fade into the public model's, and never end"
+
+    protocol: Literal["individual"] = "individual"
+    tokens: int = Field(1024, gt=0, description="the tokens over which parts plan to spend their accounts; no limit")
+    lower: float | None = Field(
+        None,
+        ge=_LEAST_LOWER,
+        lt=1,
+        description="L: the parts lower no token's probability by more than this share; default: from the budget",
+    )
+    cap: float = Field(_CAP, ge=1, description="the largest ratio p_i / p0, less its mean, that counts")
+
+    def plan(self, parts: int, order: float | None = None) -> Individual:
+        if parts < 2:
+            raise ValueError(f"parts must be at least 2 for individual budgets, got {parts}; choose another protocol")
+        size, ratio = largest_account(self.budget, self.delta, tuple(self.spent_before.items()))
+        lower = min(self._lower(parts, size), _largest_lower(parts, ratio))
+        return Individual(parts, lower, _widest(parts, lower, ratio), self.cap, size, ratio, self.tokens)
+
+    def _lower(self, parts: int, size: float) -> float:
+        """Returns the L that is set, or one that suits tokens of the average cost."""
+        if self.lower is not None:
+            return self.lower
+        radius = parts * math.sqrt(size / self.tokens)
+        return float(np.clip(_LOWER_OF_RADIUS * math.sqrt(radius), *_LOWERS))
+
+    @property
+    def horizon(self) -> int:
+        return self.tokens
+
+    def details(self, protocol: Protocol) -> Mapping[str, Any]:
+        assert isinstance(protocol, Individual)
+        return {
+            "lower": protocol.lower,
+            "upper": protocol.upper,
+            "account": protocol.size,
+            "radius": protocol.parts * math.sqrt(protocol.size / protocol.tokens),
+        }
+
+    @property
+    def label(self) -> str:
+        return "Individual budgets"
+
+
+def _means(rows: Tensor, p0: Tensor) -> Tensor:
+    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]."""
+    return torch.matmul(rows, p0[:, :, None])[:, :, 0]
+
+
+def _widest(parts: int, lower: float, ratio: float) -> float:
+    """Returns the largest U with ``(U + L) / (N (1 - L))`` within the ratio, with room for rounding."""
+    return parts * (ratio * (1 - lower - ROOM) - ROOM) - lower
+
+
+def _largest_lower(parts: int, ratio: float) -> float:
+    """Returns the L at which U equals L: no larger one is of use."""
+    return parts * (ratio * (1 - ROOM) - ROOM) / (2 + parts * ratio)

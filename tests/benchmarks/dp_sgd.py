@@ -1,0 +1,205 @@
+"""Searches the recipe of DP-SGD on public text: `python -m tests.benchmarks.dp_sgd CORPUS.jsonl --output FOLDER`.
+
+CORPUS is public or set-aside text, by user. A tenth of the users is held out; some of the others train an adapter by
+each recipe, with the code of `privmix train --dp-sgd`, in this process. Few users stand for a population: the noise is
+scaled by their share of it, so that the signal of a step has the ratio to the noise that the population would give it.
+An interrupted run continues with the files in FOLDER.
+
+- `gain`: over the public model in nats per held-out token; then by the tokens before the position.
+- `seconds`: processor time of the training, on one thread.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from peft import PeftModel
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.evaluation.split import split
+from services.training.corpus import Corpus
+from services.training.dp_sgd import planned
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from services.training.packing import Tokens, contributions
+from services.training.per_unit import train_adapter
+from services.training.public_model import DEFAULT, resolve
+
+HELD_OUT = 0.1
+CONTEXT = 256
+CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
+"""Ranges of the number of tokens before a position."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The options of a training that differ from the defaults.
+
+    Attributes:
+        batch: the average number of users in a step; None for all.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    private: Mapping[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+
+    def training(self) -> TrainingOptions:
+        return TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(self.options))
+
+    def guarantee(self, epsilon: float, population: int) -> DpSgdOptions:
+        batches = {} if self.batch is None else {"expected_batch": self.batch, "population": population}
+        return DpSgdOptions.checked(epsilon=epsilon, **batches, **self.private)
+
+
+def _v(rank: int, rate: float, **private: Any) -> Recipe:
+    options = {"targets": ("v_proj",), "rank": rank, "learning_rate": rate}
+    return Recipe(options, {"steps": 12} | private)
+
+
+_EARLIER = {"targets": ("q_proj", "v_proj"), "rank": 4, "block": 128, "learning_rate": 2e-3}
+RECIPES: Mapping[str, Recipe] = {
+    # 2 epochs of 64 users in 274, the first block of each.
+    "earlier": Recipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}, batch=64),
+    "earlier, full batch": Recipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}),
+    "v, rank 4, rate 5e-4": _v(4, 5e-4),
+    "v, rank 4, rate 1e-3": _v(4, 1e-3),
+    "v, rank 4, rate 2e-3": _v(4, 2e-3),
+    "v, rank 4, rate 4e-3": _v(4, 4e-3),
+    "v, rank 1, rate 5e-4": _v(1, 5e-4),
+    "v, rank 1, rate 1e-3": _v(1, 1e-3),
+    "v, rank 16, rate 1e-3": _v(16, 1e-3),
+    "v, rank 4, rate 1e-3, both": _v(4, 1e-3, matrices="both"),
+    "v, rank 4, rate 2e-3, both": _v(4, 2e-3, matrices="both"),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A split corpus, and the directory of the results."""
+
+    output: Path
+    model: Path
+    corpus: Path
+    held_out: tuple[Tokens, ...]
+
+    @classmethod
+    def of(cls, corpus: Path, output: Path, user_limit: int, held_out_users: int) -> "Bench":
+        train, held_out = output / "train.jsonl", output / "heldout.jsonl"
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
+        split(
+            Corpus(corpus),
+            train,
+            held_out,
+            share=HELD_OUT,
+            salt_file=output / "split.salt",
+            user_limit=user_limit,
+        )
+        model = resolve()
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        texts = contributions(Corpus(held_out), tokenizer, "user", CONTEXT + 1)
+        return cls(output, model, train, tuple(_sample(texts, held_out_users)))
+
+    def measure(self, name: str, recipe: Recipe, epsilon: float, population: int, users: int) -> dict[str, float]:
+        """Measures one recipe, or loads its stored results."""
+        folder = self.output / f"{name.replace(', ', '-').replace(' ', '-')}-{epsilon:g}-{users}-{population}"
+        results = folder / "results.json"
+        if not results.exists():
+            folder.mkdir(exist_ok=True)
+            seconds = self._train(folder, recipe, epsilon, population, users)
+            results.write_text(json.dumps(self._gains(folder) | {"seconds": seconds}))
+        measured: dict[str, float] = json.loads(results.read_bytes())
+        return measured
+
+    def _train(self, folder: Path, recipe: Recipe, epsilon: float, population: int, users: int) -> float:
+        options, private = recipe.training(), recipe.guarantee(epsilon, population)
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        units = _sample(contributions(Corpus(self.corpus), tokenizer, "user", private.blocks * options.block), users)
+        event = planned(private)
+        begun = time.process_time()
+        files = train_adapter(
+            self.model,
+            DEFAULT,
+            units,
+            options,
+            0,
+            lambda done: None,
+            noise_multiplier=event.noise_multiplier * len(units) / population,
+            sampling_rate=event.sampling_rate,
+            steps=event.steps,
+            clip=private.clip,
+            matrices=private.matrices,
+        )
+        seconds = time.process_time() - begun
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return seconds
+
+    def _gains(self, folder: Path) -> dict[str, float]:
+        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.bfloat16)
+        adapted = PeftModel.from_pretrained(model, folder).eval()
+        gains = []
+        for text in self.held_out:
+            with adapted.disable_adapter():
+                public = _losses(adapted, text)
+            gains.append(public - _losses(adapted, text))
+        measured = {"gain": float(np.concatenate(gains).mean())}
+        for first, last in CONTEXTS:
+            measured[f"{first}-{last}"] = float(np.concatenate([gain[first - 1 : last] for gain in gains]).mean())
+        return measured
+
+
+def _losses(model: Any, tokens: Tokens) -> NDArray[np.float32]:
+    """Returns the loss of each token but the first in nats."""
+    inputs = torch.from_numpy(tokens.astype(np.int64))
+    with torch.inference_mode():
+        logits = model(input_ids=inputs[None]).logits[0, :-1].float()
+        losses: NDArray[np.float32] = cross_entropy(logits, inputs[1:], reduction="none").numpy()
+    return losses
+
+
+def _sample(texts: Sequence[Tokens], count: int) -> list[Tokens]:
+    chosen = np.random.default_rng(0).permutation(len(texts))[:count]
+    return [texts[index] for index in chosen if len(texts[index]) > 1]
+
+
+def benchmark(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
+    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
+    recipe: Annotated[list[str] | None, typer.Option(help="One of the table; may be repeated. Default: all.")] = None,
+    epsilon: Annotated[float, typer.Option(help="With delta 1e-5.")] = 8.0,
+    population: Annotated[int, typer.Option(min=1, help="The number of users that the noise is for.")] = 274,
+    users: Annotated[int, typer.Option(min=1, help="The number of users that train.")] = 64,
+    user_limit: Annotated[int, typer.Option(min=1, help="The characters of each user's text that are used.")] = 3000,
+    held_out: Annotated[int, typer.Option(min=1, help="The largest number of held-out users.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Trains and scores recipes, and prints their table."""
+    torch.set_num_threads(1)
+    if unknown := set(recipe or ()) - set(RECIPES):
+        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
+    bench = Bench.of(corpus, output, user_limit, held_out)
+    measured = {}
+    for name in recipe or RECIPES:
+        measured[name] = bench.measure(name, RECIPES[name], epsilon, population, users)
+        print(json.dumps({name: measured[name]}) if as_json else name, flush=True)
+    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
+    table = Table("recipe", *columns)
+    for name, row in measured.items():
+        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
+    if not as_json:
+        Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)

@@ -1,0 +1,244 @@
+"""Claim: each part has one account, from which leases set amounts aside and to which tokens are charged for ever."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import ray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.budget.accounts import NO_ACCOUNTS, Accounts
+from services.budget.actor import start
+from services.budget.client import BudgetClient
+from services.budget.errors import LeaseRefused, LedgerMismatch
+from services.budget.export import export, verify
+from services.budget.filter import UNLIMITED
+from services.budget.in_memory import InMemoryBudget
+from services.budget.ledger import CHECKPOINT_ROWS, Ledger
+from services.budget.move import move
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import read
+from services.budget.statement import statement
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
+from tests.services.budget.conftest import NAMESPACE
+
+PARTS = 3
+HORIZON = 2048
+SETTINGS = IndividualSettings(tokens=HORIZON)
+EVENT = SETTINGS.plan(PARTS).event
+
+
+@pytest.fixture(scope="module")
+def terms() -> PrivacyBudget:
+    return PrivacyBudget.of("clinic", SETTINGS, SETTINGS.plan(PARTS))
+
+
+@pytest.fixture
+def ledger(place: str, terms: PrivacyBudget) -> Ledger:
+    return Ledger(place, terms)
+
+
+def test_a_lease_holds_its_allowances_and_settling_keeps_the_charges(ledger: Ledger, place: str) -> None:
+    grant = ledger.lease(EVENT, 8, "first", PARTS)
+    assert (grant.count, len(grant.allowances)) == (8, PARTS)
+    assert set(grant.allowances) == {HEADROOM * WHOLE // HORIZON}
+    assert read(place).accounts.held == tuple(8 * own for own in grant.allowances)
+    ledger.settle("first", 5, (7, 0, 5 * grant.allowances[2]))
+    assert read(place).accounts == Accounts((7, 0, 5 * grant.allowances[2]), (0, 0, 0))
+    assert read(place).charged == {EVENT: 5}
+    assert read(place) == ledger.balance()
+
+
+def test_calls_that_ray_repeats_are_charged_once(ledger: Ledger) -> None:
+    grant = ledger.lease(EVENT, 8, "first", PARTS)
+    assert ledger.lease(EVENT, 8, "first", PARTS) == grant
+    for _ in range(2):
+        ledger.settle("first", 8, (5, 6, 7))
+    assert ledger.balance().accounts.charged == (5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("used", "charges"), [(1, ()), (1, (1, 1)), (1, (-1, 0, 0)), (1, (2**36, 0, 0)), (0, (1, 0, 0)), (9, (0, 0, 0))]
+)
+def test_charges_beyond_the_allowances_are_refused(
+    ledger: Ledger, place: str, used: int, charges: tuple[int, ...]
+) -> None:
+    ledger.lease(EVENT, 8, "first", PARTS)
+    before = read(place)
+    with pytest.raises(LeaseRefused):
+        ledger.settle("first", used, charges)
+    assert read(place) == before, "the lease stays charged in full"
+
+
+def test_a_lost_client_forfeits_what_its_lease_holds(ledger: Ledger, place: str, terms: PrivacyBudget) -> None:
+    """A restart resets no account."""
+    held = ledger.lease(EVENT, 8, "lost", PARTS).allowances
+    again = Ledger(place, terms)
+    assert again.balance().accounts.held == tuple(8 * own for own in held)
+    assert again.lease(EVENT, 8, "next", PARTS).count == 8
+    again.settle("lost", 2, (1, 1, 1))  # its client lives on
+    assert again.balance().accounts.charged == (1, 1, 1)
+
+
+def test_an_account_never_pays_more_than_it_holds_and_no_lease_is_refused(ledger: Ledger) -> None:
+    """All tokens charge the most that they may, far beyond the horizon."""
+    for number in range(3 * HORIZON // 8):
+        grant = ledger.lease(EVENT, 8, str(number), PARTS)
+        assert grant.count >= 1
+        ledger.settle(str(number), grant.count, tuple(grant.count * own for own in grant.allowances))
+        if number % 64 == 0:
+            assert max(ledger.balance().accounts.charged) <= WHOLE
+    assert min(ledger.balance().accounts.charged) > 0.99 * WHOLE, "the parts are all but silent"
+    spent = statement(ledger.balance())
+    assert (spent.exhausted, spent.stopped, spent.tokens_left) == (False, False, None)
+    assert ledger.filter.affordable(ledger.balance().charged, EVENT) == UNLIMITED
+
+
+grains = st.integers(0, WHOLE)
+
+
+@given(
+    st.lists(st.tuples(grains, grains), min_size=2, max_size=2),
+    grains,
+    st.integers(0, 10**6),
+    st.integers(1, 10**6),
+    st.integers(1, 5000),
+)
+@settings(max_examples=300)
+def test_an_allowance_depends_on_the_part_itself_and_all_tokens_of_a_lease_are_affordable(
+    accounts: list[tuple[int, int]], other: int, tokens: int, horizon: int, wanted: int
+) -> None:
+    (charged, held), (other_charged, other_held) = accounts
+    own = Accounts((charged, other_charged), (held, other_held))
+    count, allowances = own.divide(2, tokens, horizon, wanted)
+    assert 1 <= count <= wanted
+    assert all(0 <= count * most <= own.left(part) for part, most in enumerate(allowances))
+    changed = Accounts((charged, other), (held, 0))
+    assert changed.divide(2, tokens, horizon, wanted)[1][0] == allowances[0]
+
+
+def test_new_parts_begin_with_a_full_account_and_others_go_on_with_what_is_left(ledger: Ledger) -> None:
+    first = ledger.lease(EVENT, 8, "few", 2)
+    ledger.settle("few", 8, tuple(8 * own for own in first.allowances))
+    grown = SETTINGS.plan(5)
+    assert grown.event == EVENT, "accounts are in units of loss, whatever the number of parts"
+    grant = ledger.lease(grown.event, 8, "more", 5)
+    assert len(set(grant.allowances[2:])) == 1
+    assert grant.allowances[0] < grant.allowances[2]
+    ledger.settle("more", 8, grant.allowances)
+    assert len(ledger.lease(EVENT, 8, "fewer", 2).allowances) == 2
+    assert len(ledger.balance().accounts.charged) == 5
+
+
+def test_a_checkpoint_an_export_and_a_move_keep_the_accounts(
+    ledger: Ledger, place: str, terms: PrivacyBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.budget.ledger.CHECKPOINT_ROWS", 6)
+    assert CHECKPOINT_ROWS > 6
+    for number in range(10):
+        grant = ledger.lease(EVENT, 4, str(number), PARTS)
+        if number != 3:
+            ledger.settle(str(number), 4, tuple(own // 3 for own in grant.allowances))
+    balance = ledger.balance()
+    assert read(place).accounts == balance.accounts
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        export(place, file)
+    assert verify(tmp_path / "rows.jsonl").accounts == balance.accounts == verify(place).accounts
+    moved = move(place, tmp_path / "there.db")
+    assert moved.accounts == balance.accounts
+    assert Ledger(tmp_path / "there.db", terms).lease(EVENT, 4, None, PARTS).allowances
+
+
+def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
+    place: str, terms: PrivacyBudget, ledger: Ledger
+) -> None:
+    def spend(name: str) -> tuple[int, ...]:
+        grant = ledger.lease(EVENT, 16, name, PARTS)
+        ledger.settle(name, grant.count, tuple(grant.count * own for own in grant.allowances))
+        return ledger.balance().accounts.charged
+
+    spend("before the backup")
+    at_backup = ledger.balance()
+    lost = [spend(f"lost {number}") for number in range(4)][-1]
+    released = sum(ledger.balance().charged.values()) - sum(at_backup.charged.values())
+    forfeited = at_backup.accounts.largest(sum(at_backup.charged.values()), HORIZON, released)
+    assert all(own + most >= real for own, most, real in zip(at_backup.accounts.charged, forfeited, lost, strict=True))
+    before = ledger.balance().accounts.charged
+    assert ledger.forfeit(8) == {EVENT: 8}
+    assert all(after > own for after, own in zip(ledger.balance().accounts.charged, before, strict=True))
+    assert not ledger.balance().stopped
+
+
+def test_a_ledger_of_another_protocol_or_horizon_is_refused(place: str, ledger: Ledger, tmp_path: Path) -> None:
+    other = PROTOCOLS["pmixed"].model_validate({"tokens": HORIZON})
+    counters = PrivacyBudget.of("clinic", other, other.plan(PARTS))
+    with pytest.raises(LedgerMismatch, match="horizon is 2048 there and None here"):
+        Ledger(place, counters)
+    longer = SETTINGS.model_copy(update={"tokens": 4096})
+    with pytest.raises(LedgerMismatch, match="horizon is 2048 there and 4096 here"):
+        Ledger(place, PrivacyBudget.of("clinic", longer, longer.plan(PARTS)))
+    with pytest.raises(LeaseRefused, match="need the number of parts and a ledger with accounts"):
+        Ledger(tmp_path / "counters.db", counters).lease(EVENT, 8, None, PARTS)
+    with pytest.raises(LeaseRefused, match="need the number of parts"):
+        ledger.lease(EVENT, 8)
+
+
+def test_clients_and_the_public_statement_learn_nothing_of_accounts(ledger: Ledger) -> None:
+    untouched = statement(ledger.balance()).client()
+    assert not [name for name in untouched.model_dump() if "account" in name]
+    statements = []
+    for charges in ((1, 1, 1), (0, 0, 10**6)):
+        name = f"lease {charges}"
+        before = ledger.balance()
+        ledger.lease(EVENT, 8, name, PARTS)
+        ledger.settle(name, 8, charges)
+        told = statement(ledger.balance()).client().model_dump()
+        statements.append({**told, "tokens_charged": told["tokens_charged"] - sum(before.charged.values())})
+    assert statements[0] == statements[1]
+
+
+def test_the_client_charges_each_token_to_the_lease_that_allowed_it(
+    cluster: None, tmp_path: Path, terms: PrivacyBudget
+) -> None:
+    actor = start(str(tmp_path / "ledger.db"), terms, namespace=NAMESPACE, name="accounts")
+
+    async def steps() -> int:
+        client, total = BudgetClient(actor, 4), 0
+        for step in range(12):
+            async with client.reserve(EVENT, 3, parts=PARTS) as reserved:
+                assert reserved.count == 3
+                released = {token: (step, token, 0) for token in range(3) if (token + step) % 3}
+                reserved.release_charged(released)
+                total += len(released)
+        async with client.reserve(EVENT, 1, parts=PARTS) as reserved:
+            with pytest.raises(ValueError, match="exceed its allowances"):
+                reserved.release_charged({0: (WHOLE, 0, 0)})
+            with pytest.raises(ValueError, match="cannot be released"):
+                reserved.release_charged({1: (0, 0, 0)})
+        await client.settle()
+        return total
+
+    total = asyncio.run(steps())
+    balance = read(tmp_path / "ledger.db")
+    expected = [(step, token) for step in range(12) for token in range(3) if (token + step) % 3]
+    assert balance.charged == {EVENT: total}
+    assert balance.accounts.charged == (sum(step for step, _ in expected), sum(token for _, token in expected), 0)
+    assert not any(balance.accounts.held)
+    ray.kill(actor)
+
+
+def test_an_evaluation_divides_accounts_like_the_ledger(ledger: Ledger, terms: PrivacyBudget) -> None:
+    budget = InMemoryBudget(terms, EVENT)
+    for number in range(24):
+        count, allowances = budget.allowances(PARTS, 16)
+        grant = ledger.lease(EVENT, 16, str(number), PARTS)
+        assert (grant.count, grant.allowances) == (count, allowances)
+        charges = (count * allowances[0], count * allowances[1] // HEADROOM, 0)
+        ledger.settle(grant.lease, count, charges)
+        budget.charge_accounts(count, charges)
+
+
+def test_nothing_is_charged_before_the_first_token() -> None:
+    assert NO_ACCOUNTS.left(7) == WHOLE

@@ -1,0 +1,132 @@
+"""Claim: the ledger and the keys open their databases with the same timeouts, encryption and protection of files."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from sqlalchemy import Connection
+
+from services.budget.errors import LedgerUnavailable
+from services.budget.store.database import LedgerDatabase
+from services.keys.database import ServiceDatabase
+from services.keys.records import KeysUnavailable
+from services.keys.store import KeyStore
+from tests.postgresql import Server
+
+
+class Opened(Protocol):
+    def transaction(self) -> AbstractContextManager[Connection]: ...
+
+
+UNAVAILABLE = (LedgerUnavailable, KeysUnavailable)
+OPEN: dict[str, Callable[[str], Opened]] = {
+    "ledger": lambda place: LedgerDatabase(place, "create"),
+    "keys": lambda place: ServiceDatabase(place),
+}
+
+
+@pytest.fixture(params=sorted(OPEN))
+def content(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that accepts connections and never answers, like one behind a broken network."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                accepted.append(listener.accept()[0])
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()[1]
+    for connection in (*accepted, listener):
+        connection.close()
+
+
+def test_a_lock_of_another_writer_is_not_awaited_for_ever(
+    content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database: Opened = OPEN[content](url := postgresql.database())
+    monkeypatch.setattr("services.database.postgresql.LOCK_TIMEOUT", "50ms")
+    other: Opened = OPEN[content](url)
+    with (
+        database.transaction(),
+        pytest.raises(UNAVAILABLE, match="another writer has locked it; try again"),
+        other.transaction(),
+    ):
+        pass
+    with other.transaction():
+        pass
+
+
+def test_the_lock_of_a_silent_writer_expires(content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = postgresql.database()
+    OPEN[content](url)
+    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "100ms")
+    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    with pytest.raises(UNAVAILABLE), database.transaction() as connection:
+        time.sleep(1.0)
+        connection.exec_driver_sql("SELECT 1")
+
+
+def test_a_server_that_does_not_answer_is_given_up(content: str, silent: int) -> None:
+    url = f"postgresql://user@127.0.0.1:{silent}/base?connect_timeout=2"
+    with pytest.raises(UNAVAILABLE, match="check that the server runs"), OPEN[content](url).transaction():
+        pass
+
+
+def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) -> None:
+    """The host is a socket directory in the first URL, so libpq refuses only the second one, at the TLS handshake."""
+    database = OPEN[content](postgresql.database())
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    listener = socket.create_server(("127.0.0.2", 0))
+    port = listener.getsockname()[1]
+
+    def refuse_encryption() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                client.recv(8)
+                client.sendall(b"N")  # a server without TLS
+
+    threading.Thread(target=refuse_encryption, daemon=True).start()
+    with (
+        pytest.raises(UNAVAILABLE, match="set up TLS on the server"),
+        OPEN[content](f"postgresql://user@127.0.0.2:{port}/base").transaction(),
+    ):
+        pass
+    listener.close()
+
+
+def test_a_removed_file_of_keys_is_noticed_and_not_recreated(tmp_path: Path) -> None:
+    place = tmp_path / "keys.db"
+    store = KeyStore(ServiceDatabase(place))
+    store.create("team")
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(KeysUnavailable, match="put it back"):
+        store.required()
+    assert not place.exists()
+
+
+def test_a_replaced_file_of_keys_is_opened_again(tmp_path: Path) -> None:
+    place, other = tmp_path / "keys.db", tmp_path / "other.db"
+    store = KeyStore(ServiceDatabase(place))
+    assert not store.required()
+    restored = KeyStore(ServiceDatabase(other))
+    restored.create("team")
+    restored._database._database._engine.dispose()
+    other.replace(place)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{place}{suffix}").unlink(missing_ok=True)
+    assert store.required(), "the queries read the new file, not the removed one"

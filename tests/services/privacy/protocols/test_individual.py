@@ -1,0 +1,316 @@
+"""Claim (README, Theorem 4): what a part's account pays for bounds what all tokens together tell of the part.
+
+Divergences are those of the integer weights that the service samples with.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from services.privacy.accounting.tilts import account_rdp, moment_factor
+from services.privacy.mollifiers.shaping import shape
+from services.privacy.protocol import Answers
+from services.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
+from tests.services.privacy.mechanism import Rows, climb, log_softmax, normalised, renyi_divergence
+
+ORDERS = (1.05, 1.7, 2.0, 3.0, 8.0, 32.0)
+Grains = NDArray[np.int64]
+
+
+def protocol(parts: int = 3, lower: float = 0.3, upper: float = 1.5, **changes: Any) -> Individual:
+    ratio = min(1.0, 1.001 * (upper + lower) / (parts * (1 - lower)) + 1e-5)
+    fields: dict[str, Any] = {"cap": 10.0, "size": 0.2, "ratio": ratio, "tokens": 8, **changes}
+    return Individual(parts=parts, lower=lower, upper=upper, **fields)
+
+
+def answers(public: Rows, rows: Rows, allowances: Grains) -> Answers:
+    """Returns the answers to S queries: logits [S, V] and [S, n, V]; allowances [S, n] in grains."""
+    shaped = shape(
+        torch.tensor(public, dtype=torch.float32),
+        torch.tensor(rows.reshape(-1, rows.shape[-1]), dtype=torch.float32),
+        [tuple(range(rows.shape[1]))] * len(public),
+    )
+    return dataclasses.replace(shaped, allowances=torch.tensor(allowances, dtype=torch.int64))
+
+
+def released(mechanism: Individual, public: Rows, rows: Rows, allowances: Grains) -> tuple[Rows, Grains]:
+    """Returns the exact distributions, float64 [S, V], and the charges, int64 [S, n]."""
+    release = mechanism.release(answers(public, rows, allowances))
+    assert release.charges is not None
+    return normalised(release.weights.numpy().astype(object)), release.charges.numpy()
+
+
+def shares(mechanism: Individual, logits: Rows, spent: tuple[bool, bool]) -> list[float]:
+    """Returns each divergence when the last part is replaced, as a share of what the two charges allow."""
+    public, *rows = log_softmax(logits[:-1])
+    *others, before, after = rows
+    budgets = np.exp2(np.clip(logits[-1], -6, 0) + 40).astype(np.int64)
+    worlds, charges = [], []
+    for own, is_spent in zip((before, after), spent, strict=True):
+        allowances = np.resize(budgets, mechanism.parts)
+        allowances[-1] *= not is_spent
+        distribution, charged = released(mechanism, public[None], np.array([[*others, own]]), allowances[None])
+        assert (charged <= allowances).all()
+        worlds.append(distribution[0])
+        charges.append(charged[0, -1] / WHOLE * mechanism.size)
+    distance = (math.sqrt(charges[0]) + math.sqrt(charges[1])) ** 2
+    if not distance:
+        np.testing.assert_array_equal(worlds[0], worlds[1])
+        return [0.0]
+    allowed = moment_factor(ORDERS, mechanism.ratio) * distance
+    return [
+        renyi_divergence(p, q, order) / bound
+        for p, q in (worlds, worlds[::-1])
+        for order, bound in zip(ORDERS, allowed, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("spent", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("parts", "lower", "upper"), [(2, 0.5, 0.4), (3, 0.1, 1.5), (6, 0.8, 0.2)])
+def test_no_token_tells_more_than_is_charged(parts: int, lower: float, upper: float, spent: tuple[bool, bool]) -> None:
+    mechanism = protocol(parts, lower, upper, size=2.0)
+    rng = np.random.default_rng(parts)
+    found, _ = climb(lambda logits: max(shares(mechanism, logits, spent)), (parts + 3, 3), 60, rng)
+    assert found <= 1
+
+
+def revealing(mechanism: Individual, step: float, rare: float = 0.02) -> tuple[Rows, Rows, Rows]:
+    """Returns p0 and the rows of two worlds in which the part moves two rare tokens, which all others avoid."""
+    public = np.array([rare, rare, 1 - 2 * rare])
+    moved = np.array([step, -step, 0.0])
+    others = [np.array([1e-9, 1e-9, 1 - 2e-9])] * (mechanism.parts - 1)
+    rows = [np.log([*others, public * (1 + sign * moved)]) for sign in (1, -1)]
+    return np.log(public), rows[0], rows[1]
+
+
+def total_order_2(mechanism: Individual, count: int, allowance: int) -> tuple[float, int]:
+    """Returns D_2 over `count` equal tokens, and what they charge to the part in one world."""
+    public, before, after = revealing(mechanism, 0.2)
+    allowances = np.full((1, mechanism.parts), WHOLE)
+    allowances[:, -1] = allowance
+    worlds = [released(mechanism, public[None], rows[None], allowances) for rows in (before, after)]
+    (p, charged), (q, _) = worlds
+    return count * renyi_divergence(p[0], q[0], 2.0), count * int(charged[0, -1])
+
+
+class ChargesTooLittle(Individual):
+    """Charges 5 % less than it should."""
+
+    def tilts(self, ratios: torch.Tensor, public: torch.Tensor, allowances: torch.Tensor) -> Any:
+        sums, charges = super().tilts(ratios, public, (allowances / 0.95).long())
+        return sums, (charges * 0.95).long()
+
+
+def test_an_account_can_be_spent_to_its_bound_and_5_percent_more_is_found() -> None:
+    count = 64
+    for kind, is_sound in ((Individual, True), (ChargesTooLittle, False)):
+        sound = protocol(40, 0.3, 2.0, tokens=count)
+        mechanism = kind(**{field.name: getattr(sound, field.name) for field in dataclasses.fields(sound)})
+        divergence, charged = total_order_2(mechanism, count, WHOLE // count)
+        bound = float(account_rdp([2.0], mechanism.size, mechanism.ratio)[0])
+        assert charged <= WHOLE
+        share = divergence / (bound * charged / WHOLE)
+        assert (0.97 < share <= 1) if is_sound else share > 1
+
+
+def play(mechanism: Individual, inputs: Rows, length: int, policy: Callable[[Grains], Grains]) -> tuple[Rows, Rows]:
+    """Plays all histories of `length` tokens in two worlds; returns their log-probabilities, float64 [histories] each.
+
+    The adversary is adaptive: `inputs`, logits [nodes, parts + 2, V], holds the models' outputs after each history. The
+    last two rows are those of the part in either world.
+    """
+    vocabulary, totals = inputs.shape[-1], []
+    rows = log_softmax(inputs)
+    for own in (-2, -1):
+        log_chances, left, first = np.zeros(1), np.full((1, mechanism.parts), WHOLE), 0
+        for _ in range(length):
+            nodes = rows[first : first + len(left)]
+            parts = np.concatenate([nodes[:, 1:-2], nodes[:, [own]]], axis=1)
+            chances, charges = released(mechanism, nodes[:, 0], parts, policy(left))
+            left = np.repeat(left - charges, vocabulary, axis=0)
+            assert (left >= 0).all()
+            log_chances = (log_chances[:, None] + np.log(chances)).ravel()
+            first += len(nodes)
+        totals.append(log_chances)
+    return totals[0], totals[1]
+
+
+def divergence_of_histories(
+    mechanism: Individual, inputs: Rows, length: int, policy: Callable[[Grains], Grains]
+) -> Rows:
+    p, q = play(mechanism, inputs, length, policy)
+    return np.array(
+        [
+            np.logaddexp.reduce(order * a + (1 - order) * b) / (order - 1)
+            for a, b in ((p, q), (q, p))
+            for order in ORDERS
+        ]
+    )
+
+
+def halves(left: Grains) -> Grains:
+    return left // 2
+
+
+def everything(left: Grains) -> Grains:
+    return left
+
+
+def never_ends(left: Grains) -> Grains:
+    """A fault: every token may take half of a full account, although less may be left."""
+    return np.full_like(left, WHOLE // 2)
+
+
+@pytest.mark.parametrize("policy", [halves, everything])
+@pytest.mark.parametrize("size", [0.002, 0.05])
+def test_no_adaptive_adversary_learns_more_than_an_account_allows(
+    size: float, policy: Callable[[Grains], Grains]
+) -> None:
+    length, vocabulary = 4, 2
+    mechanism = protocol(2, 0.4, 0.4, size=size)
+    bounds = np.tile(account_rdp(ORDERS, mechanism.size, mechanism.ratio), 2)
+    nodes = sum(vocabulary**depth for depth in range(length))
+
+    def share(inputs: Rows) -> float:
+        return float((divergence_of_histories(mechanism, inputs, length, policy) / bounds).max())
+
+    found, _ = climb(share, (nodes, mechanism.parts + 2, vocabulary), 60, np.random.default_rng(0))
+    assert 0.02 < found <= 1
+
+
+def test_a_part_that_speaks_when_it_is_spent_is_found() -> None:
+    mechanism = protocol(40, 0.3, 2.0, tokens=16, size=1e-4)
+    divergence, charged = total_order_2(mechanism, 1, WHOLE // mechanism.tokens)
+    too_many = int(1.1 * WHOLE / charged)
+    assert too_many * divergence > float(account_rdp([2.0], mechanism.size, mechanism.ratio)[0])
+    inputs = np.random.default_rng(0).normal(scale=5, size=(15, 4, 2))
+    with pytest.raises(AssertionError):
+        play(protocol(2, 0.4, 0.4, size=1e-4), inputs, 4, never_ends)
+
+
+class LooksAtOthers(Individual):
+    """Gives each part a strength that depends on the other parts' rows."""
+
+    def _add_tilts(self, ratios: torch.Tensor, p0: torch.Tensor, allowances: torch.Tensor, sums: torch.Tensor) -> Any:
+        loudest = (ratios - 1).abs().amax(dim=(1, 2), keepdim=False)[:, None]
+        return super()._add_tilts(ratios, p0, (allowances / (1 + loudest)).long(), sums)
+
+
+def depends_on_others(mechanism: Individual) -> bool:
+    """Tells whether a part's charge or tilt changes with the other parts' rows or allowances."""
+    rng = np.random.default_rng(1)
+    public, rows = rng.normal(size=(5, 7)), rng.normal(scale=2, size=(5, mechanism.parts, 7))
+    allowances = rng.integers(0, WHOLE // 4, size=(5, mechanism.parts))
+    whole = answers(log_softmax(public), log_softmax(rows), allowances)
+    ratios, given = whole.ratios.view(5, mechanism.parts, 7), torch.tensor(allowances)
+    sums, charges = mechanism.tilts(ratios, whole.public, given)
+    alone = [mechanism.tilts(ratios[:, [i]], whole.public, given[:, [i]]) for i in range(mechanism.parts)]
+    same_tilts = torch.allclose(sums, torch.stack([tilt for tilt, _ in alone]).sum(dim=0), rtol=0, atol=1e-12)
+    return not (same_tilts and torch.equal(charges, torch.cat([charge for _, charge in alone], dim=1)))
+
+
+def test_a_part_depends_on_its_own_row_and_allowance_alone() -> None:
+    """So shards can compute the tilts of their own parts, and the sums of shards add up."""
+    sound = protocol(5)
+    fields = {field.name: getattr(sound, field.name) for field in dataclasses.fields(sound)}
+    assert not depends_on_others(sound)
+    assert depends_on_others(LooksAtOthers(**fields))
+
+
+def test_a_tilt_keeps_its_bounds_and_its_charge_covers_its_exact_variance() -> None:
+    mechanism = protocol(4, 0.2, 1.0, cap=3.0)
+    rng = np.random.default_rng(2)
+    public, rows = rng.normal(scale=3, size=(40, 6)), rng.normal(scale=4, size=(40, 4, 6))
+    rows[::3] = public[::3, None] + 1e-4 * rows[::3]  # parts that hardly say anything
+    allowances = np.exp2(rng.uniform(0, 40, size=(40, 4))).astype(np.int64)
+    whole = answers(log_softmax(public), log_softmax(rows), allowances)
+    ratios = whole.ratios.view(40, 4, 6)
+    for i in range(4):
+        tilts, charges = mechanism.tilts(ratios[:, [i]], whole.public, torch.tensor(allowances[:, [i]]))
+        for p0, tilt, charge in zip(whole.public.tolist(), tilts.tolist(), charges[:, 0].tolist(), strict=True):
+            total = sum(map(Fraction, p0))
+            exact = [(Fraction(p) / total, Fraction(w)) for p, w in zip(p0, tilt, strict=True)]
+            assert min(tilt) >= -0.2 - 1e-7
+            assert max(tilt) <= 1.0 + 1e-7
+            assert abs(float(sum(p * w for p, w in exact))) < 1e-12
+            variance = sum((p * w * w for p, w in exact), Fraction())
+            loss = variance / (mechanism.parts**2 * (1 - Fraction(mechanism.lower)))
+            assert Fraction(charge) >= loss / Fraction(mechanism.size) * WHOLE
+            assert (charge == 0) == (not any(tilt))
+
+
+def test_a_part_without_an_allowance_is_silent() -> None:
+    mechanism = protocol(3)
+    rng = np.random.default_rng(3)
+    public, rows = log_softmax(rng.normal(size=(4, 5))), log_softmax(rng.normal(size=(4, 3, 5)))
+    allowances = np.full((4, 3), WHOLE // 8)
+    allowances[:, 1] = 0
+    spoken, charges = released(mechanism, public, rows, allowances)
+    rows[:, 1] = log_softmax(rng.normal(scale=9, size=(4, 5)))
+    again, _ = released(mechanism, public, rows, allowances)
+    np.testing.assert_array_equal(spoken, again)
+    assert (charges[:, 1] == 0).all()
+    assert (charges[:, [0, 2]] > 0).all()
+
+
+def test_bounds_hold_with_a_large_vocabulary_and_the_smallest_probabilities() -> None:
+    """Rounding to integers is worst where p0 is near 2**-36."""
+    mechanism = protocol(16, 0.4, 3.0, tokens=4)
+    generator = torch.Generator().manual_seed(0)
+    public = (torch.randn(2, 50_000, generator=generator) * 4).log_softmax(1)
+    rows = (torch.randn(32, 50_000, generator=generator) * 6).log_softmax(1)
+    shaped = shape(public, rows, [tuple(range(16))] * 2)
+    release = mechanism.release(shaped)
+    kept = shaped.public > 0
+    p0 = shaped.public.double() / shaped.public.double().sum(dim=1, keepdim=True)
+    law = release.weights.double() / release.weights.double().sum(dim=1, keepdim=True)
+    assert float(p0[kept].min()) < 2.0**-34
+    assert float((law[kept] / p0[kept]).min()) >= (1 - 0.4) * (1 - 2.0**-20)
+    assert (law[~kept] == 0).all()
+    assert release.charges is not None
+    assert (release.charges <= WHOLE // 4).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": 1}, "parts must be an integer of at least 2"),
+        ({"lower": 1.0, "upper": 0.1}, "lower must be from 0.001 to below 1"),
+        ({"cap": 0.5}, "cap must be a finite number of at least 1"),
+        ({"upper": 2.0, "ratio": 0.1}, "upper must be above 0 and at most"),
+        ({"ratio": 2.0}, "ratio must be from"),
+        ({"tokens": 0}, "tokens must be at least 1"),
+    ],
+)
+def test_bad_fields_are_named(changes: dict[str, Any], message: str) -> None:
+    fields = {"parts": 3, "lower": 0.3, "upper": 0.1, "cap": 10.0, "size": 0.2, "ratio": 0.3, "tokens": 8}
+    with pytest.raises(ValueError, match=message):
+        _ = Individual(**{**fields, **changes}).event
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="parts must be at least 2"):
+        IndividualSettings().plan(1)
+    with pytest.raises(ValidationError, match="lower"):
+        IndividualSettings(lower=1.0)
+    with pytest.raises(ValidationError, match="cap"):
+        IndividualSettings(cap=0.9)
+    with pytest.raises(ValueError, match="epsilon must be a number"):
+        IndividualSettings(epsilon=None).plan(4)
+    with pytest.raises(ValueError, match="models must name all 3 parts"):
+        protocol(3).release(Answers(torch.full((1, 2), 0.5), torch.ones(2, 2), ((0, 1),)))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_accounts_do_not_change_with_the_number_of_parts(epsilon: float) -> None:
+    planned = [IndividualSettings(epsilon=epsilon).plan(parts) for parts in (2, 3, 16, 128, 1000)]
+    assert len({own.event for own in planned}) == 1
+    assert all(own.lower <= own.upper * (1 + 1e-9) for own in planned)

@@ -1,0 +1,144 @@
+"""Claim: a model that DP-SGD trained is never taken for a public one, and what is trained on it carries its event."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
+from cluster.promise import promise
+from services.errors import InputError
+from services.training import dp_sgd
+from services.training.base import find_base
+from services.training.corpus import Corpus
+from services.training.manifest import PRIVATE_BASE, Manifest, ManifestError, private_base
+from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.private_base import merged
+from services.training.train import train
+from tests.services.training.conftest import Ensemble, small_documents, write_corpus
+from tests.tiny import write_tiny_model
+
+PLAIN = TrainingOptions(
+    attention="own", targets=("v_proj",), block=16, learning_rate=5e-3, precision="float32", weight_decay=0
+)
+PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
+PRIVATE = DpSgdOptions(steps=2, epsilon=2)
+CONFIGURED = {"privacy": {"protocol": "exponential", "epsilon": 8, "tokens": 64}}
+
+
+def configured(folder: Path, **changes: object) -> EnsembleConfiguration:
+    return Configuration.of({"ensemble": str(folder), "budget": {"ledger": str(folder / "l.db")}, **changes}).choose()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "tiny")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl", small_documents())
+
+
+@pytest.fixture
+def trained_base(tiny: Path, corpus: Path, one_ray: str, tmp_path: Path) -> Path:
+    dp_sgd.train(Corpus(corpus), tmp_path / "base", private=PRIVATE, model=str(tiny), options=PLAIN)
+    return tmp_path / "base"
+
+
+@pytest.mark.slow
+def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Path, tmp_path: Path) -> None:
+    """However the base is named, and wherever it is copied: nothing that is trained on it passes as public."""
+    trained = Manifest.load(trained_base)
+    assert trained.dp_sgd is not None
+    model = merged(trained_base)
+    assert merged(trained_base) == model
+    described = private_base(model)
+    assert described is not None
+    assert (described.training, described.ensemble) == (trained.dp_sgd, trained.ensemble)
+    assert (model / "corpus.marks").read_bytes() == (trained_base / "corpus.marks").read_bytes()
+    copied = tmp_path / "copied"
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(copied)
+    AutoTokenizer.from_pretrained(model).save_pretrained(copied)
+    shutil.copytree(model, tmp_path / "moved")
+    for name in (trained_base, model, copied, tmp_path / "moved"):
+        assert find_base(str(name), 16).private == described
+    ensemble = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS).manifest
+    assert ensemble.private_base == described
+    ensemble.verify(tmp_path / "parts")
+    promised = promise(configured(tmp_path / "parts", **CONFIGURED), ensemble)
+    assert promised.terms.base_event == trained.dp_sgd.event
+    assert promised.when_exhausted == "base"
+    assert "base: Abadi et al. 2016" in promised.sentence
+
+    again = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
+    assert (again.kept, again.manifest) == (2, ensemble), "the same command goes on, with the same base"
+    with pytest.raises(InputError, match="was trained on private text itself"):
+        dp_sgd.train(Corpus(corpus), tmp_path / "twice", private=PRIVATE, model=str(model), options=PLAIN)
+
+    forged = ensemble.model_copy(update={"private_base": None})
+    with pytest.raises(ManifestError, match=r"private_base: the model in .* and the manifest differ"):
+        forged.verify(tmp_path / "parts")
+    config = json.loads((model / "config.json").read_bytes())
+    del config[PRIVATE_BASE]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ManifestError, match="base_revision"):
+        ensemble.verify(tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_with_earlier_the_users_of_the_base_are_in_no_part(trained_base: Path, corpus: Path, tmp_path: Path) -> None:
+    more = tmp_path / "more.jsonl"
+    other = json.dumps({"user": "somebody else", "text": "Another text of another user, about a windmill."})
+    more.write_text(corpus.read_text() + other + "\n")
+    arguments = ["train", str(more), "--output", str(tmp_path / "apart"), "--parts", "2", "--base", str(trained_base)]
+    arguments += ["--block", "16", "--epochs", "1", "--precision", "float32", "--earlier", str(trained_base)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "the parts are on a private base of other users, which cost epsilon 2" in done.output
+    manifest = Manifest.load(tmp_path / "apart")
+    assert manifest.base_apart
+    promised = promise(configured(tmp_path / "apart", **CONFIGURED), manifest)
+    assert "a person pays for the base, epsilon 2.0000, or for the tokens, not for both" in promised.sentence
+    described = manifest.private_base
+    assert described is not None
+    later = manifest.model_copy(update={"private_base": described.model_copy(update={"marks": "0" * 64})})
+    assert not later.base_apart, "another training of the base may have other users"
+    alone = manifest.model_copy(update={"private_base": None})
+    assert promised.protocol == promise(configured(tmp_path / "apart", **CONFIGURED), alone).protocol
+
+
+@pytest.mark.slow
+def test_what_is_configured_must_fit_the_base(trained_base: Path, corpus: Path, tmp_path: Path) -> None:
+    manifest = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS).manifest
+    ledger = {"ledger": str(tmp_path / "l.db")}
+    for privacy, problem in (
+        ({"protocol": "exponential", "epsilon": 2, "tokens": 64}, "besides the private base"),
+        ({"protocol": "public", "epsilon": 1}, "the private base alone cost 2"),
+        ({"protocol": "submix", "epsilon": 8}, "base: its guarantee is for other neighbouring corpora"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            promise(configured(tmp_path / "parts", privacy=privacy), manifest)
+    public = promise(configured(tmp_path / "parts", privacy={"protocol": "public"}), manifest)
+    assert "The base's training, epsilon 2.0000 alone" in public.sentence
+    with pytest.raises(ConfigurationError, match="when_exhausted: public would answer with the private base"):
+        promise(configured(tmp_path / "parts", **CONFIGURED, budget={"when_exhausted": "public", **ledger}), manifest)
+
+
+def test_only_dp_sgd_by_user_makes_a_base(ensemble: Ensemble, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="was trained on private text without a guarantee"):
+        find_base(str(ensemble.directory), 16)
+    arguments = ["train", str(corpus), "--output", str(tmp_path / "new"), "--base", str(ensemble.directory)]
+    for more, problem in (([], "was not trained with DP-SGD"), (["--dp-sgd"], "leave it out with --dp-sgd")):
+        refused = CliRunner().invoke(app, [*arguments, *more])
+        assert refused.exit_code == 2
+        assert problem in " ".join(refused.output.replace("│", " ").split())
+    with pytest.raises(ConfigurationError, match="when_exhausted: base answers with the private base"):
+        promise(
+            configured(ensemble.directory, budget={"when_exhausted": "base", "ledger": str(tmp_path / "l.db")}),
+            Manifest.load(ensemble.directory),
+        )
