@@ -46,7 +46,13 @@ def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise
         settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(None if manifest.base_apart else base)
         protocol = settings.plan(parts_served(configuration, manifest), order)
         terms = PrivacyBudget.of(
-            manifest.ensemble, settings, protocol, order, base=base, base_apart=manifest.base_apart
+            manifest.ensemble,
+            settings,
+            protocol,
+            order,
+            base=base,
+            base_apart=manifest.base_apart,
+            partition=manifest.partition,
         )
         _check_base(terms)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):

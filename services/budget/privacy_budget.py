@@ -26,6 +26,11 @@ _READ_AS: Mapping[str, tuple[str, ...]] = {
     "record, add or remove": ("record",),
 }
 
+_PARTITION = (
+    ". This ledger charges each part for itself, and under another partition a user who has spent one part's account "
+    "would have another's: train the ensemble with the ledger's salt and number of parts"
+)
+
 
 class PrivacyBudget(BaseModel):
     """Limits one ensemble to (epsilon, delta) under an adjacency, enforced at one Rényi order.
@@ -44,6 +49,9 @@ class PrivacyBudget(BaseModel):
             the base is a public model.
         base_apart: whether no user of the base is in a part. Then a person pays for the base or for the tokens.
         horizon: the number of tokens over which the parts' accounts should last; None without accounts.
+        partition: identifies the assignment of users to parts, of a ledger that charges the parts separately; None for
+            one that charges all parts alike. Under another assignment, a user who spent one part's account would get
+            another's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -56,6 +64,7 @@ class PrivacyBudget(BaseModel):
     enforced: Enforced = "bound"
     stop_within: int | None = Field(None, gt=0)
     horizon: int | None = Field(None, gt=0)
+    partition: str | None = None
     base: str | None = None
     base_apart: bool = False
 
@@ -81,11 +90,13 @@ class PrivacyBudget(BaseModel):
         order: float | None = None,
         base: Event | None = None,
         base_apart: bool = False,
+        partition: str | None = None,
     ) -> Self:
         """Returns the budget of an ensemble that serves with `protocol`, planned from `settings`.
 
         Args:
             ensemble: the manifest's id.
+            partition: the manifest's; ignored where all parts are charged alike.
             order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
             base, base_apart: see the attributes.
         """
@@ -100,6 +111,7 @@ class PrivacyBudget(BaseModel):
             base=None if base is None else base.to_json(),
             base_apart=base_apart,
             horizon=settings.horizon,
+            partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
         )
 
     @property
@@ -124,6 +136,7 @@ class PrivacyBudget(BaseModel):
                 f"it keeps another budget than the configuration: {', '.join(differences)}. Tokens were released under "
                 "the budget in the ledger, so configure that one. A new ensemble, or another budget for this one, "
                 "needs a separate ledger; the epsilons of two ledgers for the same text add up"
+                + (_PARTITION if self.partition != configured.partition else "")
             )
 
 

@@ -200,6 +200,11 @@ class Manifest(BaseModel):
         return (*self.parts, *(half for part in self.parts for half in part.halves or ()))
 
     @property
+    def partition(self) -> str:
+        """Identifies the assignment of users to parts: equal ids give each user the same part."""
+        return f"{self.salt_id}, {len(self.parts)} parts"
+
+    @property
     def base_apart(self) -> bool:
         """Whether no user of the private base is in a part, whatever the corpus (`privmix train --earlier`)."""
         base = self.private_base

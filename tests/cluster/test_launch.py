@@ -4,6 +4,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -30,8 +31,8 @@ def spoilable(ensemble: Path, tmp_path: Path) -> Path:
     return own_ensemble(ensemble, tmp_path)
 
 
-def load(folder: Path, ensemble: Path) -> Configuration:
-    return Configuration.load(configure(folder, ensemble))
+def load(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Configuration:
+    return Configuration.load(configure(folder, ensemble, **sections))
 
 
 def test_an_adapter_that_is_not_the_manifests_is_refused(spoilable: Path, tmp_path: Path) -> None:
@@ -96,6 +97,32 @@ def test_only_a_ledger_that_the_ensemble_knows_is_served(spoilable: Path, tmp_pa
     Ledger(elsewhere.budget.ledger, begun.promise.terms).lease(begun.promise.protocol.event, 1)
     with pytest.raises(LedgerMismatch, match=begun.ledger):
         check_ensemble(elsewhere.choose(), may_begin=True)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "separate"),
+    [
+        ({"protocol": "individual"}, True),
+        ({"protocol": "adapmixed", "enforce": "measured"}, True),
+        ({"protocol": "exponential"}, False),
+    ],
+)
+def test_another_partition_gives_nobody_a_second_account(
+    spoilable: Path, tmp_path: Path, privacy: dict[str, Any], separate: bool
+) -> None:
+    """A user whose part has spent its account would be in a part with another account after another partition."""
+    configuration = load(tmp_path, spoilable, privacy=privacy).choose()
+    begun = check_ensemble(configuration, may_begin=True)
+    manifest = Manifest.load(spoilable)
+    for fewer in ({"parts": manifest.parts[:-1]}, {"salt_id": "another"}):
+        manifest.model_copy(update=fewer).save(spoilable)
+        if separate:
+            with pytest.raises(LedgerMismatch, match=r"partition is .* train the ensemble with the ledger's salt"):
+                check_ensemble(configuration)
+        else:
+            assert check_ensemble(configuration).promise.terms == begun.promise.terms
+    manifest.save(spoilable)
+    assert check_ensemble(configuration).promise.terms == begun.promise.terms
 
 
 @pytest.mark.usefixtures("cluster")

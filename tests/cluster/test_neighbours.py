@@ -47,8 +47,12 @@ class World:
         return {part.name: digest_files(self.directory / part.path, ADAPTER_FILES) for part in parts}
 
     def public(self, left_out: int) -> dict[str, Any]:
-        """Returns the manifest without the random id of the ensemble and what depends on one part's text."""
-        record: dict[str, Any] = json.loads(self.manifest.model_dump_json(exclude={"ensemble"}))
+        """Returns the manifest without the random id of the ensemble and what depends on one part's text.
+
+        The digest of the corpus's marks, which are keyed by the salt, is in the manifest for later trainings. No client
+        sees it, which `seen` shows.
+        """
+        record: dict[str, Any] = json.loads(self.manifest.model_dump_json(exclude={"ensemble", "marks"}))
         for field in ("path", "sha256", "size_bucket"):
             record["parts"][left_out].pop(field)
         return record

@@ -140,7 +140,7 @@ def test_an_impossible_size_changes_nothing(running: Running) -> None:
             ray.get(running.fleet.scale.remote(shards))
     database = Path(running.size.database)
     hidden = database.parent.rename(database.parent.with_suffix(".hidden"))
-    with pytest.raises(FleetError, match="directory does not exist"):
+    with pytest.raises(FleetError, match="there is no directory"):
         ray.get(running.fleet.scale.remote(2))
     hidden.rename(database.parent)
     assert ray.get(running.fleet.shard_map.remote()) == before
