@@ -1,41 +1,46 @@
 """Defines the command `privmix`. Each of its verbs is in a file of the same name in `cluster.commands`."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from cluster.configuration import ConfigurationError
-from services.budget.errors import LedgerError
-from services.ensembles.records import EnsemblesError
 from services.errors import InputError, WorkError
-from services.keys.records import KeysError
 
-VERBS = (
-    "quickstart",
-    "demo-corpus",
-    "train",
-    "split",
-    "tune",
-    "evaluate",
-    "compare",
-    "protocols",
-    "topology",
-    "serve",
-    "status",
-    "scale",
-    "ensembles",
-    "budget",
-    "plan",
-    "keys",
-    "alerts",
-    "ledger",
-    "audit",
-    "heads",
-    "generate",
-)
+VERBS: Mapping[str, str] = {
+    "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
+    "demo-corpus": "Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment "
+    "line.",
+    "train": "Fine-tune one adapter on each part of a private corpus, or one adapter on the whole corpus with "
+    "--dp-sgd.",
+    "split": "Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users.",
+    "tune": "Search for the parts, q, radius and protocol with the best perplexity at a budget, and count their model "
+    "rows.",
+    "evaluate": "Compare the perplexity of all methods on held-out text at the same budget, with their actual "
+    "guarantees.",
+    "compare": "Split a corpus by user, train ensembles of several sizes, and evaluate every method on the held-out "
+    "users.",
+    "protocols": "List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters.",
+    "topology": "Show the shards of a deployment with their parts, their copies, and the resources that each copy "
+    "reserves.",
+    "serve": "Serve an ensemble over HTTP until Ctrl-C or SIGTERM.",
+    "status": "Show the actors, parts and versions of a running service; exit with 1 if an actor does not work.",
+    "scale": "Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.",
+    "ensembles": "List, add, drain or retire the ensembles of a running service.",
+    "budget": "Show the privacy budget, the spent part and the remaining part. Works with and without a running "
+    "service.",
+    "plan": "Compute the radius that a budget allows, or the epsilon that a radius costs.",
+    "keys": "Manage the service's API keys and their shares of the budget.",
+    "alerts": "Webhooks that receive alerts about the budget and about failures.",
+    "ledger": "Create, export, verify, move or charge the budget's ledger.",
+    "audit": "Attack the output of protocols, and compare the result with their claims.",
+    "heads": "Train a small model on a table with a binary target, privately, and compare the ways to do it.",
+    "generate": "Generate private synthetic texts from a template of prompts, with a data card.",
+}
+"""The verbs in the order of the help, with the first line of their own help: listing them imports none of them."""
 
 
 class Commands(TyperGroup):
@@ -47,9 +52,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        except (ConfigurationError, InputError) as error:
+        except InputError as error:
             _end(ctx, str(error), 2)
-        except (EnsemblesError, KeysError, LedgerError, WorkError) as error:
+        except WorkError as error:
             _end(ctx, str(error), 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to continue", 130)
@@ -62,14 +67,21 @@ class Verbs(Commands):
         return list(VERBS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        if cmd_name not in VERBS:
-            return None
-        name = cmd_name.replace("-", "_")
-        verb = getattr(import_module(f"cluster.commands.{name}"), name)
-        if not isinstance(verb, typer.Typer):
-            function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-            verb.command(cmd_name)(function)
-        return typer.main.get_command(verb)
+        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and load(listed.name or ""), rest
+
+
+def load(name: str) -> Any:
+    """Imports a verb and returns its command."""
+    module = name.replace("-", "_")
+    verb = getattr(import_module(f"cluster.commands.{module}"), module)
+    if not isinstance(verb, typer.Typer):
+        function, verb = verb, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        verb.command(name)(function)
+    return typer.main.get_command(verb)
 
 
 def _end(ctx: typer.Context, message: str, code: int) -> NoReturn:

@@ -25,6 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.engine import known_engine
+from services.errors import InputError
 from services.gateway.settings import ClientSettings
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings, WhenExhausted
@@ -36,8 +37,8 @@ SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
 """The keys whose values never appear in messages."""
 
 
-class ConfigurationError(Exception):
-    """Reports an invalid configuration. The message names the key and the fix."""
+class ConfigurationError(InputError):
+    """The configuration is invalid. The message names the key and the fix."""
 
 
 class Section(BaseModel):

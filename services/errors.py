@@ -1,4 +1,7 @@
-"""Defines errors whose messages tell a person what is wrong and how to fix it."""
+"""Defines the errors whose messages tell a person what is wrong and how to fix it. Packages derive their own.
+
+The command line prints them in one line, and exits with 2 for an `InputError` and with 1 for a `WorkError`.
+"""
 
 
 class InputError(Exception):
@@ -6,7 +9,7 @@ class InputError(Exception):
 
 
 class WorkError(Exception):
-    """A training, an evaluation or a generation failed. The message names the failed part.
+    """The work failed or is refused. The message names the failed part.
 
-    Finished results are kept, and the same command continues from them.
+    A training, an evaluation or a generation keeps its finished results, and the same command continues from them.
     """

@@ -137,7 +137,7 @@ class Cohorts:
         return float(getattr(proposal.protocol, "radius"))  # noqa: B009
 
 
-@plan.command(context_settings=ACCEPTED)
+@plan.command("plan", context_settings=ACCEPTED)
 def plan_(
     context: typer.Context,
     parts: Annotated[

@@ -2,8 +2,10 @@
 
 from typing import Self
 
+from services.errors import WorkError
 
-class LedgerError(Exception):
+
+class LedgerError(WorkError):
     """The ledger cannot be used; the message names the ledger and the fix."""
 
     ledger: str | None = None

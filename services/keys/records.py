@@ -8,6 +8,8 @@ from typing import Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
+from services.errors import WorkError
+
 Scope = Literal["generate", "privacy", "administer"]
 """`generate`: completions, chats and tokenization; `privacy`: `/v1/privacy` and the console; `administer`: keys."""
 
@@ -18,7 +20,7 @@ PREFIX = "pmx_"
 SECRET_BYTES = 32
 
 
-class KeysError(Exception):
+class KeysError(WorkError):
     """An operation on keys is refused. The message names the reason and the fix."""
 
 

@@ -1,12 +1,14 @@
 """Claim: an expected error is one line, and its exit code tells users' errors from others."""
 
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.cli import Commands
+from cluster.cli import VERBS, Commands, load
 from cluster.cli import app as privmix
 from cluster.configuration import ConfigurationError
 from services.budget.errors import LedgerCorrupt
@@ -45,6 +47,31 @@ def test_an_unexpected_error_is_not_hidden() -> None:
     app.callback()(lambda: None)
     app.command("work")(lambda: 1 // 0)
     assert isinstance(CliRunner().invoke(app, ["work"]).exception, ZeroDivisionError)
+
+
+def test_the_help_lists_each_verb_with_the_first_line_of_its_own_help() -> None:
+    assert {name: load(name).help.splitlines()[0] for name in VERBS} == VERBS
+    assert [load(name).name for name in VERBS] == list(VERBS)
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_front_door_imports_no_heavy_package(option: str) -> None:
+    """Importing them takes seconds, and hundreds of megabytes."""
+    heavy = {"torch", "ray", "numpy", "sqlalchemy", "pydantic", "transformers"}
+    code = (
+        "import sys\nfrom cluster.cli import app\n"
+        f"app({[option]!r}, prog_name='privmix', standalone_mode=False)\n"
+        f"print(*sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+    assert "privmix" in done.stdout
+
+
+def test_an_unknown_verb_is_a_usage_error() -> None:
+    result = CliRunner().invoke(privmix, ["serv"])
+    assert result.exit_code == 2
+    assert "No such command 'serv'" in result.stderr
 
 
 def test_the_version_is_that_of_the_package() -> None:

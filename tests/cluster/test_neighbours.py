@@ -5,6 +5,7 @@ corpora that differ in one user, and compares what they leave behind.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def made(folder: Path, documents: list[Document], *options: str) -> World:
     assert trained.exit_code == 0, trained.output
     summary = json.loads(trained.stdout)
     shown = {name: summary[name] for name in ("parts", "adapters", "trained", "kept", "skipped", "left_out")}
-    return World(folder / "ensemble", json.dumps(shown) + trained.stderr, Manifest.load(folder / "ensemble"))
+    # Several processes train, and the order in which they end follows the machine's load.
+    told = sorted(re.sub(r" \(\d+ of \d+\)$", "", line) for line in trained.stderr.splitlines())
+    return World(folder / "ensemble", json.dumps([shown, told]), Manifest.load(folder / "ensemble"))
 
 
 def neighbours(folder: Path, *options: str) -> tuple[World, World]:

@@ -78,8 +78,7 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     left = list(argv[1:])
     while hasattr(command, "get_command") and not (command.invoke_without_command and left and left[0][0] == "-"):
         name = left.pop(0) if left else ""
-        target_command = command.get_command(typer.Context(command), name)
-        assert target_command is not None, f"there is no command {name!r}"
+        _, target_command, _ = command.resolve_command(typer.Context(command), [name])
         command = target_command
     return command, left
 
