@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from cluster.console import display
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
+from services.budget.receipt import FILE as RECEIPT
 from services.evaluation.expectation import Population, Requirements, propose
 from services.evaluation.methods import Budget
 from services.privacy.accounting import stated
@@ -250,7 +251,9 @@ def train(
         else ensemble.plan(
             documents,
             output,
-            parts=_default_parts(size, output, options, (epsilon, delta, tokens)) if parts is None else parts,
+            parts=_default_parts(size, output, options, (epsilon, delta, tokens))
+            if parts is None
+            else _given_parts(parts, output),
             earlier=earlier,
             stated=size or _earlier_size(output, parts),
             halves=halves,
@@ -261,6 +264,20 @@ def train(
     )
     (trained,) = carry_out([plan], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
     _report(trained, output, time.monotonic() - started, as_json)
+
+
+def _given_parts(parts: int, output: Path) -> int:
+    """Returns the number, and says so on stderr if a ledger of the ensemble may not accept it."""
+    if (output / RECEIPT).exists() and (output / MANIFEST).exists():
+        before = len(Manifest.load(output).parts)
+        if before != parts:
+            typer.echo(
+                f"parts: {output} has {before} parts and a ledger. A ledger that charges each part for itself "
+                "(protocol individual, measured losses) refuses another number, because it gives users other parts. To "
+                "keep such a ledger, leave --parts out.",
+                err=True,
+            )
+    return parts
 
 
 def _earlier_size(output: Path, parts: int | None) -> StatedSize | None:

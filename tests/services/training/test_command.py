@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from services.budget.receipt import Receipt
 from services.training.corpus import Document
 from services.training.demo import HELD_OUT, TRAIN, TRAINING, write_demo_corpus
 from services.training.directory import SALT as DIRECTORY_SALT
@@ -108,6 +109,19 @@ def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    words = ["train", str(ensemble.corpus), "--output", str(directory), "--salt-file", str(ensemble.salt)]
+    changed, same = (["--attention", "text", "--parts", str(number)] for number in (PARTS + 1, PARTS))
+    assert "and a ledger" not in runner.invoke(app, [*words, *changed]).stderr
+    ensemble.trained.manifest.save(directory)
+    Receipt(ledger="of this ensemble").save(directory)
+    assert "and a ledger" not in runner.invoke(app, [*words, *same]).stderr
+    told = runner.invoke(app, [*words, *changed])
+    assert f"has {PARTS} parts and a ledger" in told.stderr
+    assert len(Manifest.load(directory).parts) == PARTS + 1
+
+
 def test_trains_halves_too(halved: Ensemble, tmp_path: Path) -> None:
     directory = halved.copy(tmp_path / "copy")
     arguments = ["train", str(halved.corpus), *flags(halved, directory), "--halves"]
