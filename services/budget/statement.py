@@ -99,6 +99,7 @@ class LedgerStatement(Statement):
     """Adds details of the ledger, which do not depend on the private text either.
 
     Attributes:
+        partition: the id of the partition to which a ledger with accounts belongs; None for another ledger.
         epsilon_bound: the epsilon of the tokens' data-independent bounds at `order`.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
         charges: the tokens charged, by event.
@@ -107,6 +108,7 @@ class LedgerStatement(Statement):
     """
 
     ensemble: str
+    partition: str | None = None
     epsilon_bound: float | None
     tokens_held: int
     charges: tuple[Charge, ...]
