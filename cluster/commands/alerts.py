@@ -3,15 +3,14 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import typer
 
-from cluster.configuration import Configuration
 from cluster.options import JsonOption
-from services.alerts.alert import Alert
-from services.alerts.webhook import post
+
+if TYPE_CHECKING:
+    from cluster.configuration import Configuration
 
 alerts = typer.Typer(
     name="alerts", help="Webhooks that receive alerts about the budget and about failures.", no_args_is_help=True
@@ -29,6 +28,10 @@ def send_test(
     as_json: JsonOption = False,
 ) -> None:
     """Send a test alert to every webhook of the configuration; exit with 1 if one does not accept it."""
+    import httpx
+
+    from cluster.configuration import Configuration
+
     configuration = Configuration.load(config)
     failures = asyncio.run(_send(configuration))
     hosts = [httpx.URL(url.get_secret_value()).host for url in configuration.alerts.webhooks]
@@ -44,8 +47,13 @@ def send_test(
         raise typer.Exit(1)
 
 
-async def _send(configuration: Configuration) -> list[str | None]:
+async def _send(configuration: "Configuration") -> list[str | None]:
     """Sends the alert. Returns for each webhook None, or the reason why it did not accept the alert."""
+    import httpx
+
+    from services.alerts.alert import Alert
+    from services.alerts.webhook import post
+
     ensemble = configuration.served[0].name
     text = f"A test: {ensemble} can reach this webhook."
     alert = Alert(event="test", ensemble=ensemble, namespace=configuration.namespace, text=text)

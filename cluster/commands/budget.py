@@ -1,7 +1,7 @@
 """Implements `privmix budget`, which reads the budget, its spent part and its remaining part from the ledger."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -9,12 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import JsonOption
-from services.budget.errors import LedgerError
-from services.budget.reader import read
-from services.budget.statement import DIGITS, LedgerStatement, OperatorStatement, Recomputed, recompute, statement
-from services.keys.database import default_database
-from services.keys.usage import KeyUsage, usage_by_key
-from services.privacy import accounting
+
+if TYPE_CHECKING:
+    from services.budget.statement import LedgerStatement, Recomputed
+    from services.keys.usage import KeyUsage
 
 
 def budget(
@@ -44,6 +42,12 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
+    from services.budget.errors import LedgerError
+    from services.budget.reader import read
+    from services.budget.statement import recompute, statement
+    from services.keys.database import default_database
+    from services.keys.usage import usage_by_key
+
     if delta is not None and not (again and 0 < delta < 1):
         raise typer.BadParameter("needs --recompute and must lie above 0 and below 1", param_hint="--delta")
     try:
@@ -66,7 +70,7 @@ def budget(
             Console().print(_by_key(used, stated.tokens_charged))
 
 
-def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
+def _show(stated: "LedgerStatement", recomputed: "Recomputed | None") -> None:
     console = Console()
     console.print(_totals(stated))
     if stated.charges:
@@ -80,7 +84,10 @@ def _show(stated: LedgerStatement, recomputed: Recomputed | None) -> None:
         console.print("Stopped: a part's measured losses used up the budget; no more private tokens are released.")
 
 
-def _totals(stated: LedgerStatement) -> Table:
+def _totals(stated: "LedgerStatement") -> Table:
+    from services.budget.statement import OperatorStatement
+    from services.privacy import accounting
+
     table = Table(
         title=f"Privacy budget of ensemble {escape(stated.ensemble)}", show_header=False, title_justify="left"
     )
@@ -109,7 +116,7 @@ def _totals(stated: LedgerStatement) -> Table:
     return table
 
 
-def _charges(stated: LedgerStatement) -> Table:
+def _charges(stated: "LedgerStatement") -> Table:
     table = Table("event", "parameters", "guarantee", title="Tokens by event", title_justify="left")
     table.add_column("tokens", justify="right")
     for charge in stated.charges:
@@ -118,7 +125,7 @@ def _charges(stated: LedgerStatement) -> Table:
     return table
 
 
-def _recomputed(recomputed: Recomputed) -> Table:
+def _recomputed(recomputed: "Recomputed") -> Table:
     title = f"Recomputed at delta {recomputed.delta:g}, for events fixed in advance"
     table = Table("accountant", title=title, title_justify="left")
     table.add_column("epsilon", justify="right")
@@ -128,7 +135,7 @@ def _recomputed(recomputed: Recomputed) -> Table:
     return table
 
 
-def _by_key(used: list[KeyUsage], charged: int) -> Table:
+def _by_key(used: "list[KeyUsage]", charged: int) -> Table:
     table = Table("key", "owner", title="Tokens by key", title_justify="left")
     for column in ("used", "held", "share"):
         table.add_column(column, justify="right")
@@ -142,9 +149,15 @@ def _by_key(used: list[KeyUsage], charged: int) -> Table:
 
 
 def _number(epsilon: float | None) -> str:
+    from services.budget.statement import DIGITS
+    from services.privacy import accounting
+
     return "-" if epsilon is None else accounting.shown(epsilon, DIGITS)
 
 
 def _number_left(epsilon: float | None) -> str:
     """Formats an epsilon that is left, rounded down."""
+    from services.budget.statement import DIGITS
+    from services.privacy import accounting
+
     return "-" if epsilon is None else f"{-accounting.round_up(-epsilon, DIGITS):.{DIGITS}f}"

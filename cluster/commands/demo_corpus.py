@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from services.training import demo
-
 
 def demo_corpus(
     directory: Annotated[Path, typer.Argument(help="The directory for the files; created if it does not exist.")],
@@ -18,11 +16,15 @@ def demo_corpus(
     seed: Annotated[int, typer.Option(help="The random seed. The same seed writes the same files.")] = 0,
 ) -> None:
     """Write train.jsonl, heldout.jsonl and canaries.jsonl: dialogues of a fictional clinic's appointment line."""
+    from services.training import demo
+
     demo.write_demo_corpus(directory, users=users, held_out=held_out, seed=seed)
     if sys.stdout.isatty():
         typer.echo(f"Next: privmix train {directory / demo.TRAIN} --output ensemble {_flags()}")
 
 
 def _flags() -> str:
+    from services.training import demo
+
     chosen = demo.TRAINING.model_dump(exclude_defaults=True)
     return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in chosen.items())

@@ -2,23 +2,26 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from services.privacy.events import Guarantee
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.settings import Settings
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from services.privacy.events import Guarantee
+    from services.privacy.settings import Settings
 
 
 def protocols(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """List all protocols: the guarantee, the queried models, the reasons to choose it, and the parameters."""
+    from services.privacy.protocols import PROTOCOLS
+
     if as_json:
         print(json.dumps([_record(settings) for settings in PROTOCOLS.values()], indent=2))
         return
@@ -27,7 +30,9 @@ def protocols(
         _show(_record(settings), console)
 
 
-def _record(settings: type[Settings]) -> dict[str, Any]:
+def _record(settings: "type[Settings]") -> dict[str, Any]:
+    from services.privacy.settings import Settings
+
     guarantee = _guarantee(settings)
     return {
         "name": settings.model_fields["protocol"].default,
@@ -46,12 +51,12 @@ def _record(settings: type[Settings]) -> dict[str, Any]:
     }
 
 
-def _guarantee(settings: type[Settings]) -> Guarantee:
+def _guarantee(settings: "type[Settings]") -> "Guarantee":
     """Returns the guarantee of the default settings. It does not depend on the number of parts."""
     return settings().plan(1 if settings.one_model else 2).guarantee  # type: ignore[call-arg]
 
 
-def _parameter(field: FieldInfo) -> Mapping[str, Any]:
+def _parameter(field: "FieldInfo") -> Mapping[str, Any]:
     return {"default": field.default, "description": field.description}
 
 

@@ -3,25 +3,16 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 import typer
-import yaml
 from rich.console import Console
 
-from cluster.commands.serve import stop, wait_for_signal
-from cluster.configuration import Configuration
-from cluster.console import display
-from cluster.launch import Service, launch
 from cluster.steps import Steps
-from services.budget.statement import DIGITS
-from services.privacy.accounting import shown, stated
-from services.ray_session import connected
-from services.training import demo
-from services.training.corpus import Corpus
-from services.training.public_model import resolve
-from services.training.train import train
+
+if TYPE_CHECKING:
+    from cluster.configuration import Configuration
+    from cluster.launch import Service
 
 PARTS = 8
 PROMPT = "Caller: Hello, I want to move my appointment.\nHarbor Clinic:"
@@ -59,6 +50,10 @@ def quickstart(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on standard output.")] = False,
 ) -> None:
     """Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP."""
+    from cluster.commands.serve import stop, wait_for_signal
+    from cluster.launch import launch
+    from services.ray_session import connected
+
     steps = Steps()
     configuration = prepare(directory, port, steps)
     steps("Starting Ray")
@@ -78,8 +73,17 @@ def quickstart(
             stop(service, steps)
 
 
-def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
+def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     """Prepares the public model, the demo corpus and the ensemble. Existing files are kept."""
+    import yaml
+
+    from cluster.configuration import Configuration
+    from cluster.console import display
+    from services.training import demo
+    from services.training.corpus import Corpus
+    from services.training.public_model import resolve
+    from services.training.train import train
+
     directory.mkdir(parents=True, exist_ok=True)
     steps("Preparing the public model")
     resolve()
@@ -99,8 +103,10 @@ def prepare(directory: Path, port: int, steps: Steps) -> Configuration:
     return Configuration.load(path)
 
 
-def request_completion(service: Service, steps: Steps) -> tuple[Outcome, dict[str, Any]]:
+def request_completion(service: "Service", steps: Steps) -> tuple[Outcome, dict[str, Any]]:
     """Requests one completion over HTTP, and then the service's privacy statement."""
+    import httpx
+
     body = {"model": "privmix", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "stop": ["\n"]}
     with httpx.Client(base_url=service.url, timeout=300) as client:
         answer = client.post("/v1/completions", json=body).raise_for_status().json()
@@ -120,8 +126,11 @@ def request_completion(service: Service, steps: Steps) -> tuple[Outcome, dict[st
     ), statement
 
 
-def show(outcome: Outcome, statement: dict[str, Any], service: Service, directory: Path) -> None:
+def show(outcome: Outcome, statement: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
+    from services.budget.statement import DIGITS
+    from services.privacy.accounting import shown, stated
+
     console = Console(highlight=False)
     console.print(f"\n[dim]{PROMPT}[/][bold]{outcome.completion}[/]\n", markup=True)
     console.print(f"{outcome.completion_tokens} tokens charged, {statement['tokens_left']} left")

@@ -1,17 +1,15 @@
 """Implements `privmix scale`, which changes the number of shards of a running service."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import ray
 import typer
 from rich.console import Console
 
 from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
-from cluster.running import fleet_of
-from services.fleet.fleet import FleetError
-from services.fleet.shard_map import ShardMap
-from services.ray_session import joined
+
+if TYPE_CHECKING:
+    from services.fleet.shard_map import ShardMap
 
 
 def scale(
@@ -25,6 +23,12 @@ def scale(
     The number of parts N changes the cost of a token: `privmix plan --parts N` shows it in advance, /v1/privacy shows
     it afterwards.
     """
+    import ray
+
+    from cluster.running import fleet_of
+    from services.fleet.fleet import FleetError
+    from services.ray_session import joined
+
     with joined(address):
         fleet = fleet_of(namespace)
         try:

@@ -4,14 +4,14 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.configuration import Configuration
-from cluster.launch import Service, launch
 from cluster.steps import Steps
-from services.ray_session import connected
+
+if TYPE_CHECKING:
+    from cluster.launch import Service
 
 
 def serve(
@@ -19,6 +19,10 @@ def serve(
     address: Annotated[str | None, typer.Option(help="The Ray cluster to join. Default: start a local one.")] = None,
 ) -> None:
     """Serve an ensemble over HTTP until Ctrl-C or SIGTERM."""
+    from cluster.configuration import Configuration
+    from cluster.launch import launch
+    from services.ray_session import connected
+
     configuration = Configuration.load(config)
     steps = Steps()
     steps("Starting Ray")
@@ -43,7 +47,7 @@ def wait_for_signal() -> None:
     stopped.wait()
 
 
-def stop(service: Service, steps: Steps) -> None:
+def stop(service: "Service", steps: Steps) -> None:
     """Stops a service and reports the step."""
     steps("Stopping; unused budget returns to the ledger")
     service.stop()

@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from cluster.options import SkipBadOption, TextFieldOption, UserFieldOption
-from services.evaluation.split import split as split_corpus
-from services.training.corpus import Corpus
 
 
 def split(
@@ -26,6 +24,9 @@ def split(
     skip_bad: SkipBadOption = False,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
+    from services.evaluation.split import split as split_corpus
+    from services.training.corpus import Corpus
+
     sides = split_corpus(
         Corpus(corpus, user_field, text_field, skip_bad),
         train_out,

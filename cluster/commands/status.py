@@ -6,18 +6,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-import ray
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
-from cluster.running import fleet_of
-from services.budget import actor as budget
-from services.fleet import fleet
-from services.gateway.status import Status
-from services.ray_session import joined
 
 PROBE_S = 10.0
 
@@ -28,6 +22,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""
+    from services.ray_session import joined
+
     with joined(address):
         record = _record(namespace)
     if as_json:
@@ -39,6 +35,10 @@ def status(
 
 
 def _record(namespace: str) -> dict[str, Any]:
+    import ray
+
+    from cluster.running import fleet_of
+
     fleet_status = ray.get(fleet_of(namespace).status.remote(), timeout=PROBE_S)
     others = asyncio.run(_others(namespace, fleet_status["coordinators"]))
     return {
@@ -51,6 +51,10 @@ def _record(namespace: str) -> dict[str, Any]:
 
 async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the states of the budget actor and of all coordinators, with their problems."""
+    from services.budget import actor as budget
+    from services.fleet import fleet
+    from services.gateway.status import Status
+
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}
     for problems in await asyncio.gather(*(status.troubles() for status in statuses)):

@@ -2,18 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from cluster.configuration import Configuration
 from cluster.options import EnsembleOption, JsonOption
-from cluster.topology import plan_shards, shards_served
-from services.fleet.plan import ShardPlan
-from services.training.manifest import Manifest
-from services.training.public_model import resolve
+
+if TYPE_CHECKING:
+    from services.fleet.plan import ShardPlan
+    from services.training.manifest import Manifest
 
 
 def topology(
@@ -23,6 +22,11 @@ def topology(
     as_json: JsonOption = False,
 ) -> None:
     """Show the shards of a deployment with their parts, their copies, and the resources that each copy reserves."""
+    from cluster.configuration import Configuration
+    from cluster.topology import plan_shards, shards_served
+    from services.training.manifest import Manifest
+    from services.training.public_model import resolve
+
     configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)
     model = resolve(configuration.model or manifest.base_model)
@@ -36,7 +40,7 @@ def topology(
         _show(manifest, rows)
 
 
-def _row(plan: ShardPlan, serves: bool) -> dict[str, Any]:
+def _row(plan: "ShardPlan", serves: bool) -> dict[str, Any]:
     return {
         "shard": plan.shards[0],
         "first_part": plan.part_numbers[0],
@@ -49,7 +53,7 @@ def _row(plan: ShardPlan, serves: bool) -> dict[str, Any]:
     }
 
 
-def _show(manifest: Manifest, rows: list[dict[str, Any]]) -> None:
+def _show(manifest: "Manifest", rows: list[dict[str, Any]]) -> None:
     served = sum(row["last_part"] - row["first_part"] + 1 for row in rows if row["serves"])
     title = f"Ensemble {manifest.ensemble}: {served} of {len(manifest.parts)} parts serve from the start"
     table = Table("shard", "parts", title=title, title_justify="left")
