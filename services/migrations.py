@@ -48,23 +48,17 @@ class Migrations:
             )
         return revision
 
-    def upgrade(self, connection: Connection, *, start: str | None = None) -> None:
+    def upgrade(self, connection: Connection) -> None:
         """Applies the missing revisions to a database.
-
-        Args:
-            start: the revision of a database that was created before revisions were recorded.
 
         Raises:
             UnknownRevision: the database has an unknown revision.
         """
-        revision = self.revision(connection)
-        if revision == self.newest:
+        if self.revision(connection) == self.newest:
             return
         with _migrating:
             configuration = self._configuration()
             configuration.attributes |= {"connection": connection, "revision_table": self.revision_table}
-            if revision is None and start is not None:
-                command.stamp(configuration, start)
             command.upgrade(configuration, "head")
 
     @cached_property

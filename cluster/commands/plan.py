@@ -57,14 +57,6 @@ class Plan:
         """The parameter that the budget determines; empty if there is none."""
         return self.settings.derived_from(self.protocol)
 
-    @property
-    def part_level(self) -> float | None:
-        """The epsilon for one part present or absent, which earlier versions stated."""
-        divergences = self.event.part_level_rdp(accounting.ORDERS)
-        if divergences is None:
-            return None
-        return accounting.epsilon(self.settings.tokens * divergences, self.settings.delta).epsilon
-
     def record(self) -> dict[str, Any]:
         """Returns the JSON output."""
         cost = self.cost
@@ -76,7 +68,6 @@ class Plan:
             "best_order": cost.best_order if cost else None,
             "adjacency": self.protocol.guarantee.adjacency,
             "rdp_per_token": {"orders": list(self.orders), "values": _finite(self.event.rdp(self.orders))},
-            "part_level": {"epsilon_rdp": _exact(self.part_level)},
             "guarantee": self.protocol.guarantee.status,
             "statement": self.sentence,
         }
@@ -336,9 +327,6 @@ def _show(result: Plan) -> None:
     else:
         table.add_row("epsilon", _shown(cost.epsilon_rdp), f"{adjacency}: Rényi, at order {cost.best_order:.4g}")
         table.add_row("", _shown(cost.epsilon_pld), f"{adjacency}: privacy loss distribution")
-        if result.part_level is not None:
-            note = "one part present or absent, which earlier versions promised; it protects no user"
-            table.add_row("part-level", _shown(result.part_level), note)
     for name, value in settings.details(result.protocol).items():
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             table.add_row(f"{name} {key}".strip(), f"{number:.6g}" if isinstance(number, float) else str(number), "")

@@ -1,7 +1,6 @@
 """Defines the privacy budget that a ledger keeps."""
 
 import math
-from collections.abc import Mapping
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,14 +16,6 @@ LOWEST_ORDER = 1.01
 
 ANY_ORDER = 2.0
 """The order of a ledger without a finite budget or without costs, where the order does not matter."""
-
-# The adjacencies in ledgers of earlier versions, and how their events are read now. Adding or removing a part protects
-# no user: the same events have another cost now, and a ledger whose epsilon exceeds its budget is exhausted.
-_READ_AS: Mapping[str, tuple[str, ...]] = {
-    "part, add or remove": ("user", "part, as published"),
-    "user, add or remove": ("user",),
-    "record, add or remove": ("record",),
-}
 
 _PARTITION = (
     ". This ledger charges each part for itself, and under another partition a user who has spent one part's account "
@@ -114,11 +105,6 @@ class PrivacyBudget(BaseModel):
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
         )
 
-    @property
-    def adjacencies(self) -> tuple[str, ...]:
-        """The adjacencies under which the ledger's events may be read, the usual one first."""
-        return _READ_AS.get(self.adjacency, (self.adjacency,))
-
     def demand(self, configured: "PrivacyBudget") -> None:
         """Checks that the configured budget equals the budget of this ledger.
 
@@ -129,7 +115,6 @@ class PrivacyBudget(BaseModel):
             f"{name} is {kept!r} there and {wanted!r} here"
             for name in type(self).model_fields
             if (kept := getattr(self, name)) != (wanted := getattr(configured, name))
-            and not (name == "adjacency" and wanted in self.adjacencies)
         ]
         if differences:
             raise LedgerMismatch(

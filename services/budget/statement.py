@@ -185,7 +185,7 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
     return OperatorStatement(
-        **(terms.model_dump(exclude={"base"}) | {"adjacency": _adjacency(terms, charged)}),
+        **terms.model_dump(exclude={"base"}),
         base=None if terms.base is None else json.loads(terms.base),
         epsilon_base=_up(Filter(terms).epsilon({})) if terms.base else None,
         guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound),
@@ -241,12 +241,6 @@ def _of_base(terms: PrivacyBudget) -> str:
     return f" The base's training, epsilon {cost} alone, is part of it and is charged once."
 
 
-def _adjacency(terms: PrivacyBudget, charged: Iterable[Event]) -> str:
-    """Returns the adjacency of the guarantee. For ledgers of earlier versions, it depends on the charged events."""
-    charged_adjacencies = {event.adjacency for event in charged}
-    return next((name for name in reversed(terms.adjacencies) if name in charged_adjacencies), terms.adjacencies[0])
-
-
 def _measured(balance: Balance) -> float | None:
     if not any(event.measured for event in balance.charged):
         return None
@@ -257,7 +251,7 @@ def _measured(balance: Balance) -> float | None:
 def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None, bound: float) -> str:
     """Returns the sentence of the weakest event's guarantee, which covers all events together.
 
-    If the tokens cost more than the budget, as in a ledger of an earlier version, it states their actual cost.
+    If the tokens cost more than the budget, because their analysis was corrected since, it states their actual cost.
     """
     guarantees = [event.guarantee for event in events]
     if not guarantees and (base := terms.base_event):
@@ -268,11 +262,9 @@ def _guarantee(terms: PrivacyBudget, events: Iterable[Event], tokens: int | None
     if terms.enforced != "bound" or terms.epsilon is None or bound <= terms.epsilon:
         return promise_sentence(terms, weakest, tokens)
     spent = terms.model_copy(update={"epsilon": accounting.round_up(bound, DIGITS)})
-    reason = ": an earlier version counted them for a part present or absent, which protects no user"
     return (
         f"{promise_sentence(spent, weakest, tokens)} The tokens cost more than the budget of "
-        f"{accounting.stated(terms.epsilon)}, which is exhausted"
-        f"{'' if terms.adjacency in terms.adjacencies else reason}."
+        f"{accounting.stated(terms.epsilon)}, which is exhausted."
     )
 
 

@@ -78,7 +78,7 @@ class Ensembles:
         return () if text is None else _ENTRIES.validate_json(text)
 
     def _save(self, entries: tuple[EnsembleEntry, ...]) -> None:
-        # Without defaults, so that an earlier version, which may take over again, can read it.
+        # Without defaults, so that a rollback to a version with fewer fields can read it.
         text = _ENTRIES.dump_json(entries, exclude_defaults=True).decode()
         with self._database.transaction() as connection:
             connection.execute(delete(ensembles_table).where(ensembles_table.c.namespace == self._namespace))

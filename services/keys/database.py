@@ -21,7 +21,6 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    inspect,
     make_url,
 )
 
@@ -34,7 +33,6 @@ from services.migrations import Migrations, UnknownRevision
 _KEYS = Usage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
 
 REVISION_TABLE = "privmix_keys_revision"
-BEFORE_REVISIONS = "0001"  # the schema of databases from before revisions were recorded
 migrations = Migrations("services.keys:migrations", REVISION_TABLE)
 
 metadata = MetaData()
@@ -195,8 +193,7 @@ class ServiceDatabase:
             self.name = self._database.name
             new = Database(place, "create", _KEYS) if create else self._database
             with new.transaction() as connection:
-                old = inspect(connection).has_table(keys_table.name)
-                migrations.upgrade(connection, start=BEFORE_REVISIONS if old else None)
+                migrations.upgrade(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

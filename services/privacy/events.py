@@ -136,13 +136,6 @@ class Event(ABC):
         """
         return None
 
-    def part_level_rdp(self, orders: Orders) -> Divergences | None:
-        """Returns a token's Rényi divergence for one part present or absent, the guarantee of earlier versions.
-
-        `privmix plan` shows it to users who migrate. None if earlier versions had no such number.
-        """
-        return None
-
     def worst_pairs(self) -> Iterable[Pair]:
         """Yields candidate worst-case pairs of ensembles, among which an audit finds the most distinguishable pair.
 

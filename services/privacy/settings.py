@@ -42,7 +42,7 @@ class Settings(BaseModel, ABC):
         choose: when to choose this protocol, in words.
         derived: the parameter that follows from the budget unless it is set; None if there is none.
         one_model: whether the protocol serves the only model of an ensemble of one part.
-        refused: parameters of other protocols or earlier versions that this one refuses, with what to do instead.
+        refused: parameters of other protocols that this one refuses, with what to do instead.
         variants: other parameters under which the protocol is a different mechanism. Audits test each variant.
     """
 

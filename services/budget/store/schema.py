@@ -6,7 +6,6 @@ from services.budget.errors import LedgerForeign, LedgerMissing
 from services.migrations import Migrations, UnknownRevision
 
 REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
-BEFORE_REVISIONS = "0001"  # the schema of ledgers that are older than the revision table
 
 ledger_table = Table(
     "privmix_ledger",
@@ -28,6 +27,7 @@ beat_table = Table(
     Column("beat", BigInteger, nullable=False),
 )
 
+_WITHOUT_REVISION = f"its schema has no revision: restore the table {REVISION_TABLE} from the backup that it came from"
 _migrations = Migrations("services.budget.store:migrations", REVISION_TABLE)
 
 
@@ -45,6 +45,8 @@ def check(connection: Connection) -> None:
     """
     revision = _revision(connection)
     if has_ledger(connection):
+        if revision is None:
+            raise LedgerForeign(_WITHOUT_REVISION)
         return
     # A SQLite file belongs to one application; a PostgreSQL database may belong to several.
     if connection.dialect.name == "sqlite" and inspect(connection).get_table_names():
@@ -58,14 +60,16 @@ def migrate(connection: Connection, *, create: bool) -> bool:
     """Upgrades the schema in the caller's transaction; with `create`, creates a missing one. Tells whether it created.
 
     Raises:
-        LedgerForeign: this version does not know the schema.
+        LedgerForeign: this version does not know the schema, or it has no revision.
     """
     revision, exists = _revision(connection), has_ledger(connection)
+    if exists and revision is None:
+        raise LedgerForeign(_WITHOUT_REVISION)
     # A revision without its table means that somebody deleted a ledger. A new one would forget what was spent.
     created = create and not exists and revision is None
     if not exists and not created:
         return False
-    _migrations.upgrade(connection, start=BEFORE_REVISIONS if exists else None)
+    _migrations.upgrade(connection)
     return created
 
 

@@ -12,10 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit, log_softmax
+from scipy.special import expit, log_softmax
 
 from services.privacy.accounting.dominating_pair import Channel
-from services.privacy.accounting.published import log_binomial
 from services.privacy.worlds import NEVER, Pair, replaced
 
 
@@ -94,21 +93,3 @@ def worst_pair(parts: int, q: float, radius: float) -> Pair:
     public, outputs = masses[masses > 0], outputs[:, masses > 0]
     rows = log_softmax(np.where(outputs, np.log(public), NEVER), axis=1)
     return replaced(np.log(public), rows, (0,) * (parts - 1), 1, 2)
-
-
-def seen_draws_channel(parts: int, q: float, radius: float) -> Channel:
-    """Returns the pair of PMixED with the ratio mollifier for an observer who sees the number of drawn parts.
-
-    The outcomes for m other drawn parts: for m = 0, the part's own ratio H or L to the public model; for m >= 1, the
-    corners (others, own) = (H, L), (L, H) and (L, L), of which the last reveals nothing.
-    """
-    high, low = np.exp(radius), np.exp(-radius)
-    log_pi = float(log_expit(-radius))
-    log_m = log_binomial(parts - 1, q)
-    alone, others = log_m[:1], log_m[1:]
-    share = q / (np.arange(1, parts) + 1.0)
-    log_q = [alone + log_pi, alone + log_pi + radius]
-    log_ratio = [np.log1p([q * (high - 1)]), np.log1p([q * (low - 1)])]
-    log_q += [others + log_pi + radius, others + log_pi - radius, others + np.log(np.tanh(radius / 2)) - radius]
-    log_ratio += [np.log1p(share * (low / high - 1)), np.log1p(share * (high / low - 1)), np.zeros(parts - 1)]
-    return Channel(np.concatenate(log_q), np.concatenate(log_ratio))

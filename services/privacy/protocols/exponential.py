@@ -13,7 +13,6 @@ A part is drawn with probability m/N.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -58,42 +57,18 @@ _COMPARED = (16, 4)
 
 
 @dataclass(frozen=True)
-class _BoundedRangeEvent(Event):
+class FixedSizeExponentialEvent(Event):
     """One token of a mechanism of bounded range behind a draw; see README, Theorems 2 and 3.
 
     Given the other parts drawn, the laws before and after the replacement are P = (1 - g) A + g B and
     Q = (1 - g) A + g B', where g is the chance that the part is drawn, and the log-ratios of any two of A, B and B' lie
     in intervals of width `range`.
+
+    Attributes:
+        parts: N.
+        sample: m, the parts drawn for a token, without replacement.
+        radius: c, in nats.
     """
-
-    @property
-    @abstractmethod
-    def drawn(self) -> float:
-        """g: the chance that the part is drawn."""
-
-    @property
-    @abstractmethod
-    def range(self) -> float:
-        """eta: the width of the range of log(B / B')."""
-
-    def rdp(self, orders: Orders) -> Divergences:
-        """Exact for bounded range where every part is drawn, else the bound of Theorem 3."""
-        if self.drawn == 1:
-            return bounded_range_rdp(orders, self.range)
-        return sampled_rdp(orders, self.range, self.drawn)
-
-    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        most = np.log1p(self.drawn * np.expm1(self.range))
-        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range, self.drawn), most, interval)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
-
-
-@dataclass(frozen=True)
-class FixedSizeExponentialEvent(_BoundedRangeEvent):
-    """One token. ``sample`` is m of ``parts``, drawn without replacement; ``radius`` is c, in nats."""
 
     kind: ClassVar[str] = "exponential-fixed-size"
     parts: int
@@ -109,14 +84,27 @@ class FixedSizeExponentialEvent(_BoundedRangeEvent):
 
     @property
     def drawn(self) -> float:
+        """g: the chance that the part is drawn."""
         return self.sample / self.parts
 
     @property
     def range(self) -> float:
+        """eta: the width of the range of log(B / B')."""
         return 4 * self.radius / self.sample
 
-    def part_level_rdp(self, orders: Orders) -> Divergences | None:
-        return bounded_range_rdp(orders, self.range / 2) if self.sample == self.parts else None
+    def rdp(self, orders: Orders) -> Divergences:
+        """Exact for bounded range where every part is drawn, else the bound of Theorem 3."""
+        if self.drawn == 1:
+            return bounded_range_rdp(orders, self.range)
+        return sampled_rdp(orders, self.range, self.drawn)
+
+    def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
+        most = np.log1p(self.drawn * np.expm1(self.range))
+        return symmetric_pld(lambda epsilon: hockey_stick(epsilon, self.range, self.drawn), most, interval)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(status="certified", source="McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019")
 
     def worst_pairs(self) -> Iterable[Pair]:
         """Two tokens; the part says the first before and the second after, the others some of each."""
@@ -127,35 +115,6 @@ class FixedSizeExponentialEvent(_BoundedRangeEvent):
                 others = (0,) * lifted + (1,) * (self.parts - 1 - lifted)
                 yield replaced(public, rows, others, 0, 1)
                 yield replaced(public[::-1].copy(), rows, others, 0, 1)
-
-
-@dataclass(frozen=True)
-class ExponentialEvent(_BoundedRangeEvent):
-    """One token with every part drawn with probability ``q``, as in ledgers of earlier versions.
-
-    The exponent was (1 / (q N)) times the sum over those drawn. The law without the part is within half of `range` of
-    either law with it.
-    """
-
-    kind: ClassVar[str] = "exponential"
-    parts: int
-    q: float
-    radius: float
-
-    def __post_init__(self) -> None:
-        check_parts(self.parts)
-        if not (self.q <= 1.0 and self.q * self.parts >= 1.0 - 1e-9):
-            raise ValueError(f"q must lie between 1 / parts = {1 / self.parts:.4g} and 1, got {self.q}")
-        if not 0.0 < self.radius < np.inf:
-            raise ValueError(f"radius must be a finite number above 0, got {self.radius}")
-
-    @property
-    def drawn(self) -> float:
-        return self.q
-
-    @property
-    def range(self) -> float:
-        return 4 * self.radius / (self.q * self.parts)
 
 
 @dataclass(frozen=True)

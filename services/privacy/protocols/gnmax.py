@@ -75,9 +75,6 @@ class GNMaxEvent(Event):
             self.sigma, sensitivity=1, value_discretization_interval=interval
         ).self_compose(2)
 
-    def part_level_rdp(self, orders: Orders) -> Divergences:
-        return self.rdp(orders) / 2
-
     def worst_pairs(self) -> Iterable[Pair]:
         """Yields pairs in which some parts vote like the changed part before, and the rest like it after."""
         for vocabulary in _PAIR_VOCABULARIES:

@@ -26,7 +26,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from services.privacy.accounting import planning, published
-from services.privacy.accounting.channel import Corners, seen_draws_channel, worst_channel, worst_pair
+from services.privacy.accounting.channel import Corners, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -79,9 +79,6 @@ class RatioEvent(Event):
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
         corners = Corners.of(self.parts, self.q, self.radius)
         return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
-
-    def part_level_rdp(self, orders: Orders) -> Divergences:
-        return seen_draws_channel(self.parts, self.q, self.radius).rdp(orders)
 
     def worst_pairs(self) -> Iterable[Pair]:
         return (worst_pair(self.parts, self.q, self.radius),)

@@ -87,9 +87,6 @@ class SubsampleAggregateEvent(Event):
         pure = DifferentialPrivacyParameters(1 / self.scale, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(pure, interval).self_compose(2)
 
-    def part_level_rdp(self, orders: Orders) -> Divergences:
-        return self.rdp(orders) / 2
-
     def worst_pairs(self) -> Iterable[Pair]:
         """Yields pairs in which some other parts output the same token as the part before, the rest as after."""
         for agree in range(self.parts):

@@ -143,18 +143,17 @@ def test_another_promise_is_refused_with_the_difference(
     assert ledger.lease(COARSE, 1).count == 1, "a refused attempt does not fence the writer"
 
 
-def test_a_ledger_of_an_earlier_version_is_read_at_a_users_cost(place: str, terms: PrivacyBudget) -> None:
-    """The ledger began with another adjacency, for which 267 tokens fit the budget. A user's cost of them is larger."""
-    user = terms.model_copy(update={"adjacency": "user"})
-    Ledger(place, terms.model_copy(update={"adjacency": "part, add or remove"}))
+def test_a_ledger_whose_tokens_cost_more_than_its_budget_states_their_cost(place: str, terms: PrivacyBudget) -> None:
+    """As after a correction of an analysis: 267 tokens of COARSE cost more than the budget of 8."""
+    Ledger(place, terms)
     record = Leased(lease="old", event=json.loads(COARSE.to_json()), count=267)
     append(place, epoch=1, kind="lease", body=record.model_dump_json())
-    ledger = Ledger(place, user)
+    ledger = Ledger(place, terms)
     assert ledger.lease(COARSE, 1).count == 0
     stated = statement(ledger.balance())
-    assert (stated.adjacency, stated.exhausted, stated.tokens_left) == ("user", True, 0)
+    assert (stated.exhausted, stated.tokens_left) == (True, 0)
     assert known(stated.epsilon_spent) > 8
-    assert "more than the budget of 8, which is exhausted: an earlier version" in stated.guarantee
+    assert "more than the budget of 8, which is exhausted." in stated.guarantee
     assert "(8, 1e-05)" not in stated.guarantee, "the statement must not repeat the exceeded promise"
     ledger.settle("old", 100)
     assert ledger.lease(COARSE, 1).count == 1, "unreleased tokens come back"

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.budget.errors import LedgerMismatch
 from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
@@ -61,7 +60,7 @@ def test_the_spent_epsilon_of_measured_losses_is_called_an_estimate(balance: Bal
 
 
 def test_a_ledger_whose_tokens_cost_more_than_its_budget_is_exhausted(balance: Balance) -> None:
-    """A ledger of an earlier version can exceed its budget, because its events cost a user more than it counted."""
+    """An analysis that is corrected can make events dearer than the ledger counted them."""
     stated = statement(replace(balance, charged=Counter({COARSE: 10_000})))
     assert (stated.tokens_left, stated.epsilon_left, stated.exhausted) == (0, 0.0, True)
     assert known(stated.epsilon_spent) > known(stated.epsilon)
@@ -105,17 +104,3 @@ def test_a_budget_without_a_promise_has_no_limit(balance: Balance, terms: Privac
     stated = statement(replace(balance, terms=unlimited, charged=Counter({EnsembleEvent(): 5}), latest=EnsembleEvent()))
     assert (stated.epsilon, stated.epsilon_spent, stated.epsilon_left, stated.tokens_left) == (None,) * 4
     assert stated.guarantee.startswith("No privacy guarantee")
-
-
-def test_a_ledger_of_an_earlier_version_is_accounted_with_todays_costs(balance: Balance, terms: PrivacyBudget) -> None:
-    """Its events cost more under a user's adjacency, so the statement reports an exhausted budget."""
-    earlier = terms.model_copy(update={"adjacency": "part, add or remove"})
-    earlier.demand(terms.model_copy(update={"adjacency": "user"}))
-    with pytest.raises(LedgerMismatch, match="adjacency"):
-        earlier.demand(terms.model_copy(update={"adjacency": "record"}))
-    within = statement(replace(balance, terms=earlier))
-    assert (within.adjacency, within.tokens_left) == ("user", 208 - 100)
-    assert "exhausted" not in within.guarantee
-    beyond = statement(replace(balance, terms=earlier, charged=Counter({COARSE: 267})))
-    assert (beyond.tokens_left, beyond.epsilon_left) == (0, 0.0)
-    assert "exhausted" in beyond.guarantee

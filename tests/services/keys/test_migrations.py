@@ -5,17 +5,14 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, make_url
+from sqlalchemy import Connection, make_url
 
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
-from services.keys.database import REVISION_TABLE, ServiceDatabase, keys_table, metadata, migrations
-from services.keys.records import KeysUnavailable, Share
+from services.keys.database import REVISION_TABLE, ServiceDatabase, metadata, migrations
+from services.keys.records import KeysUnavailable
 from services.keys.store import KeyStore
 from tests.postgresql import Server
-
-FIRST = {"privmix_keys", "privmix_shares", "privmix_usage", "privmix_reservations"}
-"""The tables of a database from before revisions were recorded."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -24,23 +21,6 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'keys.db'}"
     server: Server = request.getfixturevalue("postgresql")
     return make_url(server.database()).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
-
-
-@pytest.fixture
-def old(where: str) -> str:
-    """Creates a database with one key as it was before revisions were recorded."""
-    engine = create_engine(where)
-    metadata.create_all(engine, [metadata.tables[name] for name in sorted(FIRST)])
-    key = dict.fromkeys(("id", "name", "hash"), "k") | {
-        "owner": "",
-        "scopes": '["generate"]',
-        "hint": "pmx_k",
-        "created": "2026-01-01T00:00:00+00:00",
-    }
-    with engine.begin() as connection:
-        connection.execute(keys_table.insert().values(key))
-    engine.dispose()
-    return where
 
 
 def differences(connection: Connection) -> list[object]:
@@ -56,15 +36,6 @@ def differences(connection: Connection) -> list[object]:
 
 def test_a_new_database_has_the_newest_revision_and_the_tables_that_queries_expect(where: str) -> None:
     with ServiceDatabase(where).transaction() as connection:
-        assert migrations.revision(connection) == migrations.newest
-        assert differences(connection) == []
-
-
-def test_an_old_database_is_stamped_and_keeps_its_keys(old: str) -> None:
-    store = KeyStore(ServiceDatabase(old))
-    store.limit("k", Share(tokens=5))
-    assert [(account.key.name, account.share.tokens) for account in store.accounts()] == [("k", 5)]
-    with ServiceDatabase(old).transaction() as connection:
         assert migrations.revision(connection) == migrations.newest
         assert differences(connection) == []
 

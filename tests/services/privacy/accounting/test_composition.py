@@ -14,54 +14,22 @@ from services.privacy.accounting.published import largest_beta, total_loss
 from services.privacy.events import Event
 from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
 
-ORACLES = Path(__file__).parents[5] / "shared" / "oracle"
-RDP_ORDERS = (1.5, 2, 3, 8, 18, 64)
-# A few numbers of that file, so that the claim is tested without it: (parts, q, radius), values at RDP_ORDERS.
-PART_RDP = [
-    ((1, 1.0, 0.5), [0.17836940667623227, 0.22733629380264578, 0.3024063750562215]),
-    ((16, 0.03, 1.4), [0.0016259556917266, 0.0022101139047939, 0.0034470173993796, 0.0112528366861311]),
-    ((80, 0.03, 1.6), [0.0015163491550046122, 0.002099370292600331, 0.003403093765806601, 0.013925722678621981]),
-    ((400, 0.25, 2.8), [0.0010895202305063326, 0.0015982056895386236, 0.002935579728709939, 0.02606603283263739]),
-]
-# The same of ../shared/oracle/user.json, at USER_ORDERS.
-USER_ORDERS = (1.25, 2, 3, 5, 8)
-USER_RDP = [
-    ((16, 1.0, 0.4), [0.001653899866466704, 0.0026561184559329744, 0.004002009297907439, 0.006717802939536499]),
-    ((80, 0.03, 1.6), [0.0020711018847756014, 0.0033245268094686618, 0.00502498955123626, 0.00859635915450627]),
-    ((2, 0.5, 1.0), [0.2883261867136279, 0.4355020875682483, 0.583143834306085, 0.7475547669758629]),
-]
-
-
-def oracle(name: str) -> dict[str, list[dict[str, Any]]]:
-    path = ORACLES / name
-    if not path.exists():
-        pytest.skip(f"no {name} in ../shared/oracle beside the repository")
-    return dict(json.loads(path.read_text()))
+REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())
 
 
 def ratio(setting: dict[str, Any]) -> RatioEvent:
     return RatioEvent(setting["parts"], setting["q"], setting["radius"])
 
 
-@pytest.mark.parametrize(("setting", "values"), USER_RDP)
-def test_divergences(setting: tuple[int, float, float], values: list[float]) -> None:
-    assert RatioEvent(*setting).rdp(USER_ORDERS[: len(values)]) == pytest.approx(values, rel=1e-9)
+@pytest.mark.parametrize("entry", REFERENCE["divergences"])
+def test_divergences_are_those_of_an_independent_computation(entry: dict[str, Any]) -> None:
+    assert ratio(entry).rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
 
 
-@pytest.mark.parametrize(("setting", "values"), PART_RDP)
-def test_part_level_divergences_of_earlier_versions(setting: tuple[int, float, float], values: list[float]) -> None:
-    assert RatioEvent(*setting).part_level_rdp(RDP_ORDERS[: len(values)]) == pytest.approx(values, rel=1e-9)
-
-
-def test_every_number_of_the_oracles() -> None:
-    for entry in oracle("user.json")["user_rdp_pmixed_ratio"]:
-        assert ratio(entry).rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
-    earlier = oracle("accounting.json")
-    for entry in earlier["part_level_rdp"]:
-        assert ratio(entry).part_level_rdp(entry["orders"]) == pytest.approx(entry["rdp"], rel=1e-9)
-    for entry in earlier["published_beta"]:
-        loss = total_loss(entry["alpha"], entry["epsilon"], entry["delta"]) / entry["tokens"]
-        assert largest_beta(entry["alpha"], entry["q"], entry["drawn"], loss) == pytest.approx(entry["beta"], rel=1e-9)
+@pytest.mark.parametrize("entry", REFERENCE["published_beta"])
+def test_published_betas_are_those_of_an_independent_computation(entry: dict[str, Any]) -> None:
+    loss = total_loss(entry["alpha"], entry["epsilon"], entry["delta"]) / entry["tokens"]
+    assert largest_beta(entry["alpha"], entry["q"], entry["drawn"], loss) == pytest.approx(entry["beta"], rel=1e-9)
 
 
 def test_different_events_compose_by_adding() -> None:

@@ -16,7 +16,6 @@ from services.privacy.events import from_json
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocols.exponential import (
     Exponential,
-    ExponentialEvent,
     ExponentialSettings,
     FixedSizeExponentialEvent,
     radii,
@@ -30,7 +29,6 @@ from tests.services.privacy.mechanism import (
     normalised,
     released,
     renyi_divergence,
-    subsets,
     token_distribution,
 )
 from tests.services.privacy.mollifiers.test_mixture import PARTS, PUBLIC, part_logits, public_logits
@@ -129,7 +127,8 @@ def two_valued(eta: float, drawn: float, order: float) -> float:
 def test_a_sampled_cost_lies_between_an_input_and_the_dominating_pair(eta: float, drawn: float) -> None:
     """The dominating pair has, at each epsilon, the largest hockey-stick divergence of any input."""
     interval = eta / 4000
-    pmf = ExponentialEvent(4000, drawn, eta * drawn * 1000).pld(interval)._pmf_remove.to_dense_pmf()
+    event = FixedSizeExponentialEvent(4000, round(4000 * drawn), eta * drawn * 1000)
+    pmf = event.pld(interval)._pmf_remove.to_dense_pmf()
     masses = np.array(pmf._probs)
     pair_losses = (pmf._lower_loss + np.arange(len(masses))) * interval
     orders = (1.1, 1.5, 4.0, 30.0)
@@ -183,28 +182,6 @@ def test_the_dominating_pair_is_attained_at_every_epsilon() -> None:
         attained = max(hockey_stick(p, q, epsilon) for p, q in pairs)
         allowed = hockey_stick_bound(np.array([epsilon]), event.range, event.drawn)[0]
         assert 0.998 * allowed <= attained <= allowed
-
-
-def test_an_old_event_bounds_the_poisson_draw_that_it_charged() -> None:
-    """Enumerates the subsets of three parts, with the formula of earlier versions, under replacement of a part."""
-    parts, q, radius = 3, 0.5, 0.6
-    event = ExponentialEvent(parts, q, radius)
-    allowed = event.rdp(SEARCHED)
-
-    def law(public: Rows, rows: Rows) -> Rows:
-        total = np.zeros(len(public))
-        for drawn in subsets(parts):
-            exponent = sum((np.clip(rows[i] - public, -radius, radius) for i in drawn), np.zeros(len(public)))
-            weights = np.exp(public + np.clip(exponent / (q * parts), -radius, radius))
-            total += q ** len(drawn) * (1 - q) ** (parts - len(drawn)) * weights / weights.sum()
-        return total
-
-    def share(logits: Rows) -> float:
-        public, *rows = log_softmax(logits)
-        pair = [law(public, np.array([*rows[: parts - 1], own])) for own in rows[-2:]]
-        return max(renyi_divergence(pair[0], pair[1], a) / rdp for a, rdp in zip(SEARCHED, allowed, strict=True))
-
-    assert 0.2 < climb(share, (parts + 2, VOCABULARY), 200, np.random.default_rng(0))[0] <= 1
 
 
 def test_the_token_is_drawn_from_the_formula() -> None:
@@ -331,9 +308,7 @@ def test_the_stored_form_is_stable() -> None:
     event = FixedSizeExponentialEvent(80, 4, 1.6)
     assert event.to_json() == '{"kind":"exponential-fixed-size","parts":80,"radius":1.6,"sample":4}'
     assert event.guarantee.status == "certified"
-    earlier = ExponentialEvent(80, 0.03, 1.6)
-    assert earlier.to_json() == '{"kind":"exponential","parts":80,"q":0.03,"radius":1.6}'
-    assert from_json(earlier.to_json()) == earlier
+    assert from_json(event.to_json()) == event
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Creates the ledger's table, and triggers that allow only appends."""
+"""Creates the ledger's table, triggers that allow only appends, and the table of the writer's heartbeat.
+
+The heartbeat's table is the only one that is overwritten; it has no budget data.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -38,6 +41,11 @@ def upgrade() -> None:
         sa.Column("at", sa.String(32), nullable=False),
         sa.Column("previous", sa.String(64), nullable=False),
         sa.Column("hash", sa.String(64), nullable=False),
+    )
+    op.create_table(
+        "privmix_ledger_beat",
+        sa.Column("epoch", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+        sa.Column("beat", sa.BigInteger, nullable=False),
     )
     connection = op.get_bind()
     for guard in _GUARDS[connection.dialect.name]:
