@@ -95,9 +95,10 @@ def _totals(stated: "LedgerStatement") -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     promised = "nothing" if stated.epsilon is None else accounting.stated(stated.epsilon)
-    limited = "; the budget limits this number" if stated.enforced == "bound" else ""
+    limits = "what the budget limits" if stated.enforced == "bound" else "of the bounds"
     table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
-    table.add_row("spent", _number(stated.epsilon_spent), f"an estimate, at order {stated.order:g}{limited}")
+    table.add_row("spent", _number(stated.epsilon_spent), "an estimate, at the best order")
+    table.add_row("", _number(stated.epsilon_bound), f"at the fixed order {stated.order:g}, {limits}")
     table.add_row("left", _number_left(stated.epsilon_left), "")
     if isinstance(stated, OperatorStatement):
         enforced = "; the budget limits this number" if stated.enforced == "measured" else ""

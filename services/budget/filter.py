@@ -12,7 +12,7 @@ import numpy as np
 
 from services.budget.privacy_budget import PrivacyBudget
 from services.privacy import accounting
-from services.privacy.events import Event
+from services.privacy.events import Divergences, Event
 
 # Means "no limit": more tokens than any service will ever release.
 UNLIMITED = 2**62
@@ -90,6 +90,21 @@ class Filter:
             return max(self._composed(spent, losses), self._composed({base: 1}, NO_LOSSES))
         return self._composed({**spent, base: 1}, losses)
 
+    def estimate(self, spent: Mapping[Event, int]) -> float:
+        """Returns the epsilon of these tokens and the private base at the best of the tracked orders.
+
+        The budget's order is the best one for the whole budget and overstates the cost of a few tokens. The estimate is
+        never above `epsilon`. It guarantees nothing if events were chosen after looking at answers.
+        """
+        best = max(accounting.epsilon(_divergences(paid), self.terms.delta).epsilon for paid in self.paid(spent))
+        return min(best, self.epsilon(spent))
+
+    def paid(self, spent: Mapping[Event, int]) -> list[Mapping[Event, int]]:
+        """Returns what one person may have paid: one of the two where the users of the private base are in no part."""
+        if (base := self.terms.base_event) is None:
+            return [spent]
+        return [spent, {base: 1}] if self.terms.base_apart else [{**spent, base: 1}]
+
     def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
         bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
@@ -149,6 +164,19 @@ class Filter:
         if self.terms.epsilon is None:
             return True
         return self.epsilon(spent, losses) <= self.terms.epsilon - SLACK * (1 + self.terms.epsilon)
+
+
+def _divergences(spent: Mapping[Event, int]) -> Divergences:
+    total = np.zeros_like(accounting.ORDERS)
+    for event, count in spent.items():
+        if times := accounting.paid(event, count):  # the divergence of no token is 0, even if a token's is infinite
+            total += times * _token_divergences(event)
+    return total
+
+
+@cache
+def _token_divergences(event: Event) -> Divergences:
+    return event.rdp(accounting.ORDERS)
 
 
 @cache

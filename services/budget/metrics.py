@@ -18,7 +18,7 @@ class BudgetMetrics:
         self._leases = of_ensemble(Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)))
         self._promised = of_ensemble(Gauge("privmix_budget_epsilon", "The epsilon that is promised.", (ENSEMBLE,)))
         self._spent = of_ensemble(
-            Gauge("privmix_budget_epsilon_spent", "The epsilon that the budget has come to, as enforced.", (ENSEMBLE,))
+            Gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.", (ENSEMBLE,))
         )
         self._tokens = of_ensemble(
             Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.", (ENSEMBLE,))
@@ -38,5 +38,5 @@ class BudgetMetrics:
         balance, terms = ledger.balance(), ledger.terms
         if terms.enforced == "bound" and terms.epsilon is not None and balance.latest is not None:
             self._promised.set(terms.epsilon)
-            self._spent.set(ledger.filter.epsilon(balance.charged))
+            self._spent.set(ledger.filter.estimate(balance.charged))
             self._tokens.set(ledger.filter.affordable(balance.charged, balance.latest))

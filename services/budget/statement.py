@@ -59,9 +59,8 @@ class Statement(BaseModel):
 
     Attributes:
         epsilon: None, too, if the budget limits measured losses: `exhausted` and `stopped` depend on the text then.
-        epsilon_spent: the epsilon that the filter compares with `epsilon`, rounded up to `DIGITS` decimals: by the
-            data-independent bounds of all charged tokens, or by the privacy loss distribution if there was only one
-            release, paid once.
+        epsilon_spent: the epsilon of the data-independent bounds of all charged tokens at the best Rényi order,
+            rounded up to `DIGITS` decimals (`Filter.estimate`).
         epsilon_left: `epsilon` minus `epsilon_spent`, rounded down.
         tokens_left: the number of tokens left at the cost of `event`, the current event.
         exhausted: whether no tokens are left.
@@ -100,7 +99,8 @@ class LedgerStatement(Statement):
 
     Attributes:
         partition: the id of the partition to which a ledger with accounts belongs; None for another ledger.
-        epsilon_bound: the epsilon of the tokens' data-independent bounds at `order`.
+        epsilon_bound: the epsilon that the filter compares with `epsilon`: by the data-independent bounds of all
+            charged tokens at `order`, or by the privacy loss distribution if there was only one release, paid once.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
         charges: the tokens charged, by event.
         rows, head: the length of the chain and the hash of its last row. A copy kept elsewhere proves later that no
@@ -180,7 +180,8 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
     """Returns the statement of a balance. It counts what is left in tokens of `event`, by default the latest event."""
     terms, charged = balance.terms, balance.charged
     event = event or balance.latest
-    bound = Filter(terms.model_copy(update={"enforced": "bound"})).epsilon(charged)
+    by_bounds = Filter(terms.model_copy(update={"enforced": "bound"}))
+    bound, spent = by_bounds.epsilon(charged), by_bounds.estimate(charged)
     tokens, left = sum(charged.values()), _tokens_left(balance, event)
     measured = _measured(balance)
     limits_bound = terms.enforced == "bound"
@@ -189,8 +190,8 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         base=None if terms.base is None else json.loads(terms.base),
         epsilon_base=_up(Filter(terms).epsilon({})) if terms.base else None,
         guarantee=_guarantee(terms, [*charged, *filter(None, [event])], None if left is None else tokens + left, bound),
-        epsilon_spent=_up(bound),
-        epsilon_left=_rest(terms.epsilon, bound) if limits_bound else None,
+        epsilon_spent=_up(spent),
+        epsilon_left=_rest(terms.epsilon, spent) if limits_bound else None,
         epsilon_bound=_up(bound),
         exhausted=left == 0,
         epsilon_measured=_up(measured),
@@ -203,8 +204,8 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         accounts=AccountsStatement.of(balance.accounts),
         event=None if event is None else json.loads(event.to_json()),
         charges=tuple(
-            Charge(event=json.loads(spent.to_json()), status=spent.guarantee.status, tokens=count)
-            for spent, count in charged.items()
+            Charge(event=json.loads(paid.to_json()), status=paid.guarantee.status, tokens=count)
+            for paid, count in charged.items()
         ),
         epoch=balance.epoch,
         rows=balance.rows,
@@ -310,7 +311,7 @@ class Recomputed(BaseModel):
 
 def recompute(balance: Balance, delta: float) -> Recomputed:
     """Computes tighter epsilons from the events in a ledger and its private base."""
-    paid = _paid(balance)
+    paid = Filter(balance.terms).paid(balance.charged)
     best = max((accounting.epsilon(accounting.rdp(spent), delta) for spent in paid), key=lambda one: one.epsilon)
     return Recomputed(
         delta=delta,
@@ -318,14 +319,6 @@ def recompute(balance: Balance, delta: float) -> Recomputed:
         best_order=best.order,
         epsilon_pld={f"{interval:g}": _on_grid(paid, delta, interval) for interval in INTERVALS},
     )
-
-
-def _paid(balance: Balance) -> list[Mapping[Event, int]]:
-    """Returns what a person may have paid: for one of the two where the base's users are in no part."""
-    base = balance.terms.base_event
-    if base is None:
-        return [balance.charged]
-    return [balance.charged, {base: 1}] if balance.terms.base_apart else [{**balance.charged, base: 1}]
 
 
 def _on_grid(paid: Iterable[Mapping[Event, int]], delta: float, interval: float) -> float | None:

@@ -43,7 +43,7 @@ def test_json_reports_the_budget(ledger: Ledger, path: Path) -> None:
         50,
         158,
     )
-    assert 0 < stated["epsilon_spent"] == stated["epsilon_bound"] < 8
+    assert 0 < stated["epsilon_spent"] <= stated["epsilon_bound"] < 8
     assert stated["charges"] == [{"event": json.loads(EVENT.to_json()), "status": "certified", "tokens": 50}]
     assert ledger.lease(EVENT, 1).count == 1, "reading does not fence the writer"
 

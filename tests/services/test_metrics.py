@@ -46,12 +46,12 @@ def terms(**changes: object) -> PrivacyBudget:
     return PrivacyBudget.model_validate(fields)
 
 
-def test_the_budget_is_shown_as_it_is_enforced(port: int, tmp_path: Path) -> None:
+def test_the_budget_is_shown_as_the_statement_has_it(port: int, tmp_path: Path) -> None:
     actor = budget.start(str(tmp_path / "ledger.db"), terms(), namespace="metrics", name="bound")
     ray.get(actor.lease.remote(EVENT.to_json(), 100))
     stated = ray.get(actor.operator_statement.remote())
     assert scraped(port, "privmix_budget_epsilon") == 8
-    assert scraped(port, "privmix_budget_epsilon_spent") == pytest.approx(stated.epsilon_bound, abs=1e-4)
+    assert scraped(port, "privmix_budget_epsilon_spent") == pytest.approx(stated.epsilon_spent, abs=1e-4)
     left = Filter(terms()).affordable({EVENT: 100}, EVENT)
     assert scraped(port, "privmix_budget_tokens_left") == stated.tokens_left == left
     assert scraped(port, "privmix_leases") == 1

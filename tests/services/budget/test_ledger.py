@@ -152,7 +152,7 @@ def test_a_ledger_whose_tokens_cost_more_than_its_budget_states_their_cost(place
     assert ledger.lease(COARSE, 1).count == 0
     stated = statement(ledger.balance())
     assert (stated.exhausted, stated.tokens_left) == (True, 0)
-    assert known(stated.epsilon_spent) > 8
+    assert known(stated.epsilon_bound) > 8
     assert "more than the budget of 8, which is exhausted." in stated.guarantee
     assert "(8, 1e-05)" not in stated.guarantee, "the statement must not repeat the exceeded promise"
     ledger.settle("old", 100)

@@ -9,6 +9,7 @@ from services.budget.filter import Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
 from services.budget.statement import OperatorStatement, Statement, statement
+from services.privacy import accounting
 from services.privacy.accounting import composition
 from services.privacy.protocols.ensemble import EnsembleEvent
 from services.privacy.protocols.pmixed import PublishedEvent
@@ -25,13 +26,22 @@ def test_a_statement_of_one_event(balance: Balance, terms: PrivacyBudget) -> Non
     stated = statement(balance)
     enforced = Filter(terms).epsilon(balance.charged)
     assert enforced <= known(stated.epsilon_bound) < enforced + 1e-4
-    assert stated.epsilon_spent == stated.epsilon_bound, "the statement reports the enforced number, not a smaller one"
+    assert known(stated.epsilon_spent) <= known(stated.epsilon_bound)
     assert stated.epsilon_left == pytest.approx(known(terms.epsilon) - known(stated.epsilon_spent))
     assert (stated.tokens_charged, stated.tokens_held, stated.tokens_left) == (100, 20, 208 - 100)
     assert [(charge.event["radius"], charge.tokens, charge.status) for charge in stated.charges] == [
         (0.4, 100, "certified")
     ]
     assert (stated.epoch, stated.rows, stated.head) == (2, 9, "ab" * 32)
+
+
+def test_a_few_tokens_cost_little_and_all_of_them_the_budget(balance: Balance, terms: PrivacyBudget) -> None:
+    """At the order that is best for the whole budget, ten tokens of 208 would seem to cost a quarter of it."""
+    planned = terms.model_copy(update={"order": accounting.epsilon(accounting.rdp({COARSE: 208}), terms.delta).order})
+    few, most = (statement(replace(balance, terms=planned, charged=Counter({COARSE: n}))) for n in (10, 208))
+    assert known(few.epsilon_spent) < 0.7 * known(few.epsilon_bound)
+    assert known(few.epsilon_left) == pytest.approx(8 - known(few.epsilon_spent))
+    assert known(most.epsilon_spent) == known(most.epsilon_bound)
 
 
 def test_the_statement_repeats_the_promise(balance: Balance, terms: PrivacyBudget) -> None:
@@ -68,7 +78,8 @@ def test_a_ledger_whose_tokens_cost_more_than_its_budget_is_exhausted(balance: B
 
 def test_the_statement_of_two_events_matches_the_filter(balance: Balance) -> None:
     stated = statement(replace(balance, charged=Counter({COARSE: 50, FINE: 50}), latest=FINE))
-    assert stated.epsilon_spent == stated.epsilon_bound
+    both = accounting.rdp({COARSE: 50, FINE: 50})
+    assert stated.epsilon_spent == pytest.approx(accounting.epsilon(both, 1e-5).epsilon, abs=1e-4)
     assert stated.tokens_charged == 100
     assert {charge.event["radius"]: charge.tokens for charge in stated.charges} == {0.4: 50, 0.2: 50}
 
