@@ -43,15 +43,15 @@ from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.adapmixed import AdaPMixed
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.gnmax import GNMax
+from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.protocols.submix import SubMix
 from services.privacy.protocols.subsample_aggregate import SubsampleAggregate
 
 VOCABULARY = 49152
-ROWS = (1, 8, 64, 256)
 # Likelihood ratios reach from vanishing to the inverse of the support floor, and so may the normaliser.
 NORMALISERS = 2.0**-96, 2.0**48
-PARTS, RADIUS, ORDER, LOSS = 80, 1.6, 3, 8 / 1024
+PARTS, RADIUS, TOKENS, ORDER, LOSS = 80, 1.6, 1024, 3, 8 / 1024
 BOUND = ORDER * largest_beta(ORDER, 1.0, 8, LOSS)
 SUBMIX_ORDER, SUBMIX_BETA = 4.0, 4.9 / 1024
 ADAPMIXED_ORDER = 18.0
@@ -188,26 +188,32 @@ def resident(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
 
 
-PROTOCOLS: Mapping[str, tuple[Protocol, Slow | None]] = {
-    "pmixed ratio clip": (PMixed(PARTS, 1.0, RADIUS), partial(one_by_one, clip_by_scipy)),
-    "pmixed ratio mix": (PMixed(PARTS, 1.0, RADIUS, projection="mix"), partial(one_by_one, mix_by_scipy)),
+# Protocols that may take this number of rows for a token, and what SciPy does instead.
+PROTOCOLS: Mapping[str, tuple[Callable[[int], Protocol], Slow | None]] = {
+    "pmixed ratio clip": (lambda rows: PMixed(PARTS, 1.0, RADIUS), partial(one_by_one, clip_by_scipy)),
+    "pmixed ratio mix": (
+        lambda rows: PMixed(PARTS, 1.0, RADIUS, projection="mix"),
+        partial(one_by_one, mix_by_scipy),
+    ),
     "pmixed renyi": (
-        PMixed(PARTS, 1.0, mollifier="renyi", order=ORDER, loss=LOSS),
+        lambda rows: PMixed(PARTS, 1.0, mollifier="renyi", order=ORDER, loss=LOSS),
         partial(one_by_one, renyi_by_scipy),
     ),
-    "adapmixed ratio clip": (AdaPMixed(PARTS, radius=RADIUS, order=ADAPMIXED_ORDER), adapmixed_by_scipy),
-    "submix": (SubMix(PARTS, SUBMIX_ORDER, SUBMIX_BETA), submix_by_scipy),
-    "exponential": (Exponential(PARTS, PARTS, RADIUS), None),
-    "gnmax": (GNMax(PARTS, sigma=20.0), None),
-    "subsample-aggregate": (SubsampleAggregate(PARTS, scale=20.0), None),
+    "adapmixed ratio clip": (lambda rows: AdaPMixed(PARTS, radius=RADIUS, order=ADAPMIXED_ORDER), adapmixed_by_scipy),
+    "submix": (lambda rows: SubMix(PARTS, SUBMIX_ORDER, SUBMIX_BETA), submix_by_scipy),
+    "exponential": (lambda rows: Exponential(PARTS, rows, RADIUS), None),
+    "individual": (lambda rows: IndividualSettings(tokens=TOKENS).plan(rows), None),
+    "gnmax": (lambda rows: GNMax(PARTS, sigma=20.0), None),
+    "subsample-aggregate": (lambda rows: SubsampleAggregate(PARTS, scale=20.0), None),
 }
+IN_PAIRS = {"submix", "individual"}  # protocols of two rows at least
 
 
 def measure(
-    protocol: Protocol, by_scipy: Slow | None, rows: int, group: int, bandwidth: float, repeats: int
+    of_rows: Callable[[int], Protocol], by_scipy: Slow | None, rows: int, group: int, bandwidth: float, repeats: int
 ) -> dict[str, float | None]:
     public, parts = log_probabilities(max(1, rows // group), min(group, rows))
-    models = [tuple(range(min(group, rows)))] * len(public)
+    protocol, models = of_rows(min(group, rows)), [tuple(range(min(group, rows)))] * len(public)
     given = 4 * (public.numel() + parts.numel())
 
     def token(log_parts: Tensor) -> Release:
@@ -238,6 +244,7 @@ def measure(
 def mollify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Part rows of a sequence.")] = 8,
+    rows: Annotated[list[int], typer.Option(min=1, help="Part rows in a batch; repeatable.")] = [1, 8, 64, 256],  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the shortest counts.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default one a core.")] = None,
     only: Annotated[str, typer.Option(help="Measure the protocols whose names contain this.")] = "",
@@ -248,9 +255,9 @@ def mollify(
     bandwidth = copy_bandwidth()
     measured = {
         name: {
-            str(rows): measure(*setting, rows, group, bandwidth, repeats)
-            for rows in ROWS
-            if rows > 1 or name != "submix"
+            str(number): measure(*setting, number, group, bandwidth, repeats)
+            for number in rows
+            if number > 1 or name not in IN_PAIRS
         }
         for name, setting in PROTOCOLS.items()
         if only in name
@@ -259,7 +266,7 @@ def mollify(
         setting = {"vocabulary": VOCABULARY, "rows_per_sequence": group, "threads": torch.get_num_threads()}
         print(json.dumps({**setting, "copy_gb_per_s": bandwidth / 1e9, "protocols": measured}, indent=2))
         return
-    table = Table("protocol", "rows", *next(iter(measured.values()))["8"])
+    table = Table("protocol", "rows", *next(iter(next(iter(measured.values())).values())))
     for name, by_rows in measured.items():
         for rows, numbers in by_rows.items():
             table.add_row(name, rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values()))
