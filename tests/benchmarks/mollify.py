@@ -268,8 +268,10 @@ def mollify(
         return
     table = Table("protocol", "rows", *next(iter(next(iter(measured.values())).values())))
     for name, by_rows in measured.items():
-        for rows, numbers in by_rows.items():
-            table.add_row(name, rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values()))
+        for number_of_rows, numbers in by_rows.items():
+            table.add_row(
+                name, number_of_rows, *("-" if number is None else f"{number:.3g}" for number in numbers.values())
+            )
     Console().print(table)
 
 
