@@ -71,7 +71,7 @@ def traceparent() -> str | None:
     return carrier[_HEADER]
 
 
-def say(current: Span, attributes: Attributes) -> None:
+def set_attributes(current: Span, attributes: Attributes) -> None:
     """Adds attributes to a span."""
     for name, value in attributes.items():
         current.set_attribute(name, value)
@@ -104,7 +104,7 @@ def _recorded(
             yield current
         except Exception as error:
             current.set_status(StatusCode.ERROR)
-            say(current, {"error.type": type(error).__qualname__})
+            set_attributes(current, {"error.type": type(error).__qualname__})
             raise
 
 

@@ -50,7 +50,7 @@ Budget = Annotated[int, typer.Option(min=1, help="The number of tokens that the 
 Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
 Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="The confidence of the lower bounds.")]
 Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
-Room = Annotated[Path, typer.Option("--directory", help="The directory for planted text and trained models.")]
+Directory = Annotated[Path, typer.Option("--directory", help="The directory for planted text and trained models.")]
 Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
 Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
 Repetitions = Annotated[int, typer.Option(min=1, help="How often the secret of an included person is in the corpus.")]
@@ -62,7 +62,7 @@ Queries = Annotated[int, typer.Option(min=1, help="The number of queries about e
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 
-ROOM = Path("run/audit")
+DIRECTORY = Path("run/audit")
 
 
 @audit.command(context_settings=ACCEPTED)
@@ -131,7 +131,7 @@ def published(
 @audit.command(name="extraction", context_settings=ACCEPTED)
 def extraction_(
     context: typer.Context,
-    directory: Room = ROOM,
+    directory: Directory = DIRECTORY,
     users: Users = _GROUND.users,
     planted: Planted = _GROUND.planted,
     repetitions: Repetitions = _GROUND.repetitions,
@@ -204,7 +204,7 @@ def one_run(
 
 @audit.command()
 def plant(
-    directory: Room = ROOM / "adjacent",
+    directory: Directory = DIRECTORY / "adjacent",
     parts: Parts = _ADJACENT.parts,
     repetitions: Annotated[int, typer.Option(min=8, help="How often the user says the word.")] = _ADJACENT.repetitions,
     as_json: JsonOption = False,
@@ -240,7 +240,7 @@ def plant(
 @audit.command(name="membership", context_settings=ACCEPTED)
 def membership_(
     context: typer.Context,
-    directory: Room = ROOM / "membership",
+    directory: Directory = DIRECTORY / "membership",
     users: Users = _SHADOWS.users,
     shadows: Shadows = _SHADOWS.shadows,
     parts: Parts = _SHADOWS.parts,
@@ -262,8 +262,8 @@ def membership_(
 
 @audit.command(name="all")
 def all_(
-    output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = ROOM / "report",
-    directory: Room = ROOM,
+    output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = DIRECTORY / "report",
+    directory: Directory = DIRECTORY,
     delta: Delta = _DELTA,
     confidence: Confidence = _CONFIDENCE,
     releases: Releases = _RELEASES,

@@ -21,7 +21,7 @@ from services.training.corpus import Corpus
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest, StatedSize
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import Trained, carry_out
+from services.training.plan import Trained, run_trainings
 
 _PRIVATE = DpSgdOptions()
 
@@ -262,7 +262,7 @@ def train(
             salt_file=salt_file,
         )
     )
-    (trained,) = carry_out([plan], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
+    (trained,) = run_trainings([plan], Resources.checked(cpus=cpus, gpus=gpus), display(as_json))
     _report(trained, output, time.monotonic() - started, as_json)
 
 

@@ -79,7 +79,7 @@ class Budget:
     ) -> Grant:
         """See `Ledger.lease`. `event` is the result of `Event.to_json`, `trace` a W3C traceparent."""
         with tracing.span("budget.lease", trace) as span:
-            tracing.say(span, {"privmix.tokens": count})
+            tracing.set_attributes(span, {"privmix.tokens": count})
             grant = self._opened().lease(from_json(event), count, lease, parts)
             self._metrics.granted(self._opened())
             return grant
@@ -93,7 +93,7 @@ class Budget:
     def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
         """See `Ledger.charge`."""
         with tracing.span("budget.charge", trace) as span:
-            tracing.say(span, {"privmix.tokens": len(tokens)})
+            tracing.set_attributes(span, {"privmix.tokens": len(tokens)})
             granted = self._opened().charge(from_json(event), tokens, charge)
             self._metrics.granted(self._opened())
             return granted

@@ -19,7 +19,7 @@ from services.budget.chain import Row, verified
 from services.budget.errors import Fenced, LeaseRefused, LedgerError, LedgerMoved, LedgerRolledBack
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import demand, replay
+from services.budget.reader import check_same_ledger, replay
 from services.budget.records import (
     LARGEST_LEASE,
     Charged,
@@ -335,7 +335,7 @@ class Ledger:
                 append(connection, [following(None, 0, _opened(self.terms, identity))])
             state = replay(connection)
             _check_not_moved(state)
-            demand(state, self.terms, identity)
+            check_same_ledger(state, self.terms, identity)
             ends = anchored(self._anchors, state.id, create=create)
             self._lost = lost_ends(connection, state.balance(), ends)
         return state

@@ -105,7 +105,7 @@ class PrivacyBudget(BaseModel):
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
         )
 
-    def demand(self, configured: "PrivacyBudget") -> None:
+    def check_same(self, configured: "PrivacyBudget") -> None:
         """Checks that the configured budget equals the budget of this ledger.
 
         Raises:

@@ -44,7 +44,7 @@ def check(
     """
     with LedgerDatabase(ledger, "read").transaction() as connection:
         state = replay(connection)
-        demand(state, terms, identity)
+        check_same_ledger(state, terms, identity)
         ends = anchored(anchors, state.id, create=False)
     # The writer may have added rows since this snapshot was taken and before the anchors were read.
     with LedgerDatabase(ledger, "read").transaction() as connection:
@@ -52,14 +52,14 @@ def check(
             raise rolled_back(replay(connection).balance(), lost)
 
 
-def demand(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:
+def check_same_ledger(state: LedgerState, terms: PrivacyBudget, identity: str | None) -> None:
     """Raises LedgerMismatch if the ledger has another id than expected or keeps another budget."""
     if identity not in (None, state.id):
         raise LedgerMismatch(
             f"this is the ledger {state.id}, but this ensemble's is {identity}: set budget.ledger to the place of that "
             "one, because this ledger does not know the tokens charged there"
         )
-    state.terms.demand(terms)
+    state.terms.check_same(terms)
 
 
 def read(ledger: str | Path) -> Balance:

@@ -119,7 +119,7 @@ def anchors_of(ensemble: Path, place: str | None = None) -> tuple[Anchor, ...]:
 
 
 @dataclass(frozen=True)
-class Begun:
+class LedgerCreation:
     """Reports the id of an ensemble's ledger, its place without a password, and whether it is new."""
 
     ledger: str
@@ -129,7 +129,7 @@ class Begun:
 
 def begin(
     ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str | None = None, anchor: str | None = None
-) -> Begun:
+) -> LedgerCreation:
     """Creates the ledger of an ensemble and records it in a receipt and its anchors.
 
     A repeated call completes an interrupted one, or only checks the ledger. If the ensemble has no receipt and the
@@ -147,19 +147,19 @@ def begin(
     if identity is not None or (receipt is not None and receipt.begun):
         id_ = known(ledger, terms, ensemble, identity, anchored=False)
         _anchor_existing(ledger, terms, ensemble, id_, anchor)
-        return Begun(id_, place, new=False)
+        return LedgerCreation(id_, place, new=False)
     if receipt is None and not is_missing(ledger):
         check(ledger, terms)
         id_ = read(ledger).id
         Receipt(ledger=id_).save(ensemble, new=True)
         _anchor_existing(ledger, terms, ensemble, id_, anchor)
-        return Begun(id_, place, new=False)
+        return LedgerCreation(id_, place, new=False)
     if receipt is None:
         receipt = Receipt(ledger=uuid4().hex, begun=False)
         receipt.save(ensemble, new=True)  # before the ledger: a directory that cannot record a ledger gets none
     Ledger(ledger, terms, create=True, identity=receipt.ledger, anchors=anchors_of(ensemble, anchor))
     (Receipt.load(ensemble) or receipt).model_copy(update={"begun": True}).save(ensemble)
-    return Begun(receipt.ledger, place, new=True)
+    return LedgerCreation(receipt.ledger, place, new=True)
 
 
 def _anchor_existing(ledger: str, terms: PrivacyBudget, ensemble: Path, identity: str, anchor: str | None) -> None:

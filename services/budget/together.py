@@ -12,7 +12,7 @@ from services.privacy.accounting import stated
 RETIRED = "The releases of a retired ensemble count too."
 
 
-class Together(BaseModel):
+class JointGuarantee(BaseModel):
     """Holds the sum of the promises of several ensembles. The numbers are None if there is no sum.
 
     Each promise holds for all earlier requests to the other ensembles. So epsilons and deltas add up, even if clients
@@ -27,7 +27,7 @@ class Together(BaseModel):
     guarantee: str
 
 
-def together(statements: Mapping[str, Statement], cohorts: Mapping[str, str | None] | None = None) -> Together:
+def together(statements: Mapping[str, Statement], cohorts: Mapping[str, str | None] | None = None) -> JointGuarantee:
     """Returns the sum of the promises of ensembles.
 
     Args:
@@ -48,14 +48,14 @@ def together(statements: Mapping[str, Statement], cohorts: Mapping[str, str | No
         epsilon = _sum(max(promise.epsilon or 0.0 for promise in own.values()) for own in groups.values())
         delta = _sum(max(promise.delta for promise in own.values()) for own in groups.values())
         adds = "add up: " if len(groups) > 1 else "do not add up, because nobody is in two of them: "
-        return Together(
+        return JointGuarantee(
             models=models,
             epsilon=epsilon,
             delta=delta,
             guarantee=f"The promises to a person whose text is in {named} {adds}epsilon {stated(epsilon)} and delta "
             f"{stated(delta)} for all that they ever release. {RETIRED}",
         )
-    return Together(
+    return JointGuarantee(
         models=models,
         epsilon=None,
         delta=None,

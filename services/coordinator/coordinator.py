@@ -23,7 +23,7 @@ from services.coordinator.delta_queue import DeltaQueue
 from services.coordinator.ensemble import Ensemble, Query
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.recovery import passes
+from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
@@ -195,7 +195,7 @@ class Coordinator:
                     await self._step(batch)
                 self._failing_since = None
             except Exception as error:
-                if passes(error):
+                if is_temporary(error):
                     await self._wait_for_recovery(error)
                 else:
                     await self._isolate(batch, error)
@@ -240,7 +240,7 @@ class Coordinator:
                 async with self._between_steps:
                     await self._step([live])
             except Exception as sequence_error:
-                if not passes(sequence_error):  # a temporary error is retried with the next batch
+                if not is_temporary(sequence_error):  # a temporary error is retried with the next batch
                     self._fail([live], sequence_error)
 
     def _fail(self, batch: list[Live], error: Exception, retry_after: float | None = None) -> None:
@@ -254,7 +254,7 @@ class Coordinator:
         """
         traces = list(dict.fromkeys(live.generation.trace for live in batch if live.generation.trace))
         with tracing.span("step", next(iter(traces), None), traces[1:]) as span:
-            tracing.say(span, {"privmix.sequences": len(batch)})
+            tracing.set_attributes(span, {"privmix.sequences": len(batch)})
             private = [live for live in batch if not live.public]
             upcoming = sum(live.remaining for live in self._live.values() if not live.public)
             async with self._budget.reserve(

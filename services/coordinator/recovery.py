@@ -11,7 +11,7 @@ def cause_of(error: BaseException) -> BaseException:
     return error.cause if isinstance(error, RayTaskError) else error
 
 
-def passes(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Returns whether the error is temporary: an actor, a node, a database or a connection does not answer now.
 
     An invalid request and a programming error are not temporary.

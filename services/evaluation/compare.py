@@ -23,7 +23,7 @@ from services.training.options import (
     Resources,
     TrainingOptions,
 )
-from services.training.plan import carry_out
+from services.training.plan import run_trainings
 
 PARTS = (16, 8, 4)
 
@@ -109,6 +109,6 @@ def compare(
             )
             for count, directory in sorted(sizes.items())
         ]
-        carry_out(plans, resources or Resources(), display())
+        run_trainings(plans, resources or Resources(), display())
         loaded = Ensembles.load(list(sizes.values()), finetuned, list(private.values()))
         return evaluate(Corpus(held_out_file), output, loaded, options, display())

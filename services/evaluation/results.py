@@ -16,7 +16,7 @@ from services.privacy.settings import Settings
 
 
 @dataclass(frozen=True)
-class Reached:
+class EpsilonSpent:
     """Holds the epsilon of the evaluated tokens.
 
     Attributes:
@@ -65,7 +65,7 @@ class Result:
     hits: Estimate | None = None
     answered: float | None = None
     asked: float | None = None
-    reached: Reached = Reached()
+    reached: EpsilonSpent = EpsilonSpent()
     problem: str | None = None
 
     @property
@@ -130,16 +130,16 @@ def impossible(label: str, case: Case, parts: int, problem: str) -> Result:
     )
 
 
-def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[Outcome]) -> Reached:
+def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[Outcome]) -> EpsilonSpent:
     """Computes the cost of a number of tokens with every accountant that supports the protocol."""
     epsilons = [outcome.epsilon for outcome in outcomes if outcome.epsilon is not None]
     measured = max(epsilons) if protocol.event.measured and settings.enforced == "measured" and epsilons else None
     # The cost of published methods is known at only one order.
     orders = accounting.ORDERS if protocol.order is None or protocol.event.measured else [protocol.order]
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
-        return Reached(measured=measured)
+        return EpsilonSpent(measured=measured)
     cost = planning.cost(protocol.event, tokens, settings.delta, orders)
-    return Reached(cost.epsilon_rdp, cost.epsilon_pld, measured)
+    return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured)
 
 
 def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def parameters(settings: Settings, protocol: Protocol) -> dict[str, Any]:
     return {name: value for name, value in (chosen | derived).items() if value is not None}
 
 
-def _sentence(settings: Settings, protocol: Protocol, cost: Reached, tokens: int) -> str:
+def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens: int) -> str:
     if settings.enforced == "bound" and cost.rdp is not None:
         return protocol.guarantee.sentence(accounting.shown(cost.rdp), settings.delta, tokens)
     if settings.enforced == "bound":

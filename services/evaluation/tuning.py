@@ -33,7 +33,7 @@ from services.ray_session import connected
 from services.training.corpus import Corpus, Document
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
-from services.training.plan import carry_out
+from services.training.plan import run_trainings
 from services.training.train import plan
 
 PARTS = (4, 8, 16)
@@ -212,7 +212,7 @@ def _train(
         plan(Corpus(train_file), directory, parts=count, model=model, options=options)
         for count, directory in zip(parts, directories, strict=True)
     ]
-    carry_out(plans, Resources(), display)
+    run_trainings(plans, Resources(), display)
     return Corpus(held_out), directories
 
 

@@ -74,7 +74,7 @@ class AccessLog:
                 await unexpected().response()(scope, receive, send_with_id)
             finally:
                 _log(entry, scope, time.monotonic() - started)
-                tracing.say(span, _attributes(entry, scope))
+                tracing.set_attributes(span, _attributes(entry, scope))
 
 
 def _request_id(headers: Headers) -> str:

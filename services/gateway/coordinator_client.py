@@ -13,7 +13,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from services.coordinator.messages import CoordinatorError, Delta, Generation, Overloaded, Unavailable
-from services.coordinator.recovery import cause_of, passes
+from services.coordinator.recovery import cause_of, is_temporary
 from services.gateway.channel import Channel, Submission
 from services.gateway.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 from services.gateway.metrics import resumed
@@ -306,7 +306,7 @@ class CoordinatorClient:
                 await self._submit_to(channel, queue, unassigned)
                 return None
             except Exception as error:
-                if not passes(error):
+                if not is_temporary(error):
                     raise
                 cause = cause_of(error)
                 if isinstance(cause, CoordinatorError) and not isinstance(refusal, Overloaded):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from services.budget.statement import Statement
-from services.budget.together import Together, together
+from services.budget.together import JointGuarantee, together
 from services.gateway.models import ServedModel
 
 
@@ -23,7 +23,7 @@ class Statements(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelStatement]
-    together: Together
+    together: JointGuarantee
 
 
 async def statements_of(models: Sequence[ServedModel]) -> Statements:

@@ -15,7 +15,7 @@ Enforced = Literal["bound", "measured"]
 WhenExhausted = Literal["refuse", "public", "base"]
 """What happens when the budget is used up: requests are refused, or the public model or the private base answers."""
 
-ROOM = 1 - 1e-12
+ROUNDING_MARGIN = 1 - 1e-12
 """The factor that leaves room for rounding when a budget is divided among tokens, so that the last token fits."""
 
 

@@ -25,7 +25,7 @@ from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, Resources, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import Share, read_salt, salt_id
-from services.training.plan import Planned, Recipe, Trained, Training, carry_out
+from services.training.plan import Planned, Recipe, Trained, Training, run_trainings
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -59,7 +59,7 @@ def train(
         WorkError: the training failed, or another training is writing to `output`.
     """
     training = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
-    (trained,) = carry_out([training], resources or Resources(), display or Display())
+    (trained,) = run_trainings([training], resources or Resources(), display or Display())
     return trained
 
 
@@ -73,7 +73,7 @@ def plan(
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
 ) -> Iterator[Training]:
-    """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
+    """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
         InputError, WorkError: see `train`.

@@ -1,6 +1,6 @@
 """Plans trainings, one for each directory, and trains all their adapters in one queue.
 
-    carry_out([train.plan(corpus, Path(str(parts)), parts=parts) for parts in (4, 8)], Resources(), Display())
+    run_trainings([train.plan(corpus, Path(str(parts)), parts=parts) for parts in (4, 8)], Resources(), Display())
 
 Entering a plan locks its directory.
 """
@@ -123,7 +123,7 @@ class Training:
 Plan = AbstractContextManager[Training]
 
 
-def carry_out(plans: Iterable[Plan], resources: Resources, display: Display) -> list[Trained]:
+def run_trainings(plans: Iterable[Plan], resources: Resources, display: Display) -> list[Trained]:
     """Trains the missing adapters of all plans, in order, and keeps existing ones.
 
     Raises:

@@ -25,7 +25,7 @@ from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, Share, read_salt, salt_id
-from services.training.plan import Planned, Recipe, Trained, Training, carry_out
+from services.training.plan import Planned, Recipe, Trained, Training, run_trainings
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 4
@@ -72,7 +72,7 @@ def train(
         earlier=earlier,
         stated=stated,
     )
-    (trained,) = carry_out([training], resources or Resources(), display or Display())
+    (trained,) = run_trainings([training], resources or Resources(), display or Display())
     return trained
 
 
@@ -89,7 +89,7 @@ def plan(
     earlier: Sequence[Path] = (),
     stated: StatedSize | None = None,
 ) -> Iterator[Training]:
-    """Plans what `train` does, so that `carry_out` can run several trainings together. Locks `output` meanwhile.
+    """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
         InputError, WorkError: see `train`.

@@ -52,7 +52,7 @@ with tracing.request("request", "{GIVEN}"):
     with tracing.span("step"):
         handed = tracing.traceparent()
 with tracing.span("shard", handed, links=["{GIVEN}"]) as span:
-    tracing.say(span, {{"privmix.sequences": 3}})
+    tracing.set_attributes(span, {{"privmix.sequences": 3}})
 """
 
 

@@ -23,7 +23,7 @@ from services.progress import Display
 from services.training.corpus import Corpus
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
-from services.training.plan import carry_out
+from services.training.plan import run_trainings
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -108,7 +108,7 @@ def plant(directory: Path, size: Size, display: Display | None = None) -> Adjace
         )
         for world in (WITH, WITHOUT)
     ]
-    carry_out(plans, Resources(), display or Display())
+    run_trainings(plans, Resources(), display or Display())
     return _measured(directory, model, tokenizer, question)
 
 

@@ -18,7 +18,7 @@ from services.progress import Display
 from services.training import demo
 from services.training.corpus import Corpus, Document
 from services.training.options import Resources, TrainingOptions
-from services.training.plan import carry_out
+from services.training.plan import run_trainings
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -103,7 +103,7 @@ def train_shadows(
         )
         for shadow in shadows
     ]
-    carry_out(plans, Resources(), display or Display())
+    run_trainings(plans, Resources(), display or Display())
 
 
 def evaluate_shadows(directory: Path, size: Size, top_k: int) -> Shadows:

@@ -17,7 +17,7 @@ from services.training.corpus import Corpus
 from services.training.manifest import FILE
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, read_salt
-from services.training.plan import carry_out
+from services.training.plan import run_trainings
 from services.training.public_model import resolve
 from services.training.train import plan
 
@@ -135,7 +135,7 @@ def train_testbed(
         )
         for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
     ]
-    carry_out(plans, Resources(), display or Display())
+    run_trainings(plans, Resources(), display or Display())
     return canaries
 
 

@@ -19,7 +19,7 @@ from services.privacy.worlds import NEVER, Pair, replaced
 
 
 @dataclass(frozen=True)
-class Corners:
+class WorstCaseRatios:
     """Describes the mass of the worst case.
 
     Attributes:
@@ -36,7 +36,7 @@ class Corners:
     high_shared: float
 
     @classmethod
-    def of(cls, parts: int, q: float, radius: float) -> "Corners":
+    def of(cls, parts: int, q: float, radius: float) -> "WorstCaseRatios":
         least, most = np.exp(-radius), np.exp(radius)
         public = (1 - q) ** parts
         private = 1 - public
@@ -64,7 +64,7 @@ def worst_channel(parts: int, q: float, radius: float) -> Channel:
     Every f-divergence is largest if b and b' equal H on disjoint sets A and B of tokens, and a equals H elsewhere. If
     there is too little room elsewhere (H < 2), the rest of a's mass lies on B, or on A for the other direction.
     """
-    corners = Corners.of(parts, q, radius)
+    corners = WorstCaseRatios.of(parts, q, radius)
     shared = max(0.0, 3 * corners.mass - 1)
     outcomes = np.array(
         [
@@ -86,7 +86,7 @@ def worst_pair(parts: int, q: float, radius: float) -> Pair:
     The part outputs the first token before and the second after. The others output the third, which reveals nothing,
     and, if the ball leaves too little room there, the fourth, which the part outputs after too.
     """
-    mass = Corners.of(parts, q, radius).mass
+    mass = WorstCaseRatios.of(parts, q, radius).mass
     shared = max(0.0, 3 * mass - 1)
     masses = np.array([mass, mass - shared, mass - shared, shared, max(0.0, 1 - 3 * mass)])
     outputs = np.array([[0, 0, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0]], dtype=bool)

@@ -31,7 +31,7 @@ from services.privacy.sampling.categorical import TOTAL
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, Reals, one_hot, replaced
 
-# The smallest L that rounding (`ROOM`) leaves whole.
+# The smallest L that rounding (`ROUNDING_MARGIN`) leaves whole.
 _LEAST_LOWER = 1e-3
 
 WHOLE = 2**40
@@ -41,7 +41,7 @@ HEADROOM = 16
 """The most that one token may charge, as a multiple of what tokens should charge on average."""
 
 # What the bounds of the token's distribution lose to rounding, and the room for rounding in a charge (README).
-ROOM = 2.0**-20
+ROUNDING_MARGIN = 2.0**-20
 _RELATIVE_ROOM = 1 + 2.0**-19
 _VARIANCE_ROOM = 2.0**-30
 
@@ -258,7 +258,7 @@ class Individual(Protocol):
     @cached_property
     def _grain(self) -> float:
         """The variance of a tilt that charges one grain."""
-        return self.size * self.parts**2 * (1 - self.lower - ROOM) / WHOLE
+        return self.size * self.parts**2 * (1 - self.lower - ROUNDING_MARGIN) / WHOLE
 
     @cached_property
     def _slack(self) -> float:
@@ -322,9 +322,9 @@ def _means(rows: Tensor, p0: Tensor) -> Tensor:
 
 def _widest(parts: int, lower: float, ratio: float) -> float:
     """Returns the largest U with ``(U + L) / (N (1 - L))`` within the ratio, with room for rounding."""
-    return parts * (ratio * (1 - lower - ROOM) - ROOM) - lower
+    return parts * (ratio * (1 - lower - ROUNDING_MARGIN) - ROUNDING_MARGIN) - lower
 
 
 def _largest_lower(parts: int, ratio: float) -> float:
     """Returns the L at which U equals L: no larger one is of use."""
-    return parts * (ratio * (1 - ROOM) - ROOM) / (2 + parts * ratio)
+    return parts * (ratio * (1 - ROUNDING_MARGIN) - ROUNDING_MARGIN) / (2 + parts * ratio)

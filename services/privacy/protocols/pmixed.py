@@ -26,7 +26,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from services.privacy.accounting import planning, published
-from services.privacy.accounting.channel import Corners, worst_channel, worst_pair
+from services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.events import (
     PLD_INTERVAL,
@@ -43,7 +43,7 @@ from services.privacy.mollifiers.mixture import integer_weights, slack, usable_r
 from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.randomness import poisson_subsample, uniform_below
-from services.privacy.settings import ROOM, Settings
+from services.privacy.settings import ROUNDING_MARGIN, Settings
 from services.privacy.worlds import Pair, Reals
 
 Mollifier = Literal["ratio", "renyi"]
@@ -77,7 +77,7 @@ class RatioEvent(Event):
         return worst_channel(self.parts, self.q, self.radius).rdp(orders)
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution:
-        corners = Corners.of(self.parts, self.q, self.radius)
+        corners = WorstCaseRatios.of(self.parts, self.q, self.radius)
         return symmetric_pld(corners.hockey_stick, corners.largest_loss, interval)
 
     def worst_pairs(self) -> Iterable[Pair]:
@@ -253,7 +253,7 @@ class PMixedSettings(Settings):
         if self.mollifier == "renyi":
             if self.radius is not None:
                 raise ValueError("radius: the renyi mollifier has a beta for each number of parts drawn instead")
-            loss = published.total_loss(self.order, self.budget, self.delta) * ROOM / self.tokens
+            loss = published.total_loss(self.order, self.budget, self.delta) * ROUNDING_MARGIN / self.tokens
             return PMixed(parts, self.q, mollifier="renyi", order=self.order, loss=loss)
         radius = self.radius or planning.largest(
             lambda radius: RatioEvent(parts, self.q, radius),

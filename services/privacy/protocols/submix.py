@@ -27,7 +27,7 @@ from services.privacy.mollifiers.agreement import check_bound, largest_shares
 from services.privacy.mollifiers.blocks import Column, column, rows_at_once, scratch
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
-from services.privacy.settings import ROOM, Enforced, Settings
+from services.privacy.settings import ROUNDING_MARGIN, Enforced, Settings
 
 # The conversion to users needs an order above 2. At the default budget, this order has the most to spend relative to
 # the order; order 2 has nothing.
@@ -170,7 +170,7 @@ class SubMixSettings(Settings):
     def plan(self, parts: int, order: float | None = None) -> SubMix:
         if order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
-        return SubMix(parts, self.order, self.beta or self._part_budget * ROOM / self.tokens)
+        return SubMix(parts, self.order, self.beta or self._part_budget * ROUNDING_MARGIN / self.tokens)
 
     def details(self, protocol: Protocol) -> Mapping[str, Any]:
         if self.epsilon is None:

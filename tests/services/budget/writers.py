@@ -15,7 +15,7 @@ from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.budget.receipt import Begun, begin
+from services.budget.receipt import LedgerCreation, begin
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534
@@ -111,7 +111,7 @@ def begin_in_a_read_only_directory(connection: Connection, place: str, terms: Pr
     if os.geteuid() == 0:
         os.setuid(NOBODY)
     try:
-        begun: Begun | LedgerError = begin(place, terms, ensemble)
+        begun: LedgerCreation | LedgerError = begin(place, terms, ensemble)
     except LedgerError as error:
         begun = error
     connection.send(begun)

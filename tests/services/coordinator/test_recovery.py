@@ -5,7 +5,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 
 from services.budget.errors import Fenced, LeaseRefused, LedgerUnavailable
 from services.coordinator.messages import Overloaded, Unavailable
-from services.coordinator.recovery import passes
+from services.coordinator.recovery import is_temporary
 
 
 def raised_by_an_actor(error: Exception) -> RayTaskError:
@@ -29,7 +29,7 @@ def raised_by_an_actor(error: Exception) -> RayTaskError:
     ids=repr,
 )
 def test_an_error_of_an_absent_actor_passes(error: Exception) -> None:
-    assert passes(error)
+    assert is_temporary(error)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_an_error_of_an_absent_actor_passes(error: Exception) -> None:
     ids=repr,
 )
 def test_a_repeatable_error_does_not_pass(error: Exception) -> None:
-    assert not passes(error)
+    assert not is_temporary(error)

@@ -10,7 +10,7 @@ from services.training import dp_sgd, train
 from services.training.corpus import Corpus
 from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import Plan, carry_out
+from services.training.plan import Plan, run_trainings
 from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -55,26 +55,26 @@ class Several:
 def test_queued_trainings_equal_separate_ones(several: Several) -> None:
     recorder = Recorder()
     plans = [several.private("private"), several.parts("one", 1), several.parts("three", 3)]
-    private, single, three = carry_out(plans, Resources(), recorder)
+    private, single, three = run_trainings(plans, Resources(), recorder)
     assert (private.trained, single.trained, three.trained) == (1, 1, 3)
     assert recorder.shown == {"private/part-000", "one/part-000", *(f"three/part-00{index}" for index in range(3))}
     assert any(line.startswith("private/part-000: noise ") for line in recorder.said)
     assert private.manifest.dp_sgd is not None
-    (alone,) = carry_out([several.parts("alone", 3)], Resources(), Display())
+    (alone,) = run_trainings([several.parts("alone", 3)], Resources(), Display())
     assert [part.sha256 for part in alone.manifest.parts] == [part.sha256 for part in three.manifest.parts]
-    repeated = carry_out([several.private("private"), several.parts("three", 3)], Resources(), Display())
+    repeated = run_trainings([several.private("private"), several.parts("three", 3)], Resources(), Display())
     assert [(ensemble.trained, ensemble.kept) for ensemble in repeated] == [(0, 1), (0, 3)]
 
 
 def test_a_failed_training_is_named_and_the_others_can_continue(several: Several) -> None:
     diverging = OPTIONS.model_copy(update={"learning_rate": 1e20})
     with pytest.raises(WorkError, match="bad/part-000: the weights are not finite"):
-        carry_out([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
+        run_trainings([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
     assert not any((several.room / name / FILE).exists() for name in ("good", "bad"))
-    (good,) = carry_out([several.parts("good", 2)], Resources(), Display())
+    (good,) = run_trainings([several.parts("good", 2)], Resources(), Display())
     assert good.trained + good.kept == 2
 
 
 def test_a_directory_has_one_training_at_a_time(several: Several) -> None:
     with pytest.raises(WorkError, match="another training is writing to it"):
-        carry_out([several.parts("same", 2), several.parts("same", 1)], Resources(), Display())
+        run_trainings([several.parts("same", 2), several.parts("same", 1)], Resources(), Display())

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from services.privacy.accounting.channel import Corners, worst_channel
+from services.privacy.accounting.channel import WorstCaseRatios, worst_channel
 from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocols.pmixed import PMixed, RatioEvent
 from tests.services.privacy.mechanism import (
@@ -32,7 +32,7 @@ def losses(protocol: PMixed, event: RatioEvent, logits: Rows) -> list[float]:
     before = token_distribution(protocol, public, np.array(parts))
     after = token_distribution(protocol, public, np.array([*parts[:-1], other]))
     allowed = event.rdp(ORDERS)
-    limits = Corners.of(event.parts, event.q, event.radius).hockey_stick(EPSILONS)
+    limits = WorstCaseRatios.of(event.parts, event.q, event.radius).hockey_stick(EPSILONS)
     return [
         *(renyi_divergence(before, after, a) / rdp for a, rdp in zip(ORDERS, allowed, strict=True)),
         *(hockey_stick(before, after, eps) / limit for eps, limit in zip(EPSILONS, limits, strict=True) if limit),
@@ -46,7 +46,7 @@ def search(protocol: PMixed, event: RatioEvent, rounds: int, seed: int) -> float
 
 def corner_logits(event: RatioEvent) -> Rows:
     """Returns the worst case: the part predicts the first token before and the second after, the others the rest."""
-    mass = Corners.of(event.parts, event.q, event.radius).mass
+    mass = WorstCaseRatios.of(event.parts, event.q, event.radius).mass
     shared = max(0.0, 3 * mass - 1)
     masses = np.array([mass, mass - shared, shared or 1 - 3 * mass, mass - shared])
     others = np.array([0, 0, shared > 0, 1], dtype=bool)
@@ -106,7 +106,7 @@ def test_no_distribution_over_the_corners_has_a_larger_divergence(parts: int, q:
     for order in (1.5, 4.0, 12.0):
         excess = largest(p**order * q_ ** (1 - order) - order * p - (1 - order) * q_)
         assert event.rdp([order])[0] == pytest.approx(np.log1p(excess) / (order - 1), rel=1e-6)
-    hockey_sticks = Corners.of(parts, q, radius).hockey_stick(EPSILONS)
+    hockey_sticks = WorstCaseRatios.of(parts, q, radius).hockey_stick(EPSILONS)
     for epsilon, delta in zip(EPSILONS, hockey_sticks, strict=True):
         assert delta == pytest.approx(largest(np.maximum(0, p - np.exp(epsilon) * q_)), rel=1e-6, abs=1e-12)
 
@@ -114,7 +114,7 @@ def test_no_distribution_over_the_corners_has_a_larger_divergence(parts: int, q:
 @pytest.mark.parametrize(("parts", "q", "radius"), SETTINGS)
 def test_the_privacy_loss_distribution_has_these_hockey_sticks(parts: int, q: float, radius: float) -> None:
     composed = RatioEvent(parts, q, radius).pld()
-    for epsilon, delta in zip(EPSILONS, Corners.of(parts, q, radius).hockey_stick(EPSILONS), strict=True):
+    for epsilon, delta in zip(EPSILONS, WorstCaseRatios.of(parts, q, radius).hockey_stick(EPSILONS), strict=True):
         assert delta - 1e-12 <= composed.get_delta_for_epsilon(float(epsilon)) <= delta + 1e-6
 
 
