@@ -1,6 +1,7 @@
 """Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from services.budget.anchor import is_writable
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from services.coordinator.messages import Unavailable
 from services.ensembles import actor as ensembles
 from services.ensembles.records import Ensemble, EnsembleList
+from services.errors import WorkError
 from services.files import write_atomically
 from services.fleet import fleet
 from services.fleet.fleet import FleetActor, FleetError, FleetSettings
@@ -46,6 +49,8 @@ from services.training.public_model import resolve
 APPLICATION = "privmix"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CLOSING_S = 10.0
+PATIENCE_S = 60.0
+"""How long a start waits for shards that run but are too busy to answer."""
 KEYED = "keys.receipt"
 """The file in an ensemble's directory that records that a service of the ensemble has had keys."""
 
@@ -292,8 +297,25 @@ def start_ensemble(
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
-        ray.get([coordinator.health.remote() for coordinator in coordinators])
+        wait_until_healthy(coordinators)
     return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
+
+
+def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = PATIENCE_S) -> None:
+    """Waits until every coordinator is healthy. A shard that is too busy for one answer must not end a whole start.
+
+    Raises:
+        WorkError: a coordinator is not healthy after `patience_s` seconds. The message says what does not work.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            ray.get([coordinator.health.remote() for coordinator in coordinators])
+            return
+        except Unavailable as error:
+            if time.monotonic() > deadline:
+                raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
+        time.sleep(1)
 
 
 def stop_ensemble(ensemble: Ensemble) -> None:

@@ -10,11 +10,13 @@ import pytest
 import ray
 
 from cluster.configuration import Configuration, ConfigurationError
-from cluster.launch import check_cohorts, check_ensemble, launch
+from cluster.launch import check_cohorts, check_ensemble, launch, wait_until_healthy
 from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
+from services.coordinator.messages import Unavailable
+from services.errors import WorkError
 from services.ray_session import connected
 from services.training.manifest import Apart, Manifest, ManifestError
 from tests.running import configure, own_ensemble
@@ -149,3 +151,27 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path
     with socket.create_server(("127.0.0.1", port)), refusal:
         launch(configuration)
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
+
+
+@ray.remote(num_cpus=0)
+class Busy:
+    """A coordinator whose shard misses the first answers."""
+
+    def __init__(self, misses: int) -> None:
+        self._misses = misses
+
+    def health(self) -> None:
+        self._misses -= 1
+        if self._misses >= 0:
+            raise Unavailable("a part group is not served: the actor 'shard-000' does not answer within 3 s")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_shard_that_misses_one_answer_does_not_end_a_start() -> None:
+    wait_until_healthy([Busy.remote(1), Busy.remote(0)])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_shard_that_never_answers_ends_a_start_with_its_reason() -> None:
+    with pytest.raises(WorkError, match=r"did not become healthy: a part group is not served: the actor 'shard-000'"):
+        wait_until_healthy([Busy.remote(1000)], patience_s=1.5)

@@ -18,6 +18,7 @@ SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/samplin
 
 NOT_PRIVATE = {
     "cluster/commands/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
+    "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
     "services/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
     "services/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
     "services/audit/attacks/releases.py": ({"default_rng", "normal"}, "a release of an attack, from known outputs"),
