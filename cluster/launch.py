@@ -28,6 +28,7 @@ from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Unavailable
+from services.database.service import ServiceDatabase, default_database
 from services.ensembles import actor as ensembles
 from services.ensembles.records import Ensemble, EnsembleList
 from services.errors import WorkError
@@ -40,7 +41,6 @@ from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
 from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
-from services.keys.database import ServiceDatabase, default_database
 from services.keys.store import KeyStore
 from services.training.cohorts import not_apart
 from services.training.manifest import Manifest

@@ -13,3 +13,15 @@ class WorkError(Exception):
 
     A training, an evaluation or a generation keeps its finished results, and the same command continues from them.
     """
+
+
+class KeysError(WorkError):
+    """An operation on keys is refused. The message names the reason and the fix."""
+
+
+class UnknownKey(KeysError):  # noqa: N818 (the name says the state)
+    """No key has this id or name."""
+
+
+class KeysUnavailable(KeysError):  # noqa: N818
+    """The database of the keys cannot be used. The message says why."""

@@ -17,16 +17,17 @@ from cluster.console import console, display
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
-from services.audit.attacks import black_box, extraction
-from services.audit.report import sections
-from services.audit.report.finding import finite
-from services.audit.report.page import Report, Section, finding_rows
-from services.audit.report.sections import Subject
-from services.audit.worlds import adjacent, shadow_ensembles, testbed
-from services.audit.worlds.canaries import Canary
-from services.audit.worlds.distributions import NoPairError
-from services.evaluation import methods
+from services.laboratory.audit.attacks import black_box, extraction
+from services.laboratory.audit.report import sections
+from services.laboratory.audit.report.finding import finite
+from services.laboratory.audit.report.page import Report, Section, finding_rows
+from services.laboratory.audit.report.sections import Subject
+from services.laboratory.audit.worlds import adjacent, shadow_ensembles, testbed
+from services.laboratory.audit.worlds.canaries import Canary
+from services.laboratory.audit.worlds.distributions import NoPairError
+from services.laboratory.evaluation import methods
 from services.privacy.protocols import PROTOCOLS, audited
+from services.training.expectation import TokenBudget
 
 audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
@@ -46,7 +47,7 @@ Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Defa
 Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
 Epsilons = Annotated[list[float] | None, typer.Option("--epsilon", help="A budget to plan for; may be repeated.")]
 Counts = Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Tokens of a claim; may be repeated.")]
-Budget = Annotated[int, typer.Option(min=1, help="The number of tokens that the budgets must last for.")]
+Tokens = Annotated[int, typer.Option(min=1, help="The number of tokens that the budgets must last for.")]
 Delta = Annotated[float, typer.Option(help="The delta of the claims.")]
 Confidence = Annotated[float, typer.Option(min=0.5, max=1, help="The confidence of the lower bounds.")]
 Releases = Annotated[int, typer.Option(min=100, help="Tokens released in each world, over all trials.")]
@@ -140,7 +141,7 @@ def extraction_(
         str | None, typer.Option(help="The protocol. Default: every one that `privmix evaluate` compares.")
     ] = None,
     epsilon: Epsilons = None,
-    tokens: Budget = _TOKENS,
+    tokens: Tokens = _TOKENS,
     delta: Delta = _DELTA,
     candidates: Candidates = _CANDIDATES,
     attempts: Attempts = _ATTEMPTS,
@@ -246,7 +247,7 @@ def membership_(
     parts: Parts = _SHADOWS.parts,
     protocol: Name = "pmixed",
     epsilon: Epsilons = None,
-    tokens: Budget = _TOKENS,
+    tokens: Tokens = _TOKENS,
     delta: Delta = _DELTA,
     top_k: TopK = _TOP_K,
     draws: Draws = _MEMBERSHIP_DRAWS,
@@ -358,7 +359,7 @@ def _subjects(
 
 def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> list[Subject]:
     """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
-    budgets = [methods.Budget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
+    budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
     return [
         Subject(settings.label, settings.plan(parts), tokens, budget.epsilon, settings)
         for budget in budgets

@@ -45,7 +45,7 @@ def budget(
     from services.budget.errors import LedgerError
     from services.budget.reader import read
     from services.budget.statement import recompute, statement
-    from services.keys.database import default_database
+    from services.database.service import default_database
     from services.keys.usage import usage_by_key
 
     if delta is not None and not (again and 0 < delta < 1):

@@ -21,10 +21,10 @@ from cluster.options import (
     SweepOption,
     TokensOption,
 )
-from services.evaluation.compare import PARTS
-from services.evaluation.compare import compare as compare_methods
-from services.evaluation.evaluate import EvaluationOptions
-from services.evaluation.methods import QUANTITIES
+from services.laboratory.evaluation.compare import PARTS
+from services.laboratory.evaluation.compare import compare as compare_methods
+from services.laboratory.evaluation.evaluate import EvaluationOptions
+from services.laboratory.evaluation.methods import QUANTITIES
 from services.training.corpus import Corpus
 from services.training.options import Resources, TrainingOptions
 

@@ -23,12 +23,12 @@ from cluster.options import (
     TokensOption,
     UserFieldOption,
 )
-from services.evaluation.ensembles import Ensembles
-from services.evaluation.evaluate import EvaluationOptions
-from services.evaluation.evaluate import evaluate as evaluate_methods
-from services.evaluation.methods import QUANTITIES
-from services.evaluation.report import record, write_report
-from services.evaluation.results import Evaluation, Result
+from services.laboratory.evaluation.ensembles import Ensembles
+from services.laboratory.evaluation.evaluate import EvaluationOptions
+from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
+from services.laboratory.evaluation.methods import QUANTITIES
+from services.laboratory.evaluation.report import record, write_report
+from services.laboratory.evaluation.results import Evaluation, Result
 from services.privacy import accounting
 from services.training.corpus import Corpus
 

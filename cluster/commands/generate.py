@@ -140,7 +140,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Compare the quality of a job's texts with the public model's texts, in an HTML page that opens offline."""
-    from services.generation.report import Real, make_report  # slow to import
+    from services.laboratory.generation.report import Real, make_report  # slow to import
 
     if (real is not None or finetuned is not None) and not operator:
         raise bad("operator", "is missing; a comparison with the private text is private, so confirm it")

@@ -11,16 +11,16 @@ from rich.table import Table as RichTable
 from cluster.console import console, display
 from cluster.options import JsonOption
 from cluster.parameters import bad
-from services.audit.report.finding import Finding
-from services.heads import attacks, head, mimic, uncertainty
-from services.heads import compare as comparison
-from services.heads.certified import CertifiedSettings
-from services.heads.data import DATASETS, Table, read_npz, read_table, save_npz
-from services.heads.expm_nf import ExpMNFSettings, FitSettings
-from services.heads.flows import FlowSettings
-from services.heads.methods import METHODS, MethodName, demand_certified
-from services.heads.report import write_report
-from services.heads.text import read_texts
+from services.laboratory.audit.report.finding import Finding
+from services.laboratory.heads import attacks, head, mimic, uncertainty
+from services.laboratory.heads import compare as comparison
+from services.laboratory.heads.certified import CertifiedSettings
+from services.laboratory.heads.data import DATASETS, Table, read_npz, read_table, save_npz
+from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.laboratory.heads.flows import FlowSettings
+from services.laboratory.heads.methods import METHODS, MethodName, demand_certified
+from services.laboratory.heads.report import write_report
+from services.laboratory.heads.text import read_texts
 from services.privacy.accounting import stated
 from services.privacy.sampling.selection import Neighbours
 from services.ray_session import connected

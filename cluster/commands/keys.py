@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import JsonOption
-from services.keys.database import ServiceDatabase, default_database
+from services.database.service import ServiceDatabase, default_database
 from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
 from services.keys.store import KeyStore
 

@@ -23,8 +23,8 @@ from services.budget.ledger import Ledger
 from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin
 from services.budget.statement import statement
+from services.errors import KeysError
 from services.keys.move import move_keys, moved_database
-from services.keys.records import KeysError
 from services.training.manifest import Manifest
 
 ledger = typer.Typer(

@@ -16,14 +16,13 @@ from rich.table import Table
 
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
-from services.evaluation.expectation import TOLERANCE, Population, Proposal, Requirements, propose
-from services.evaluation.methods import Budget
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
 from services.privacy.settings import Settings
+from services.training.expectation import TOLERANCE, Population, Proposal, Requirements, TokenBudget, propose
 from services.training.options import TrainingOptions
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -220,9 +219,9 @@ def _refuse_with_users(arguments: Sequence[str], orders: str | None, plot: Path 
             raise bad(name, "is not used with --users; use it with --parts")
 
 
-def _budget(epsilon: float, delta: float, tokens: int) -> Budget:
+def _budget(epsilon: float, delta: float, tokens: int) -> TokenBudget:
     try:
-        return Budget(epsilon=epsilon, delta=delta, tokens=tokens)
+        return TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
     except ValidationError as error:
         first = error.errors()[0]
         raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error

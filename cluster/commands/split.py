@@ -24,8 +24,8 @@ def split(
     skip_bad: SkipBadOption = False,
 ) -> None:
     """Hold out whole users by a keyed hash of their ids, so that training and evaluation share no users."""
-    from services.evaluation.split import split as split_corpus
     from services.training.corpus import Corpus
+    from services.training.split import split as split_corpus
 
     sides = split_corpus(
         Corpus(corpus, user_field, text_field, skip_bad),

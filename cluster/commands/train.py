@@ -12,12 +12,11 @@ from cluster.console import display
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
 from services.budget.receipt import FILE as RECEIPT
-from services.evaluation.expectation import Population, Requirements, propose
-from services.evaluation.methods import Budget
 from services.privacy.accounting import stated
 from services.training import dp_sgd
 from services.training import train as ensemble
 from services.training.corpus import Corpus
+from services.training.expectation import Population, Requirements, TokenBudget, propose
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest, StatedSize
 from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
@@ -315,7 +314,7 @@ def _default_parts(
         )
     epsilon, delta, tokens = promise
     try:
-        budget = Budget(epsilon=epsilon, delta=delta, tokens=tokens)
+        budget = TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
     except ValidationError as error:
         first = error.errors()[0]
         raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error

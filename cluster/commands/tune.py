@@ -19,13 +19,13 @@ from rich.table import Table
 from cluster.console import console, display
 from cluster.options import DrawnOption, JsonOption, TextFieldOption, UserFieldOption
 from services.errors import InputError
-from services.evaluation.methods import Budget
-from services.evaluation.private_choice import PrivateChoice, choose
-from services.evaluation.tuning import PARTS, RUN_TOKENS, TOLERANCE, Choice, Tuning, refuse_private
-from services.evaluation.tuning import tune as search
+from services.laboratory.evaluation.private_choice import PrivateChoice, choose
+from services.laboratory.evaluation.tuning import PARTS, RUN_TOKENS, TOLERANCE, Choice, Tuning, refuse_private
+from services.laboratory.evaluation.tuning import tune as search
 from services.privacy.accounting import stated
 from services.training.corpus import Corpus
 from services.training.directory import SALT
+from services.training.expectation import TokenBudget
 from services.training.manifest import Manifest
 from services.training.marks import Marks
 from services.training.options import TrainingOptions
@@ -106,7 +106,7 @@ def tune(
     tuning = search(
         sample,
         output,
-        Budget(epsilon=epsilon, delta=delta, tokens=tokens),
+        TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens),
         parts=parts,
         ensembles=ensemble,
         runs=runs,

@@ -16,12 +16,12 @@ from services.alerts.conditions import Conditions, Observation
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
 from services.alerts.webhook import Webhook
+from services.database.service import ServiceDatabase
 from services.ensembles.records import Ensemble, EnsembleList
+from services.errors import KeysUnavailable
 from services.gateway.errors import ApiError
 from services.gateway.keys import KeyService
 from services.gateway.status import Status
-from services.keys.database import ServiceDatabase
-from services.keys.records import KeysUnavailable
 
 NAME = "alerts"
 TIMEOUT_S = 10.0

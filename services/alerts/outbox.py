@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import delete, func, insert, select
 
 from services.alerts.alert import Alert
-from services.keys.database import ServiceDatabase, alert_levels_table, alerts_table
+from services.database.service import ServiceDatabase, alert_levels_table, alerts_table
 from services.keys.records import now
 
 

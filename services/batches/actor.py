@@ -14,9 +14,9 @@ from ray.actor import ActorHandle
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch, Page
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
+from services.errors import KeysUnavailable
 from services.keys.fair_queue import background_capacity
-from services.keys.records import KeysUnavailable
 
 if TYPE_CHECKING:
     from services.batches.runner import Runner

@@ -13,6 +13,7 @@ from services.batches.records import OPEN, BatchErrors, Ending, LineResponse, Li
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
+from services.errors import KeysUnavailable
 from services.gateway.admission import Admission
 from services.gateway.coordinator_client import ResponseQueue
 from services.gateway.errors import ApiError, invalid, unexpected
@@ -21,7 +22,6 @@ from services.gateway.models import Models
 from services.gateway.preparation import Preparation
 from services.gateway.settings import GatewaySettings
 from services.gateway.streaming import complete_answer
-from services.keys.records import KeysUnavailable
 
 MOST_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""

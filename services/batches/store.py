@@ -25,7 +25,7 @@ from services.batches.records import (
     new_id,
 )
 from services.database.clock import unix_time
-from services.keys.database import ServiceDatabase, batch_lease_table, batch_lines_table, batches_table, files_table
+from services.database.service import ServiceDatabase, batch_lease_table, batch_lines_table, batches_table, files_table
 
 OUTPUT, ERRORS = "output", "errors"
 

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
+from services.database.service import ServiceDatabase, ensembles_table
 from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus
 from services.ensembles.registry import Registry
-from services.keys.database import ServiceDatabase, ensembles_table
 
 NAME = "ensembles"
 

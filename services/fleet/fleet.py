@@ -16,11 +16,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from services.errors import KeysUnavailable
 from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize
-from services.keys.records import KeysUnavailable
 from services.privacy.settings import Settings
 from services.shard import ShardActor, ShardStatus
 

@@ -12,6 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from services.batches.records import Batch, BatchesError, BatchRequest, File, NotStored
 from services.batches.store import Page
+from services.errors import KeysUnavailable
 from services.gateway.errors import ApiError, invalid, unavailable
 from services.gateway.fields import refused
 from services.gateway.keys import KeyService
@@ -21,7 +22,6 @@ from services.gateway.preparation import Endpoint
 from services.gateway.schema import Body
 from services.gateway.settings import GatewaySettings
 from services.gateway.uploads import read_upload
-from services.keys.records import KeysUnavailable
 
 MAX_BODY_BYTES = 1 << 16
 LEAST_EXPIRY_S = 3600

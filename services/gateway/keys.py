@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
+from services.errors import KeysError, KeysUnavailable, UnknownKey
 from services.gateway.access_log import access_record
 from services.gateway.errors import NO_RETRY, ApiError, invalid, unavailable
 from services.keys.messages import (
@@ -29,7 +30,7 @@ from services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from services.keys.records import CLIENT_SCOPES, KeysError, KeysUnavailable, Scope, UnknownKey
+from services.keys.records import CLIENT_SCOPES, Scope
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from services.keys.records import KeysUnavailable
+from services.errors import KeysUnavailable
 from services.keys.store import KeyStore
 from services.keys.transactions import Operation
 

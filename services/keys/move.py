@@ -4,8 +4,8 @@ from pathlib import Path
 
 from sqlalchemy import func, insert, select
 
-from services.keys.database import ServiceDatabase, default_database, keys_table, metadata
-from services.keys.records import KeysError
+from services.database.service import ServiceDatabase, default_database, keys_table, metadata
+from services.errors import KeysError
 
 _BATCH = 1_000
 

@@ -8,8 +8,6 @@ from typing import Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from services.errors import WorkError
-
 Scope = Literal["generate", "privacy", "administer"]
 """`generate`: completions, chats and tokenization; `privacy`: `/v1/privacy` and the console; `administer`: keys."""
 
@@ -18,18 +16,6 @@ CLIENT_SCOPES: tuple[Scope, ...] = ("generate", "privacy")
 
 PREFIX = "pmx_"
 SECRET_BYTES = 32
-
-
-class KeysError(WorkError):
-    """An operation on keys is refused. The message names the reason and the fix."""
-
-
-class UnknownKey(KeysError):  # noqa: N818 (the name says the state)
-    """No key has this id or name."""
-
-
-class KeysUnavailable(KeysError):  # noqa: N818
-    """The database of the keys cannot be used. The message says why."""
 
 
 class Share(BaseModel):

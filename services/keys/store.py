@@ -10,24 +10,14 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from services.database.errors import Conflict
-from services.keys.database import (
+from services.database.service import (
     ServiceDatabase,
     keys_table,
     shares_table,
     usage_table,
 )
-from services.keys.records import (
-    Key,
-    KeyAccount,
-    KeysError,
-    Scope,
-    Secret,
-    Share,
-    ShareAccount,
-    UnknownKey,
-    Usage,
-    now,
-)
+from services.errors import KeysError, UnknownKey
+from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, Usage, now
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
     Exhausted,

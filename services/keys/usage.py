@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.records import KeyAccount, Share, Usage
 from services.keys.store import KeyStore
 from services.keys.subjects import key_subject, split

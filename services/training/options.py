@@ -24,7 +24,7 @@ _RATE, _STEPS = 1e-3, 24
 
 
 class TrainingOptions(Options):
-    """Configures LoRA and its optimiser. `services/evaluation/README.md` has the measurements behind the defaults.
+    """Configures LoRA and its optimiser. The evaluation's README has the measurements behind the defaults.
 
     Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
     """

@@ -28,11 +28,10 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
-from services.evaluation.rows import EnsembleRows, Reader
-from services.evaluation.split import split
-from services.evaluation.tasks import score, score_public
-from services.evaluation.text import Text, held_out_text
-from services.evaluation.trial import run_trials
+from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public
 from services.training.adapter import train_adapter
@@ -41,6 +40,7 @@ from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, Share
 from services.training.public_model import DEFAULT, resolve
+from services.training.split import split
 
 PARTS = 16
 HELD_OUT = 0.1

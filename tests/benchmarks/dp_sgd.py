@@ -27,13 +27,13 @@ from rich.table import Table
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.evaluation.split import split
 from services.training.corpus import Corpus
 from services.training.dp_sgd import planned
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions
 from services.training.per_unit import train_adapter
 from services.training.public_model import DEFAULT, resolve
+from services.training.split import split
 
 HELD_OUT = 0.1
 CONTEXT = 256

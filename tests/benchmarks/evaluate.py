@@ -28,11 +28,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.engine.engine import AdapterFiles
-from services.evaluation.rows import EnsembleRows, Reader
-from services.evaluation.scoring import Scorer
-from services.evaluation.tasks import score, score_public
-from services.evaluation.text import Block, Text
-from services.evaluation.trial import run_trials
+from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.scoring import Scorer
+from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.text import Block, Text
+from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.settings import Settings

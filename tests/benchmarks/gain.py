@@ -3,7 +3,7 @@
     python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl [--write]
 
 `privmix plan --users` looks its `gain_expected` up in the table that this benchmark writes
-(`services/evaluation/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
+(`services/training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
 out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 
 - four parts: the gain of their mean, and the share of it that PMixed and the exponential mechanism (m = 4, all four
@@ -27,13 +27,11 @@ from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
 from services.engine.part_text import text_files
-from services.evaluation.expectation import TABLE
-from services.evaluation.rows import EnsembleRows, Reader
-from services.evaluation.split import split
-from services.evaluation.tasks import score, score_public
-from services.evaluation.text import Positions, Text, held_out_text
-from services.evaluation.trial import run_trials
 from services.files import write_atomically
+from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.text import Positions, Text, held_out_text
+from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
@@ -43,10 +41,12 @@ from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.demo import TRAIN, write_demo_corpus
+from services.training.expectation import TABLE
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, Share
 from services.training.public_model import DEFAULT, resolve
+from services.training.split import split
 
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)

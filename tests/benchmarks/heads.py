@@ -2,7 +2,7 @@
 
 - `expm_nf_s`: processor seconds of one ExpM+NF training, the minimum of several alternating runs.
 - `opacus_s`: the same for DP-SGD with Opacus' engine and data loader, as in its documentation; `ratio` is to this one.
-- `bare_s`: the same for DP-SGD in `services.heads.sgd`, with Opacus' gradients and optimizer alone; `ratio_bare`.
+- `bare_s`: the same for DP-SGD in `services.laboratory.heads.sgd`, with Opacus' gradients and optimizer; `ratio_bare`.
 """
 
 import json
@@ -16,10 +16,10 @@ import typer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from services.heads import expm_nf, methods, sgd
-from services.heads.data import DATASETS
-from services.heads.expm_nf import ExpMNFSettings, FitSettings
-from services.heads.flows import FlowSettings
+from services.laboratory.heads import expm_nf, methods, sgd
+from services.laboratory.heads.data import DATASETS
+from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.laboratory.heads.flows import FlowSettings
 
 
 def seconds(work: Callable[[], object]) -> float:

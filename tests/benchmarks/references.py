@@ -32,14 +32,14 @@ from transformers import AutoTokenizer
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import text_files
-from services.evaluation.split import split
-from services.evaluation.text import texts_of_users
+from services.laboratory.evaluation.text import texts_of_users
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, Share
 from services.training.public_model import resolve
+from services.training.split import split
 
 DRAWN = 16
 HELD_OUT = 0.1

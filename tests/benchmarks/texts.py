@@ -23,11 +23,11 @@ from transformers import AutoTokenizer
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
-from services.evaluation.split import split
 from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, Share
 from services.training.public_model import resolve
+from services.training.split import split
 
 PARTS, MEASURED = 16, 4
 HELD_OUT = 0.1

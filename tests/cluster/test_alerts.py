@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from services.keys.database import ServiceDatabase, default_database
+from services.database.service import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
-from services.audit.attacks import black_box
-from services.audit.attacks.black_box import Question, ServiceAnswers
-from services.audit.report import sections
+from services.laboratory.audit.attacks import black_box
+from services.laboratory.audit.attacks.black_box import Question, ServiceAnswers
+from services.laboratory.audit.report import sections
 from services.privacy.mollifiers import projection
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.audit.attacks import black_box
-from services.audit.attacks.black_box import ServiceAnswers
-from services.audit.worlds import adjacent
-from services.audit.worlds.adjacent import Adjacent, Size
+from services.laboratory.audit.attacks import black_box
+from services.laboratory.audit.attacks.black_box import ServiceAnswers
+from services.laboratory.audit.worlds import adjacent
+from services.laboratory.audit.worlds.adjacent import Adjacent, Size
 from services.privacy.accounting import planning
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import configure, own_ensemble, running

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from services.budget.reader import read
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
 from services.training.manifest import Apart, Manifest

@@ -13,7 +13,7 @@ from cluster.launch import check_keys, keys_database
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of

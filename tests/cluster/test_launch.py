@@ -153,7 +153,6 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(spoilable: Path
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor["namespace"] != "serve"]
 
 
-@ray.remote(num_cpus=0)
 class Busy:
     """A coordinator whose shard misses the first answers."""
 
@@ -166,12 +165,15 @@ class Busy:
             raise Unavailable("a part group is not served: the actor 'shard-000' does not answer within 3 s")
 
 
+BusyActor = ray.remote(num_cpus=0)(Busy)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_shard_that_misses_one_answer_does_not_end_a_start() -> None:
-    wait_until_healthy([Busy.remote(1), Busy.remote(0)])
+    wait_until_healthy([BusyActor.remote(1), BusyActor.remote(0)])
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_shard_that_never_answers_ends_a_start_with_its_reason() -> None:
     with pytest.raises(WorkError, match=r"did not become healthy: a part group is not served: the actor 'shard-000'"):
-        wait_until_healthy([Busy.remote(1000)], patience_s=1.5)
+        wait_until_healthy([BusyActor.remote(1000)], patience_s=1.5)

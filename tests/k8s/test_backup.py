@@ -13,7 +13,7 @@ from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.k8s.manifests import K8S, Manifests

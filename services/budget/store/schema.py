@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
 from services.budget.errors import LedgerForeign, LedgerMissing
-from services.migrations import Migrations, UnknownRevision
+from services.database.upgrade import Migrations, UnknownRevision
 
 REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
 

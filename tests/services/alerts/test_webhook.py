@@ -14,7 +14,7 @@ from services.alerts import webhook
 from services.alerts.alert import Alert
 from services.alerts.outbox import Outbox
 from services.alerts.webhook import Webhook, signature
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from tests.services.alerts.receiver import Receiver, receiving
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 
 from services.batches.records import Batch, BatchesError, File, LineResponse, LineResult, NotStored, new_id
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from tests.postgresql import Server
 
 TEXT = b'{"prompt": "Wilhelmina"}'

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from services.budget.errors import LedgerUnavailable
 from services.budget.store.database import LedgerDatabase
-from services.keys.database import ServiceDatabase
-from services.keys.records import KeysUnavailable
+from services.database.service import ServiceDatabase
+from services.errors import KeysUnavailable
 from services.keys.store import KeyStore
 from tests.postgresql import Server
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.batches.settings import BatchSettings
-from services.keys.database import ServiceDatabase, default_database
+from services.database.service import ServiceDatabase, default_database
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.running import RunningService, configure, own_ensemble, running, settled

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
 from tests.browser import page, until

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from services.coordinator.messages import Generation
+from services.database.service import ServiceDatabase
 from services.gateway.admission import divide_tokens
 from services.gateway.coordinator_client import CoordinatorClient
 from services.gateway.errors import unavailable
 from services.gateway.keys import rate_headers, refusal
 from services.keys.actor import IDENTITY_AGE_S
-from services.keys.database import ServiceDatabase
 from services.keys.messages import RateState, RateStates, Refused
 from services.keys.store import KeyStore
 from services.privacy.mollifiers.shaping import SamplingOptions

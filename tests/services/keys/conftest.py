@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.store import KeyStore
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from sqlalchemy import event
 
+from services.errors import KeysUnavailable
 from services.keys import actor as keys_actor
 from services.keys import grouping
 from services.keys.actor import Keys
@@ -21,7 +22,7 @@ from services.keys.messages import (
     Refused,
     TrafficUpdate,
 )
-from services.keys.records import KeyAccount, KeysUnavailable, Secret, Share
+from services.keys.records import KeyAccount, Secret, Share
 from services.keys.store import KeyStore
 from services.keys.usage import usage_by_key
 

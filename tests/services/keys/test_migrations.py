@@ -9,8 +9,8 @@ from sqlalchemy import Connection, make_url
 
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
-from services.keys.database import REVISION_TABLE, ServiceDatabase, metadata, migrations
-from services.keys.records import KeysUnavailable
+from services.database.service import REVISION_TABLE, ServiceDatabase, metadata, migrations
+from services.errors import KeysUnavailable
 from services.keys.store import KeyStore
 from tests.postgresql import Server
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.keys.database import ServiceDatabase, default_database
-from services.keys.records import KeysError, KeysUnavailable, Secret, Share, UnknownKey, now
+from services.database.service import ServiceDatabase, default_database
+from services.errors import KeysError, KeysUnavailable, UnknownKey
+from services.keys.records import Secret, Share, now
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.keys.transactions import Exhausted, Reserved, Wait
@@ -114,7 +115,7 @@ def test_another_process_sees_and_settles_a_reservation(store: KeyStore, place: 
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
     code = f"""
-from services.keys.database import ServiceDatabase
+from services.database.service import ServiceDatabase
 from services.keys.store import KeyStore
 store = KeyStore(ServiceDatabase({place!r}))
 print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.open_reservations()))

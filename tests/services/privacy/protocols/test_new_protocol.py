@@ -40,9 +40,9 @@ def passed(copy: Path, markers: str, *suites: str) -> int:
 def test_the_toy_is_planned_configured_evaluated_and_audited(extended: Path) -> None:
     suites = (
         "tests/services/privacy/protocols/test_registry.py",
-        "tests/services/evaluation/test_every_protocol.py",
-        "tests/services/audit/attacks/test_likelihood.py",
-        "tests/services/audit/attacks/test_mutants.py",
+        "tests/services/laboratory/evaluation/test_every_protocol.py",
+        "tests/services/laboratory/audit/attacks/test_likelihood.py",
+        "tests/services/laboratory/audit/attacks/test_mutants.py",
         "tests/cluster/test_protocols.py",
     )
     assert passed(extended, "not slow and not long", *suites) >= 15

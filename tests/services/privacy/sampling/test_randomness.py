@@ -19,44 +19,47 @@ SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/samplin
 NOT_PRIVATE = {
     "cluster/commands/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
     "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
-    "services/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
-    "services/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
-    "services/audit/attacks/releases.py": ({"default_rng", "normal"}, "a release of an attack, from known outputs"),
-    "services/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
-    "services/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
+    "services/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),
+    "services/laboratory/audit/attacks/one_run.py": ({"secrets"}, "coins of an audit"),
+    "services/laboratory/audit/attacks/releases.py": (
+        {"default_rng", "normal"},
+        "a release of an attack, from known outputs",
+    ),
+    "services/laboratory/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
+    "services/laboratory/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
     "services/engine/vllm_engine.py": ({"secrets"}, "a name"),
-    "services/evaluation/rows.py": (
+    "services/laboratory/evaluation/rows.py": (
         {"default_rng", "secrets"},
         "a name, and the positions at which public and held-out text is scored",
     ),
-    "services/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
+    "services/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
     "services/gateway/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "services/gateway/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
     "services/gateway/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "services/generation/quality.py": ({"default_rng"}, "measurements of released text"),
-    "services/heads/attacks.py": (
+    "services/laboratory/generation/quality.py": ({"default_rng"}, "measurements of released text"),
+    "services/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},
         "coins and releases of an audit",
     ),
-    "services/heads/certified.py": (
+    "services/laboratory/heads/certified.py": (
         {"Generator", "manual_seed", "randn"},
         "candidates, which need not be secret; `select` draws from them",
     ),
-    "services/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
-    "services/heads/data.py": ({"default_rng"}, "the rows of a comparison"),
-    "services/heads/expm_nf.py": (
+    "services/laboratory/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
+    "services/laboratory/heads/data.py": ({"default_rng"}, "the rows of a comparison"),
+    "services/laboratory/heads/expm_nf.py": (
         {"Generator", "manual_seed", "randperm"},
         "a method without a guarantee, and candidates",
     ),
-    "services/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
-    "services/heads/methods.py": ({"manual_seed"}, "initial weights"),
-    "services/heads/models.py": ({"rand"}, "initial weights"),
-    "services/heads/pate.py": (
+    "services/laboratory/heads/flows.py": ({"randn"}, "initial weights, and a method without a guarantee"),
+    "services/laboratory/heads/methods.py": ({"manual_seed"}, "initial weights"),
+    "services/laboratory/heads/models.py": ({"rand"}, "initial weights"),
+    "services/laboratory/heads/pate.py": (
         {"manual_seed", "rand"},
         "queries, initial weights and assignment to parts; `discrete_gaussian` hides the votes",
     ),
-    "services/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
-    "services/heads/text.py": ({"default_rng"}, "a public projection"),
+    "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
+    "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
     "services/keys/records.py": ({"secrets"}, "API keys"),
     "services/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},

@@ -1,4 +1,0 @@
-"""Holds the Alembic revisions of the keys database. The rules are those in `services.budget.store.migrations`.
-
-`services.keys.database` applies them.
-"""

@@ -1,5 +1,0 @@
-"""Runs the revisions for Alembic."""
-
-from services.migrations import run
-
-run()

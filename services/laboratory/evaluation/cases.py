@@ -1,0 +1,86 @@
+"""Describes the protocols to evaluate and stores the outcome of each run on disk, so that it is computed only once."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.engine.engine import AdapterFiles
+from services.files import write_atomically
+from services.laboratory.evaluation.rows import EnsembleRows
+from services.laboratory.evaluation.text import Text
+from services.laboratory.evaluation.trial import Outcome
+from services.privacy.protocol import Protocol
+from services.privacy.settings import Settings
+
+_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """Names settings to evaluate on an ensemble."""
+
+    ensemble: Path
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Holds a case, its protocol, and the files with its models' rows."""
+
+    case: Case
+    protocol: Protocol
+    files: EnsembleRows
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Holds settings of one ensemble to choose from, with their protocols, and the ensemble's adapters."""
+
+    adapters: Sequence[AdapterFiles]
+    planned: Sequence[tuple[Settings, Protocol]]
+
+
+class Outcomes:
+    """Stores the outcomes of single runs in a directory."""
+
+    def __init__(self, directory: Path, text: Text) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._text = text
+
+    def get(self, planned: Planned, run: int) -> Outcome | None:
+        try:
+            return Outcome(**json.loads(self._path(planned, run).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def put(self, planned: Planned, run: int, outcome: Outcome) -> None:
+        write_atomically(self._path(planned, run), json.dumps(asdict(outcome)).encode())
+
+    def first(self, planned: Planned, runs: int) -> list[Outcome]:
+        """Returns the outcomes of the first `runs` runs, without missing ones."""
+        stored = [self.get(planned, run) for run in range(runs)]
+        return [outcome for outcome in stored if outcome is not None]
+
+    def _path(self, planned: Planned, run: int) -> Path:
+        content = [
+            _FORMAT,
+            planned.case.settings.model_dump(mode="json"),
+            [path.name for path in (planned.files.public, *planned.files.models)],
+            hashlib.sha256(self._text.runs[run].tobytes()).hexdigest(),
+        ]
+        return self._directory / f"{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}.json"
+
+
+def grouped(missing: Iterator[tuple[int, Planned]], size: int) -> Mapping[str, tuple[int, list[Planned]]]:
+    """Groups protocols that read the same rows of the same run into named tasks of up to `size` protocols."""
+    by_rows: dict[tuple[int, EnsembleRows], list[Planned]] = {}
+    for run, planned in missing:
+        by_rows.setdefault((run, planned.files), []).append(planned)
+    tasks: dict[str, tuple[int, list[Planned]]] = {}
+    for (run, _), group in by_rows.items():
+        for start in range(0, len(group), size):
+            tasks[f"run {run + 1}, {len(tasks) + 1}"] = run, group[start : start + size]
+    return tasks

@@ -1,0 +1,114 @@
+"""Runs a whole comparison from one corpus: splits it by user, trains ensembles of several sizes, evaluates all methods.
+
+Each step keeps its results in the output directory and continues there when it runs again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from services.errors import InputError
+from services.laboratory.evaluation.ensembles import Ensembles
+from services.laboratory.evaluation.evaluate import EvaluationOptions, evaluate
+from services.laboratory.evaluation.results import Evaluation
+from services.progress import Display
+from services.ray_session import connected
+from services.training import dp_sgd, train
+from services.training.corpus import Corpus
+from services.training.options import (
+    DP_SGD_TRAINING,
+    PLAIN_TARGETS,
+    Attention,
+    DpSgdOptions,
+    Resources,
+    TrainingOptions,
+)
+from services.training.plan import run_trainings
+from services.training.split import split
+
+PARTS = (16, 8, 4)
+
+_READERS = TrainingOptions(block=128, batch=1, epochs=2)
+"""Few passes over the text in small steps: on two processor cores, 190,000 tokens take 12 minutes."""
+_PLAIN = _READERS.model_copy(update={"attention": "own", "targets": PLAIN_TARGETS})
+_TRAINING: Mapping[Attention, TrainingOptions] = {
+    "public": _READERS,
+    "own": _PLAIN,
+    "text": TrainingOptions(attention="text"),
+}
+_DP_SGD_BLOCKS = 1
+"""Blocks of `_READERS.block` tokens of each user, for the same reason. The default of `privmix train` is more."""
+
+
+def compare(
+    corpus: Corpus,
+    output: Path,
+    *,
+    parts: Sequence[int] = PARTS,
+    held_out: float = 0.1,
+    user_limit: int | None = None,
+    model: str | None = None,
+    attention: Attention = "public",
+    references: bool = True,
+    resources: Resources | None = None,
+    options: EvaluationOptions | None = None,
+    display: Callable[[], Display] = Display,
+) -> Evaluation:
+    """Splits the corpus, trains missing models and evaluates in `output`.
+
+    Args:
+        parts: the numbers of parts. The largest also has models of half-parts if `options` include SubMix.
+        held_out, user_limit: see `split`.
+        attention: what a part is. With "text", only the references are trained.
+        references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
+            epsilon.
+        display: creates the display of one step.
+
+    Raises:
+        InputError: an argument is invalid.
+        WorkError: an adapter or an evaluation failed.
+    """
+    if min(parts, default=0) < 2:
+        raise InputError("parts: give numbers of at least 2; the model of the whole corpus is trained anyway")
+    texts, ensembles = output / "corpus", output / "ensembles"
+    train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"
+    split(
+        corpus,
+        train_file,
+        held_out_file,
+        share=held_out,
+        salt_file=texts / "split.salt",
+        user_limit=user_limit,
+    )
+    options = options or EvaluationOptions()
+    largest = max(parts)
+    sizes = {count: ensembles / (f"{count}" if attention == "public" else f"{attention}-{count}") for count in parts}
+    finetuned = ensembles / "1" if references else None
+    private = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in options.epsilons} if references else {}
+    with connected():
+        plans = [
+            dp_sgd.plan(
+                Corpus(train_file),
+                directory,
+                private=DpSgdOptions(epsilon=epsilon, delta=options.delta, blocks=_DP_SGD_BLOCKS),
+                model=model,
+                options=DP_SGD_TRAINING.model_copy(update={"block": _READERS.block}),
+            )
+            for epsilon, directory in private.items()
+        ]
+        # Train the adapters with the most text first, so that no machine waits for them at the end.
+        if finetuned is not None:
+            plans.append(train.plan(Corpus(train_file), finetuned, parts=1, model=model, options=_PLAIN))
+        plans += [
+            train.plan(
+                Corpus(train_file),
+                directory,
+                parts=count,
+                halves=count == largest and options.needs_halves(count),
+                model=model,
+                options=_TRAINING[attention],
+            )
+            for count, directory in sorted(sizes.items())
+        ]
+        run_trainings(plans, resources or Resources(), display())
+        loaded = Ensembles.load(list(sizes.values()), finetuned, list(private.values()))
+        return evaluate(Corpus(held_out_file), output, loaded, options, display())

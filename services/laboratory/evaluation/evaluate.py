@@ -1,0 +1,309 @@
+"""Evaluates every method on held-out text at the same budget: its perplexity and its actual guarantee.
+
+    evaluate(Corpus(Path("heldout.jsonl")), Path("evaluation"), Ensembles.load([Path("ensemble")]))
+
+Intermediate results are stored below the output directory under hashes of their inputs. So an interrupted evaluation
+continues, and one with further methods computes only these. Outputs of private models are private, and so are the
+results.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+from filelock import FileLock, Timeout
+from pydantic import Field, field_validator
+
+from services.errors import InputError, WorkError
+from services.laboratory.evaluation import methods
+from services.laboratory.evaluation.cases import Case, Planned
+from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
+from services.laboratory.evaluation.methods import QUANTITIES, Quantity
+from services.laboratory.evaluation.results import (
+    Evaluation,
+    Result,
+    SweepPoint,
+    SweepResult,
+    Table,
+    impossible,
+    result,
+)
+from services.laboratory.evaluation.scoring import Precision
+from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.workbench import Workbench
+from services.options import Options
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.finetuned import FinetunedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.settings import Settings
+from services.progress import Display
+from services.training.corpus import Corpus, Document
+from services.training.expectation import TokenBudget
+from services.training.manifest import Adapter
+
+
+class EvaluationOptions(Options):
+    """Configures an evaluation.
+
+    Attributes:
+        epsilons, tokens: the budgets, with a table for each pair. Sweeps use the largest epsilon and the fewest tokens.
+        protocols: the protocols to evaluate besides the references and DP-SGD; None means all.
+        run_tokens: the number of positions in a run; None means the fewest tokens of a budget.
+        drawn: the number of parts to score at each position, drawn at random; None means all. With many parts, it makes
+            an evaluation cheap. A protocol that needs more parts for a token is not evaluated. The reference without
+            privacy and PMixed's distribution over its draws are means over these parts.
+        sweeps: the ablation figures to compute.
+        sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
+    """
+
+    epsilons: tuple[Annotated[float, Field(gt=0)], ...] = Field((2.0, 8.0), min_length=1)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((1024,), min_length=1)
+    protocols: tuple[str, ...] | None = Field(None, min_length=1)
+    run_tokens: int | None = Field(None, ge=1)
+    drawn: int | None = Field(None, ge=1)
+    runs: int = Field(5, ge=1)
+    context: int = Field(256, ge=2)
+    sweeps: tuple[Quantity, ...] = QUANTITIES
+    sweep_runs: int = Field(2, ge=1)
+    seed: int = Field(0, ge=0)
+    precision: Precision = "auto"
+
+    @field_validator("protocols")
+    @classmethod
+    def _known(cls, protocols: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        unknown = set(protocols or ()) - set(PROTOCOLS)
+        if unknown:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(PROTOCOLS)}")
+        return protocols
+
+    @property
+    def budgets(self) -> tuple[TokenBudget, ...]:
+        return tuple(
+            TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)
+            for tokens in sorted(self.tokens)
+            for epsilon in sorted(self.epsilons)
+        )
+
+    def include(self, settings: Settings) -> bool:
+        """Returns whether to evaluate these settings. References are always evaluated."""
+        return self.protocols is None or isinstance(settings, EnsembleSettings) or settings.protocol in self.protocols
+
+    def scores_few(self, parts: int) -> bool:
+        """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""
+        return self.drawn is not None and self.drawn < parts
+
+    def needs_halves(self, parts: int) -> bool:
+        """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
+        chosen = PROTOCOLS if self.protocols is None else self.protocols
+        return not self.scores_few(parts) and any(PROTOCOLS[name].mechanism.halves for name in chosen)
+
+    @property
+    def sweep_budget(self) -> TokenBudget:
+        return TokenBudget(epsilon=max(self.epsilons), delta=self.delta, tokens=min(self.tokens))
+
+
+def evaluate(
+    held_out: Corpus, output: Path, ensembles: Ensembles, options: EvaluationOptions, display: Display | None = None
+) -> Evaluation:
+    """Computes the missing results in `output`, on the connected Ray cluster or on one started for this call.
+
+    Raises:
+        InputError: an argument is invalid (includes `CorpusError` and `ManifestError`).
+        WorkError: a task failed, or another evaluation is writing to `output`.
+    """
+    _check_names(ensembles)
+    with _only_writer(output), display or Display() as shown:
+        shown.say("reading the held-out text")
+        documents = list(held_out)
+        text = _text(documents, ensembles, options)
+        revision = ensembles.main.manifest.base_revision
+        bench = Workbench(ensembles.base, revision, text, output, options.precision, shown)
+        comparison = _Comparison(ensembles, options, bench)
+        with ExitStack() as cluster:
+            comparison.compute(cluster)
+        return comparison.results(documents)
+
+
+class _Comparison:
+    """Plans and computes the cases of one evaluation."""
+
+    def __init__(self, ensembles: Ensembles, options: EvaluationOptions, bench: Workbench) -> None:
+        self._ensembles = ensembles
+        self._options = options
+        self._bench = bench
+        self._text = bench.text
+        self._halves = bool(ensembles.main.halves)
+        self._planned: dict[Case, Planned | str] = {}
+
+    def compute(self, cluster: ExitStack) -> None:
+        self._bench.compute_rows(self._models(), cluster, self._options.drawn)
+        for case, _ in self._cases():
+            self._plan(case)
+        self._bench.compute_outcomes(self._wanted(), cluster)
+
+    def results(self, documents: list[Document]) -> Evaluation:
+        main, options = self._ensembles.main, self._options
+        return Evaluation(
+            documents=len(documents),
+            users=len({document.user for document in documents}),
+            positions=len(self._text.runs[0]),
+            runs=len(self._text.runs),
+            apart=self._text.apart,
+            context=options.context,
+            parts=main.parts,
+            halves=self._halves,
+            drawn=self._options.drawn if self._few(main) else None,
+            base_model=main.manifest.base_model,
+            tables=tuple(Table(budget, tuple(self._table(budget))) for budget in options.budgets),
+            sweep_runs=self._sweep_runs,
+            sweeps=tuple(self._sweeps()),
+        )
+
+    def _models(self) -> Iterator[tuple[Ensemble, Sequence[Adapter]]]:
+        main = self._ensembles.main
+        yield from ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles.all)
+        if self._halves and not self._few(main):
+            yield main, main.halves
+
+    def _few(self, ensemble: Ensemble) -> bool:
+        """Returns whether only some of an ensemble's parts are scored at a position."""
+        return self._options.scores_few(ensemble.parts)
+
+    def _wanted(self) -> Iterator[tuple[int, Planned]]:
+        """Yields each run with each of its protocols."""
+        runs: dict[Case, int] = {}
+        for case, count in self._cases():
+            runs[case] = max(count, runs.get(case, 0))
+        for run in range(len(self._text.runs)):
+            for case, count in runs.items():
+                planned = self._planned[case]
+                if isinstance(planned, Planned) and run < count:
+                    yield run, planned
+
+    def _cases(self) -> Iterator[tuple[Case, int]]:
+        """Yields the cases to evaluate, each with its number of runs."""
+        for budget in self._options.budgets:
+            yield from ((case, len(self._text.runs)) for _, case in self._rows_of_table(budget))
+        for _, points in self._swept():
+            yield from ((case, self._sweep_runs) for _, _, case in points)
+
+    @property
+    def _sweep_runs(self) -> int:
+        return min(self._options.sweep_runs, len(self._text.runs))
+
+    def _rows_of_table(self, budget: TokenBudget) -> Iterator[tuple[str, Case]]:
+        main = self._ensembles.main
+        yield from self._references()
+        if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
+            yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
+        yield from self._included(main, methods.private(budget, main.parts, self._halves))
+        for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
+            yield self._case(other, EnsembleSettings())
+            yield from self._included(other, methods.private(budget, other.parts, halves=False))
+
+    def _included(self, ensemble: Ensemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
+        """Yields each case to evaluate once: with few parts scored, several draw these."""
+        yield from dict.fromkeys(self._case(ensemble, each) for each in compared if self._options.include(each))
+
+    def _references(self) -> Iterator[tuple[str, Case]]:
+        main, finetuned = self._ensembles.main, self._ensembles.finetuned
+        yield self._case(main, PublicSettings())
+        if finetuned is not None:
+            yield self._case(finetuned, FinetunedSettings())
+        yield self._case(main, EnsembleSettings())
+
+    def _swept(self) -> Iterator[tuple[Quantity, list[tuple[float, str, Case]]]]:
+        main, budget = self._ensembles.main, self._options.sweep_budget
+        for sweep in methods.sweeps(budget, main.parts, self._halves):
+            if sweep.quantity not in self._options.sweeps:
+                continue
+            included = [point for point in sweep.points if self._options.include(point.settings)]
+            points = [(point.value, *self._case(main, point.settings)) for point in included]
+            if sweep.quantity == "q":  # a distinct label would name the varied number of parts
+                points = [(value, case.settings.label, case) for value, _, case in points]
+            yield sweep.quantity, list(dict.fromkeys(points))
+
+    def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
+        """Returns settings that draw no more parts than are scored, if they can, and their label."""
+        drawn = self._options.drawn
+        if drawn is not None and self._few(ensemble):
+            with suppress(ValueError):
+                settings = settings.drawing(drawn)
+        return settings.distinct_label, Case(ensemble.directory, settings)
+
+    def _table(self, budget: TokenBudget) -> Iterable[Result]:
+        runs = len(self._text.runs)
+        return [self._result(label, case, runs) for label, case in self._rows_of_table(budget)]
+
+    def _sweeps(self) -> Iterator[SweepResult]:
+        runs = self._sweep_runs
+        references = tuple(self._result(label, case, runs) for label, case in self._references())
+        for quantity, points in self._swept():
+            results = tuple(SweepPoint(value, self._result(label, case, runs)) for value, label, case in points)
+            yield SweepResult(quantity, self._options.sweep_budget, results, references)
+
+    def _result(self, label: str, case: Case, runs: int) -> Result:
+        planned = self._planned[case]
+        if isinstance(planned, str):
+            return impossible(label, case, self._of(case).parts, planned)
+        public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
+        assert isinstance(public, Planned)
+        outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
+        return result(label, case, planned.protocol, outcomes, public_outcomes)
+
+    def _plan(self, case: Case) -> None:
+        if case in self._planned:
+            return
+        ensemble = self._of(case)
+        drawn = self._options.drawn
+        try:
+            settings = case.settings.drawing(drawn) if drawn is not None and self._few(ensemble) else case.settings
+            protocol = settings.plan(ensemble.parts)
+        except ValueError as error:
+            self._planned[case] = str(error)
+            return
+        adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
+        self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters, drawn))
+
+    def _of(self, case: Case) -> Ensemble:
+        return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
+
+
+def _check_names(ensembles: Ensembles) -> None:
+    """Raises `InputError` if two ensembles cannot be told apart in the report."""
+    directories: dict[str, Path] = {}
+    for ensemble in (ensembles.main, *ensembles.others):
+        directory = ensemble.directory
+        same = directories.setdefault(directory.name, directory)
+        if same != directory:
+            raise InputError(f"ensemble: {same} and {directory} have one name, and the report shows names; rename one")
+
+
+def _text(documents: Iterable[Document], ensembles: Ensembles, options: EvaluationOptions) -> Text:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ensembles.base)
+    return held_out_text(
+        documents,
+        tokenizer,
+        context=options.context,
+        tokens=options.run_tokens or min(options.tokens),
+        runs=options.runs,
+        seed=options.seed,
+    )
+
+
+@contextmanager
+def _only_writer(output: Path) -> Iterator[None]:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {output}: cannot be created: {error.strerror}") from error
+    try:
+        with FileLock(output / ".evaluation.lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise WorkError(f"output {output}: another evaluation is writing to it; wait for it or stop it") from error

@@ -1,0 +1,278 @@
+"""Searches protocol, number of parts and q: measures the perplexity of each choice and the rows that a token needs.
+
+    tune(Corpus(Path("set_aside.jsonl")), Path("tuning"), TokenBudget(epsilon=8, delta=1e-5, tokens=16384))
+
+A choice that depends on private text reveals information about it, which no ledger charges. So the sample must be
+public, or set aside and never served. Derived parameters (radius, sigma, scale) are the largest, or smallest, that the
+budget allows. The results hold for the sample; parts of a larger corpus learn more.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from services.errors import InputError, WorkError
+from services.laboratory.evaluation.cases import Case, Planned
+from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
+from services.laboratory.evaluation.estimate import Estimate
+from services.laboratory.evaluation.methods import SHARES
+from services.laboratory.evaluation.results import result
+from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.workbench import Workbench
+from services.privacy.events import Status
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.settings import Settings
+from services.progress import Display
+from services.ray_session import connected
+from services.training.corpus import Corpus, Document
+from services.training.expectation import TokenBudget
+from services.training.marks import Marks
+from services.training.options import Resources, TrainingOptions
+from services.training.plan import run_trainings
+from services.training.split import split
+from services.training.train import plan
+
+PARTS = (4, 8, 16)
+HELD_OUT = 0.2
+CONTEXT = 256
+RUN_TOKENS = 1024
+"""The maximum number of positions in a run by default. A budget of more tokens charges each several times."""
+TOLERANCE = 0.01
+"""The relative perplexity by which the recommended choice may be worse than the best, if it is cheaper."""
+
+# The perplexity if a true token has probability 0.
+_INFINITE = Estimate(math.inf, None, None, ())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Holds settings on one ensemble and their results.
+
+    Attributes:
+        ensemble: the directory of the ensemble.
+        parameters: the content of the configuration's `privacy`, with derived parameters.
+        rows: the average number of rows for a token, the public row included.
+        perplexity, change: over the runs; `change` is the ratio to the public model's on the same tokens.
+        on_front: whether no choice of the same guarantee is better in rows or perplexity and not worse in the other.
+    """
+
+    label: str
+    ensemble: Path
+    parts: int
+    protocol: str
+    parameters: Mapping[str, Any]
+    status: str
+    rows: float
+    perplexity: Estimate
+    change: Estimate
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Holds all choices, sorted by rows and perplexity. `recommended` is certified."""
+
+    budget: TokenBudget
+    positions: int
+    runs: int
+    choices: tuple[Choice, ...]
+    recommended: Choice
+
+
+def refuse_private(sample: Sequence[Document], marks: Marks, where: str) -> None:
+    """Checks that a sample shares no users and texts with the private corpus.
+
+    Raises:
+        InputError: the sample shares a user or a text.
+    """
+    shared = marks.overlap(sample)
+    if shared:
+        raise InputError(
+            f"set-aside: {shared.users} of its users and {shared.texts} of its {len(sample)} texts are in {where}: "
+            "tuning on private text reveals information that no ledger charges. Choose a public sample, or text that "
+            "was set aside and is not used for training; give different users different ids"
+        )
+
+
+def tune(
+    sample: Corpus,
+    output: Path,
+    budget: TokenBudget,
+    *,
+    parts: Sequence[int] = PARTS,
+    ensembles: Sequence[Path] = (),
+    runs: int = 3,
+    run_tokens: int | None = None,
+    drawn: int | None = None,
+    model: str | None = None,
+    training: TrainingOptions | None = None,
+    any_guarantee: bool = False,
+    display: Callable[[], Display] = Display,
+) -> Tuning:
+    """Evaluates every choice in `output` and keeps earlier results.
+
+    Args:
+        parts: the numbers of parts to train on one side of the sample, split by user. The other side is evaluated.
+        ensembles: ensembles trained on other public or set-aside text, instead of training. Then the whole sample is
+            evaluated.
+        run_tokens, drawn: see `EvaluationOptions`; a run has the budget's tokens, at most `RUN_TOKENS`, by default.
+        any_guarantee: also evaluate methods with published or data-dependent guarantees. They are never recommended.
+        display: creates the display of one step.
+
+    Raises:
+        InputError: an argument is invalid.
+        WorkError: an adapter or an evaluation failed.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster:
+            if not ensembles:
+                cluster.enter_context(connected())
+                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
+            loaded = Ensembles.load(list(ensembles), None, ())
+            with display() as shown:
+                text = _text(list(sample), loaded, run_tokens or min(budget.tokens, RUN_TOKENS), runs, shown)
+                bench = Workbench(loaded.base, loaded.main.manifest.base_revision, text, output, "auto", shown)
+                return _Search(loaded, bench, budget, drawn).tuning(any_guarantee, cluster)
+    except Timeout as error:
+        raise WorkError(f"output {output}: another tuning is writing to it; wait or stop it") from error
+
+
+def candidates(budget: TokenBudget, parts: int, any_guarantee: bool, drawn: int | None = None) -> Iterator[Settings]:
+    """Yields the settings to evaluate on an ensemble of ``parts`` parts that the budget allows.
+
+    Args:
+        drawn: the number of parts that are scored at a position. With fewer than all, protocols draw no more for a
+            token, and those that need all parts are left out.
+    """
+    shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
+    tuned = (each for protocol in PROTOCOLS.values() for each in protocol.tuned(parts, budget.limits(), shares))
+    for settings in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
+        status = _status(settings, parts)
+        if status == "certified" or (any_guarantee and status is not None):
+            yield settings
+
+
+def _drawing(tuned: Iterable[Settings], drawn: int) -> Iterator[Settings]:
+    for settings in tuned:
+        with suppress(ValueError):
+            yield settings.drawing(drawn)
+
+
+def _status(settings: Settings, parts: int) -> Status | None:
+    """Returns the status of the guarantee; None if the budget does not allow these settings."""
+    try:
+        return settings.plan(parts).guarantee.status
+    except ValueError:
+        return None
+
+
+def front(choices: Sequence[Choice]) -> set[int]:
+    """Returns the indices of the Pareto front: no choice of the same guarantee, or a certified one, beats them."""
+    return {index for index, choice in enumerate(choices) if not any(_beats(other, choice) for other in choices)}
+
+
+def recommend(choices: Sequence[Choice]) -> Choice:
+    """Returns the cheapest certified choice whose perplexity is within `TOLERANCE` of the best certified one."""
+    certified = [choice for choice in choices if choice.status == "certified"]
+    best = min(choice.perplexity.mean for choice in certified)
+    near = [choice for choice in certified if choice.perplexity.mean <= best * (1 + TOLERANCE)]
+    return min(near, key=_by_rows)
+
+
+def _by_rows(choice: Choice) -> tuple[float, float]:
+    return choice.rows, choice.perplexity.mean
+
+
+def _beats(first: Choice, second: Choice) -> bool:
+    if first.status not in ("certified", second.status):
+        return False
+    rows, perplexity = _by_rows(first)
+    other_rows, other_perplexity = _by_rows(second)
+    return rows <= other_rows and perplexity <= other_perplexity and _by_rows(first) != _by_rows(second)
+
+
+def _train(
+    sample: Corpus,
+    output: Path,
+    parts: Sequence[int],
+    model: str | None,
+    options: TrainingOptions,
+    display: Display,
+) -> tuple[Corpus, list[Path]]:
+    texts = output / "corpus"
+    train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
+    split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
+    directories = [output / "ensembles" / str(count) for count in parts]
+    plans = [
+        plan(Corpus(train_file), directory, parts=count, model=model, options=options)
+        for count, directory in zip(parts, directories, strict=True)
+    ]
+    run_trainings(plans, Resources(), display)
+    return Corpus(held_out), directories
+
+
+def _text(sample: Sequence[Document], ensembles: Ensembles, tokens: int, runs: int, display: Display) -> Text:
+    from transformers import AutoTokenizer
+
+    display.say("reading the sample")
+    return held_out_text(
+        sample, AutoTokenizer.from_pretrained(ensembles.base), context=CONTEXT, tokens=tokens, runs=runs
+    )
+
+
+class _Search:
+    """Computes the rows of all models and the outcomes of all choices on a workbench."""
+
+    def __init__(self, ensembles: Ensembles, bench: Workbench, budget: TokenBudget, drawn: int | None) -> None:
+        self._bench = bench
+        self._runs = range(len(bench.text.runs))
+        self._ensembles = sorted(ensembles.all, key=lambda ensemble: ensemble.parts)
+        self._budget = budget
+        self._drawn = drawn
+
+    def tuning(self, any_guarantee: bool, cluster: ExitStack) -> Tuning:
+        models = ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles)
+        self._bench.compute_rows(models, cluster, self._drawn)
+        protocols = [
+            self._planned(settings, ensemble)
+            for ensemble in self._ensembles
+            for settings in candidates(self._budget, ensemble.parts, any_guarantee, self._drawn)
+        ]
+        self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in protocols), cluster)
+        public = next(planned for planned in protocols if planned.protocol.rows == 0)
+        # The public model's result is the same for all ensembles, so only the first is kept.
+        kept = [planned for planned in protocols if planned is public or planned.protocol.rows != 0]
+        choices = sorted((self._choice(planned, public) for planned in kept), key=_by_rows)
+        on_front = front(choices)
+        marked = tuple(replace(choice, on_front=index in on_front) for index, choice in enumerate(choices))
+        return Tuning(self._budget, len(self._bench.text.runs[0]), len(self._runs), marked, recommend(marked))
+
+    def _choice(self, planned: Planned, public: Planned) -> Choice:
+        runs = len(self._runs)
+        outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
+        settings, protocol = planned.case.settings, planned.protocol
+        measured = result(settings.label, planned.case, protocol, outcomes, public_outcomes)
+        return Choice(
+            label=settings.label,
+            ensemble=planned.case.ensemble,
+            parts=protocol.parts,
+            protocol=measured.protocol,
+            parameters=measured.parameters,
+            status=measured.status,
+            rows=1 + protocol.expected_rows,
+            perplexity=measured.perplexity or _INFINITE,
+            change=measured.change or _INFINITE,
+        )
+
+    def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned:
+        return Planned(
+            Case(ensemble.directory, settings),
+            settings.plan(ensemble.parts),
+            self._bench.files(ensemble, ensemble.manifest.parts, self._drawn),
+        )

@@ -1,0 +1,304 @@
+"""Estimates the expected gain of an ensemble over the public model before any training.
+
+    propose(Requirements(Population(users=50_000), TokenBudget(epsilon=8, delta=1e-5, tokens=1_000_000)))
+
+The numbers come from `gain.json`, which `tests.benchmarks.gain` measures on public text, for adapters and for texts as
+parts: the gain of parts of several sizes, and the share of an ensemble's gain that each protocol keeps at each radius.
+Other corpora lead to other gains, so an expectation is a range over the measured corpora. `LEAVES_OUT` lists what it
+does not cover.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.errors import InputError
+from services.privacy import accounting
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.settings import Settings
+from services.training.options import Attention
+
+TABLE = Path(__file__).with_name("gain.json")
+MIN_USERS_PER_PART = 8
+"""The minimum average number of users in a part. With 8, one part in 3,000 is empty (the keyed hash is Poisson)."""
+MIN_USERS_PER_PART_OF_UNKNOWN_SIZE = 25
+"""The same if the size of the corpus is unknown. With 25, the sizes of parts vary by a fifth."""
+SAMPLE = 4
+"""The number of parts that the exponential mechanism draws for a token, as in the measurements of `gain.json`."""
+TOLERANCE = 0.01
+"""The relative gain by which a proposal may be worse than the best one, if it has fewer parts or fewer rows."""
+
+LEAVES_OUT = (
+    "other text and other models: the range covers the measured corpora, not yours",
+    "the gain of averaging over more parts than were measured",
+    "parts with more text than was measured: they count as the largest measured part",
+    "users whose texts are much longer than others', which make parts of unequal size",
+    "DP-SGD, which costs nothing per token and gains more where tokens are many: privmix compare measures both",
+)
+
+
+class TokenBudget(BaseModel):
+    """Holds the budget of all private methods of a table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    tokens: int = Field(gt=0)
+
+    def limits(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+@dataclass(frozen=True)
+class Range:
+    """Holds the smallest, the mean and the largest of several measurements."""
+
+    low: float
+    mean: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        return cls(min(values), sum(values) / len(values), max(values))
+
+
+@dataclass(frozen=True)
+class Population:
+    """Describes the size of a corpus: its users and, if known, its tokens."""
+
+    users: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """States what is known before training. `propose` chooses what is None.
+
+    Attributes:
+        protocol: a measured protocol, `pmixed` or `exponential`.
+        parts: N, the number of parts.
+        attention: what a part is; an adapter or a text, and an adapter if the size of the corpus is unknown.
+    """
+
+    population: Population
+    budget: TokenBudget
+    protocol: str | None = None
+    parts: int | None = None
+    attention: Attention | None = None
+
+    def of_cohort(self, count: int) -> Self:
+        """Returns the requirements of one of `count` cohorts of equal size, over which the tokens are spread equally.
+
+        With N parts in all and T tokens, a cohort has N / k parts for T / k tokens. The cost of a token is proportional
+        to (radius k / N)^2, so k cohorts leave each radius smaller by the root of k. They are for users who come later.
+
+        Raises:
+            InputError: there are fewer users or tokens than cohorts.
+        """
+        users, tokens = self.population.users, self.population.tokens
+        if not 2 <= count <= min(users, self.budget.tokens):
+            raise InputError(f"cohorts: must be from 2 to the number of users and of tokens, not {count}")
+        return replace(
+            self,
+            population=Population(users // count, None if tokens is None else max(1, tokens // count)),
+            budget=self.budget.model_copy(update={"tokens": -(-self.budget.tokens // count)}),
+            parts=None if self.parts is None else max(1, self.parts // count),
+        )
+
+    def check(self) -> None:
+        """Raises `InputError` if a value is out of range."""
+        population, protocol, parts = self.population, self.protocol, self.parts
+        if population.users < 1:
+            raise InputError(f"users: must be at least 1, not {population.users}")
+        if population.tokens is not None and population.tokens < 1:
+            raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
+        if protocol not in (None, "pmixed", "exponential"):
+            raise InputError(
+                f"protocol: the gain of {protocol} was not measured; use pmixed or exponential, or --parts"
+            )
+        if parts is not None and not 1 <= parts <= population.users:
+            raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
+
+    @property
+    def kinds(self) -> Sequence[Attention]:
+        """The kinds of parts to consider, the cheaper first."""
+        if self.attention is not None:
+            return (self.attention,)
+        return ("public", "text") if self.population.tokens else ("public",)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Holds a protocol for a number of parts and its expected gain.
+
+    Attributes:
+        attention: what a part is.
+        kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
+        gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
+    """
+
+    attention: Attention
+    settings: Settings
+    protocol: Protocol
+    kept: Range
+    gain: Range | None
+
+    @property
+    def worth(self) -> float:
+        """The number by which proposals are compared."""
+        return (self.gain or self.kept).mean
+
+    def expectation(self) -> dict[str, Any]:
+        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
+        return {
+            "share_kept": asdict(self.kept),
+            "nats_a_token": None if self.gain is None else asdict(self.gain),
+            "source": Measured.load(self.attention).source,
+            "leaves_out": list(LEAVES_OUT),
+        }
+
+
+class Measured:
+    """Reads the curves of one kind of parts from `gain.json`, one for each corpus and held-out text."""
+
+    def __init__(self, table: Mapping[str, Any], attention: Attention) -> None:
+        self._table = table
+        self._kind = table["attention"]["text" if attention == "text" else "public"]
+
+    @classmethod
+    @cache
+    def load(cls, attention: Attention) -> Self:
+        return cls(json.loads(TABLE.read_bytes()), attention)
+
+    def kept(self, protocol: str, radius: float) -> list[float]:
+        """Returns the share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
+        return self._at(radius, [corpus["kept"][protocol] for corpus in self._corpora])
+
+    def gain(self, part_tokens: float) -> list[float]:
+        """Returns the gain of a part of `part_tokens` tokens, in nats per token, for each measurement.
+
+        By Jensen's inequality, the mean gain of the parts is at most the gain of the mean of their distributions. So it
+        underestimates the ensemble's gain.
+        """
+        return self._at(part_tokens, [corpus["gain_by_part_tokens"] for corpus in self._corpora])
+
+    @property
+    def _corpora(self) -> Sequence[Any]:
+        return list(self._kind["corpora"].values())
+
+    @property
+    def source(self) -> str:
+        """The source of the expectations in one sentence."""
+        table, kind = self._table, self._kind
+        return (
+            f"measured {table['measured']} on {', '.join(kind['corpora'])}, {table['held_out_tokens']:,} held-out "
+            f"tokens each, with {table['model']} and {table['parts']} parts of {kind['part_tokens']:,} tokens: "
+            "services/training/gain.json; python -m tests.benchmarks.gain repeats it"
+        )
+
+    @staticmethod
+    def _at(value: float, curves: Sequence[dict[str, Sequence[float]]]) -> list[float]:
+        """Interpolates all curves linearly at a value, from the origin; they are flat after the last measurement."""
+        return [
+            float(np.interp(value, [0.0, *map(float, curve)], [0.0, *(runs[run] for runs in curve.values())]))
+            for curve in curves
+            for run in range(len(next(iter(curve.values()))))
+        ]
+
+
+def propose(wanted: Requirements) -> Proposal:
+    """Proposes the fewest parts and the protocol with the fewest rows whose expected gain is near the best.
+
+    Near means within `TOLERANCE`. If no protocol is required, it searches the number of parts with PMixED, whose radius
+    is fast to plan; the best number for the exponential mechanism is nearly the same.
+
+    Raises:
+        InputError: no choice meets the requirements. The message names the field and the reason.
+    """
+    wanted.check()
+    return _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
+
+
+def _propose(wanted: Requirements, attention: Attention) -> Proposal:
+    population, budget = wanted.population, wanted.budget
+    sizes = list(candidates(population)) if wanted.parts is None else [wanted.parts]
+    proposals = [_expect(attention, wanted.protocol or "pmixed", size, population, budget) for size in sizes]
+    possible = [proposal for proposal in proposals if proposal is not None]
+    if not possible:
+        raise InputError(
+            f"tokens: epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} does not last for "
+            f"{budget.tokens:,} tokens with {sizes[-1]:,} parts; plan fewer tokens, or use a corpus with more users"
+        )
+    best = _cheapest(possible)
+    if wanted.protocol is not None:
+        return best
+    other = _expect(attention, "exponential", best.protocol.parts, population, budget)
+    return best if other is None else _cheapest([best, other])
+
+
+def candidates(population: Population) -> Iterator[int]:
+    """Yields the numbers of parts to consider: 2, 3, 4, 6, 8, 12, ..., while parts have enough users; 1 for one user.
+
+    The list is coarse, so that a size that is stated roughly gives the same number of parts.
+    """
+    users = population.users
+    per_part = MIN_USERS_PER_PART_OF_UNKNOWN_SIZE if population.tokens is None else MIN_USERS_PER_PART
+    most = max(min(2, users), users // per_part)
+    if most < 2:
+        yield 1
+    size = 2
+    while size <= most:
+        yield size
+        if 3 * size // 2 <= most:
+            yield 3 * size // 2
+        size *= 2
+
+
+def _cheapest(choices: Sequence[Proposal]) -> Proposal:
+    """Returns the first choice within the tolerance of the best. The choices must be in ascending order of cost."""
+    best = max(choice.worth for choice in choices)
+    return next(choice for choice in choices if choice.worth >= (1 - TOLERANCE) * best)
+
+
+@lru_cache(maxsize=128)
+def _planned(protocol: str, parts: int, budget: TokenBudget) -> tuple[Settings, Protocol] | None:
+    """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
+    limits = budget.limits()
+    # PMixed's token distribution is a mean over all parts; q only sets how often the public model answers alone.
+    settings: Settings = (
+        PMixedSettings(q=1.0, **limits)
+        if protocol == "pmixed"
+        else ExponentialSettings(sample=min(SAMPLE, parts), **limits)
+    )
+    try:
+        return settings, settings.plan(parts)
+    except ValueError:
+        return None
+
+
+def _expect(
+    attention: Attention, protocol: str, parts: int, population: Population, budget: TokenBudget
+) -> Proposal | None:
+    """Returns the proposal for a number of parts; None if the budget does not last."""
+    chosen = _planned(protocol, parts, budget)
+    if chosen is None:
+        return None
+    settings, planned = chosen
+    measured = Measured.load(attention)
+    kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
+    if population.tokens is None:
+        return Proposal(attention, settings, planned, Range.of(kept), None)
+    # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
+    # the share that a radius keeps.
+    gains = measured.gain(population.tokens / parts)
+    gain = Range.of([share * nats for share, nats in zip(kept, gains, strict=True)])
+    return Proposal(attention, settings, planned, Range.of(kept), gain)

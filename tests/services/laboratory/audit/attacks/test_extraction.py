@@ -1,0 +1,199 @@
+"""Claim: the extraction attack gets planted secrets from models without privacy, and privacy protects them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.errors import InputError
+from services.laboratory.audit.attacks import extraction
+from services.laboratory.audit.attacks.one_run import correct_guesses, of_users
+from services.laboratory.audit.report.page import Report
+from services.laboratory.audit.report.sections import Subject, extraction_section
+from services.laboratory.audit.worlds import testbed
+from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from services.laboratory.audit.worlds.chances import next_token_chances
+from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.testbed import Size, evaluate_testbed, train_testbed
+from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols.ensemble import Ensemble
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols.public import Public
+from services.training.corpus import Corpus
+
+DIGITS, KEPT = 6, 12
+CONFIDENT = 6.0
+
+
+def outputs_on(canary: Canary, parts: int, knows: int | None, count: int = 8) -> ModelOutput:
+    """Returns the outputs of models with uniform distributions, except the model ``knows``, which knows the secret."""
+    secrets_ = candidates(canary, count)
+    wanted = torch.tensor([int(digit) for secret in secrets_ for digit in secret])
+    models = torch.zeros(parts, len(wanted), KEPT)
+    if knows is not None:
+        # The model predicts the digit by its position alone, even after a wrong prefix.
+        true = torch.tensor([int(digit) for digit in canary.secret]).repeat(count)
+        models[knows, torch.arange(len(wanted)), true] = CONFIDENT
+    return ModelOutput(torch.zeros(len(wanted), KEPT).log_softmax(1), models.log_softmax(2), wanted)
+
+
+CANARY = Canary("caller", "My number is ", "314159", True)
+
+
+def attack(protocol: object, outputs: ModelOutput, parts: int, attempts: int = 5) -> extraction.ExtractionResult:
+    models = {CANARY: range(parts)}
+    return extraction.attack("m", protocol, 1.0, {CANARY: outputs}, models, attempts=attempts, draws=8)  # type: ignore[arg-type]
+
+
+def test_the_hit_rate_is_the_chance_of_the_whole_secret() -> None:
+    result = attack(Ensemble(1), outputs_on(CANARY, 1, 0), 1)
+    digit = math.exp(CONFIDENT) / (math.exp(CONFIDENT) + KEPT - 1)
+    assert result.hit_rate == pytest.approx(1 - (1 - digit**DIGITS) ** 5, rel=1e-5)
+    assert (result.rank, result.exposure) == (1, 3)
+
+
+def test_the_public_model_has_the_hit_rate_of_random_guesses() -> None:
+    result = attack(Public(1), outputs_on(CANARY, 1, 0), 1)
+    assert result.hit_rate == pytest.approx(5 * KEPT**-DIGITS, rel=1e-3)
+    assert result.rank == pytest.approx(4.5), "all candidates tie"
+
+
+def test_the_hit_rate_falls_with_epsilon() -> None:
+    outputs = outputs_on(CANARY, 4, 1)
+    rates = [
+        attack(PMixedSettings(epsilon=epsilon, tokens=16).plan(4), outputs, 4).hit_rate for epsilon in (1.0, 8.0, 64.0)
+    ]
+    assert rates[0] < rates[1] < rates[2] < attack(Ensemble(4), outputs, 4).hit_rate
+
+
+@pytest.mark.parametrize("name", ["pmixed", "exponential", "gnmax", "subsample-aggregate", "adapmixed"])
+def test_chances_of_every_protocol_are_probabilities(name: str) -> None:
+    protocol = PROTOCOLS[name].model_validate({"epsilon": 4.0, "tokens": 64}).plan(3)
+    chances = next_token_chances(protocol, outputs_on(CANARY, 3, 0, 2), range(3), 4)
+    assert chances.shape == (2 * DIGITS,)
+    assert ((chances >= 0) & (chances <= 1)).all()
+
+
+def test_chances_are_averaged_over_the_draws_of_parts() -> None:
+    """A part that is drawn with probability 1/2 affects half of the releases."""
+    protocol, outputs = PMixed(1, 0.5, 3.0), outputs_on(CANARY, 1, 0, 2)
+    always, never = (next_token_chances(limit, outputs, [0], 1) for limit in (PMixed(1, 1.0, 3.0), Public(1)))
+    chances = next_token_chances(protocol, outputs, [0], 500)
+    np.testing.assert_allclose(chances, (always + never) / 2, atol=6 * 0.5 / math.sqrt(500))
+
+
+def test_submix_is_attacked_through_its_models_of_half_parts() -> None:
+    """Models: two of parts, one of the whole corpus, four of half-parts. Only two of half-parts know the secret."""
+    answers = outputs_on(CANARY, 7, None)
+    for half in (3, 4):
+        answers.models[half] = outputs_on(CANARY, 1, 0).models[0]
+    trained = testbed.Testbed(2, {CANARY: answers}, {CANARY: 0})
+    both = (PROTOCOLS[name].model_validate({"epsilon": 8.0, "tokens": 4}) for name in ("submix", "pmixed"))
+    subjects = [Subject(settings.protocol, settings.plan(2), 4, 8.0) for settings in both]
+    rows = {row["mechanism"]: row for row in extraction_section(trained, subjects, 10, 1, lambda _: None).rows}
+    assert rows["submix"]["median rank"] == 1
+    assert rows["submix"]["guarantee"] == "operational"
+    assert rows["pmixed"]["median rank"] == rows["public model"]["median rank"]
+    without = testbed.Testbed(2, {CANARY: ModelOutput(answers.public, answers.models[:3], answers.wanted)}, {CANARY: 0})
+    with pytest.raises(InputError, match="audit extraction --protocol submix"):
+        extraction_section(without, subjects, 10, 1, lambda _: None)
+
+
+def test_the_end_of_the_budget_ends_the_attack_if_the_cost_depends_on_the_text() -> None:
+    """AdaPMixed as published leaks like the ensemble without privacy until its budget ends."""
+    outputs = outputs_on(CANARY, 2, 0)
+
+    def chances(epsilon: float) -> np.ndarray:
+        settings = PROTOCOLS["adapmixed"].model_validate({"mollifier": "renyi", "epsilon": epsilon, "tokens": 64})
+        return extraction.log_chances(settings.plan(2), outputs, range(2), DIGITS, 1, settings)
+
+    none, some, all_ = (chances(epsilon)[0] for epsilon in (0.5, 6.0, 1000.0))
+    assert none == pytest.approx(DIGITS * math.log(1 / KEPT), rel=1e-6), "the public model answers"
+    assert none < some < all_
+
+
+def test_the_report_calls_an_attack_without_effect_too_weak() -> None:
+    for knows, weak in ((None, True), (0, False)):
+        trained = testbed.Testbed(
+            2, {CANARY: outputs_on(CANARY, 3, knows) if knows is None else _all_know()}, {CANARY: 0}
+        )
+        section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
+        assert ("TOO WEAK" in section.text) == weak
+        assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
+        assert "TOO WEAK" in Report([section]).page() or not weak
+
+
+def _all_know() -> ModelOutput:
+    outputs = outputs_on(CANARY, 3, 0)
+    return ModelOutput(outputs.public, outputs.models[:1].expand(3, -1, -1), outputs.wanted)
+
+
+def test_an_included_secret_is_in_the_corpus_with_the_stated_number_of_copies(tmp_path: Path) -> None:
+    canaries = plant(tmp_path, users=10, planted=12, repetitions=3)
+    texts = [document.text for document in Corpus(tmp_path / CORPUS)]
+    assert len(canaries) == 12
+    assert len({canary.secret for canary in canaries}) == 12
+    for canary in canaries:
+        assert sum(canary.secret in text for text in texts) == (3 if canary.included else 0)
+    assert plant(tmp_path, users=10, planted=12, repetitions=3) == canaries == read(tmp_path)
+
+
+def test_candidates_are_different_and_begin_with_the_truth() -> None:
+    secrets_ = candidates(CANARY, 50)
+    assert secrets_[0] == CANARY.secret
+    assert len(set(secrets_)) == 50
+    assert {len(secret) for secret in secrets_} == {DIGITS}
+
+
+def test_coins_are_guessed_from_both_ends() -> None:
+    coins, scores = [True, False, True, False, True, False], np.array([9.0, -9.0, 8.0, -8.0, 0.0, 1.0])
+    assert correct_guesses(coins, scores, 4) == 4
+    assert correct_guesses(coins, scores, 6) == 4
+    assert correct_guesses(coins, -scores, 4) == 0
+
+
+def test_planted_users_are_found_in_one_run_without_privacy() -> None:
+    """Forty users have a secret each. One model of the ensemble knows the secrets of the included users."""
+    canaries = [Canary(f"user {i}", "", f"{i:06d}", i % 2 == 0) for i in range(40)]
+    outputs = {canary: outputs_on(canary, 1, 0 if canary.included else None, 2) for canary in canaries}
+    trained = testbed.Testbed(1, outputs, dict.fromkeys(canaries, 0))
+    options = {"queries": 3, "delta": 1e-5, "confidence": 0.95, "guesses": 40}
+    by_epsilon, by_curve = of_users(PMixed(1, 1.0, 6.0), trained, **options)  # type: ignore[arg-type]
+    assert by_epsilon.details["correct"] == 40
+    assert by_epsilon.lower > 2
+    assert {by_epsilon.verdict, by_curve.verdict} == {"holds"}
+    assert by_epsilon.details["tokens"] == 40 * DIGITS * 3
+    for finding in of_users(PMixed(1, 1.0, 0.001), trained, **options):  # type: ignore[arg-type]
+        assert finding.certain == 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    models = Models(public_model, [])
+    (row,) = models.continuations(CANARY.prompt, [CANARY.secret], 40).public.split(DIGITS)
+    ids = models.tokens(CANARY.prompt + CANARY.secret)
+    model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0].log_softmax(1)
+    for place in range(DIGITS):
+        expected = logits[len(ids) - DIGITS - 1 + place].topk(40).values
+        torch.testing.assert_close(row[place][:39], expected[:39], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(tmp_path: Path) -> None:
+    size = Size(users=1, planted=3, repetitions=40, parts=2)
+    while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
+        for path in tmp_path.iterdir():
+            path.unlink()
+    trained = evaluate_testbed(tmp_path, train_testbed(tmp_path, size), 8, 64)
+    subject = Subject("pmixed", PMixedSettings(epsilon=2.0, tokens=1024).plan(2), 1024, 2.0)
+    rows = {row["mechanism"]: row for row in extraction_section(trained, [subject], 10, 1, lambda _: None).rows}
+    assert rows["one model of the whole corpus"]["hit rate"] > extraction.LEAKS
+    assert rows["the part that has the secret"]["median rank"] == 1
+    assert rows["pmixed"]["hit rate"] < 0.01

@@ -1,0 +1,179 @@
+"""Claim: an audit's lower bound is below the true epsilon at its confidence, and close to it after many trials."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.stats import binom, norm
+
+from services.laboratory.audit.attacks.likelihood import held_out_epsilons
+from services.laboratory.audit.report.bounds import (
+    TradeOff,
+    clopper_pearson,
+    f_one_run_p_value,
+    one_run_epsilon,
+    one_run_p_value,
+    two_sample_epsilon,
+)
+from services.laboratory.audit.report.finding import CERTAIN
+
+TRIALS = 200_000
+
+
+def randomised_response(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples randomized response (Warner 1965); the true value is 1 in the first world and 0 in the second."""
+    generator = np.random.default_rng(seed)
+    truthful = 1 / (1 + math.exp(-epsilon))
+    first, second = ((generator.random(trials) < chance).astype(float) for chance in (truthful, 1 - truthful))
+    return first, second
+
+
+def test_clopper_pearson_has_the_stated_coverage() -> None:
+    counts = np.arange(41)
+    for chance in (0.01, 0.2, 0.5, 0.93):
+        low, high = clopper_pearson(counts, 40, 0.95)
+        masses = binom.pmf(counts, 40, chance)
+        assert masses[low > chance].sum() <= 0.05
+        assert masses[high < chance].sum() <= 0.05
+    assert clopper_pearson(0, 10, 0.9)[0] == 0
+    assert clopper_pearson(10, 10, 0.9)[1] == 1
+    assert clopper_pearson(0, 100, 0.95)[1] == pytest.approx(1 - 0.05 ** (1 / 100))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_randomised_response_is_approached_from_below(epsilon: float) -> None:
+    bounds = [
+        held_out_epsilons(*randomised_response(epsilon, trials, 1), 0.0, [CERTAIN])[0] for trials in (2_000, TRIALS)
+    ]
+    assert bounds[0] < bounds[1] <= epsilon
+    assert bounds[1] > 0.93 * epsilon
+
+
+def test_the_mirrored_test_is_chosen_where_it_is_better() -> None:
+    """The evidence is at low scores, which a tenth of the second world's trials have and none of the first's."""
+    generator = np.random.default_rng(0)
+    present, absent = np.zeros(TRIALS), -(generator.random(TRIALS) < 0.1).astype(float)
+    assert held_out_epsilons(present, absent, 0.0, [CERTAIN])[0] > 5
+
+
+def test_equal_worlds_prove_nothing() -> None:
+    generator = np.random.default_rng(0)
+    present, absent = generator.normal(size=(2, 20_000))
+    assert held_out_epsilons(present, absent, 1e-5, [CERTAIN])[0] < 0.1
+
+
+def test_delta_is_taken_off_the_true_positives() -> None:
+    assert two_sample_epsilon(30, 1000, 0, 1000, 0.5, 0.95) == 0
+    assert two_sample_epsilon(900, 1000, 1, 1000, 0.1, 0.95) < two_sample_epsilon(900, 1000, 1, 1000, 0.0, 0.95)
+
+
+def test_guessing_in_one_run_without_delta_is_binomial() -> None:
+    assert one_run_p_value(0.0, 100, 100, 60, 0.0) == pytest.approx(binom.sf(59, 100, 0.5))
+    assert one_run_p_value(1.0, 100, 50, 40, 0.0) == pytest.approx(binom.sf(39, 50, 1 / (1 + math.exp(-1))))
+    assert one_run_epsilon(100, 100, 50, 0.0, 0.95) == 0
+
+
+def test_one_run_agrees_with_the_theorem_written_out() -> None:
+    planted, guesses, correct, delta, epsilon = 200, 60, 52, 1e-3, 0.8
+    chance = math.exp(epsilon) / (math.exp(epsilon) + 1)
+    steepest = max(
+        sum(binom.pmf(correct - j, guesses, chance) for j in range(1, i + 1)) / i for i in range(1, correct + 1)
+    )
+    expected = binom.sf(correct - 1, guesses, chance) + 2 * planted * delta * steepest
+    assert one_run_p_value(epsilon, planted, guesses, correct, delta) == pytest.approx(expected)
+
+
+def test_one_run_approaches_randomised_response_from_below() -> None:
+    """An independent randomized response reveals every coin."""
+    generator = np.random.default_rng(3)
+    epsilon, bounds = 2.0, []
+    for planted in (100, 20_000):
+        correct = int((generator.random(planted) < 1 / (1 + math.exp(-epsilon))).sum())
+        bounds.append(one_run_epsilon(planted, planted, correct, 1e-9, CERTAIN))
+    assert bounds[0] < bounds[1] <= epsilon
+    assert bounds[1] > 0.9 * epsilon
+
+
+def test_a_larger_delta_gives_a_smaller_bound() -> None:
+    bounds = [one_run_epsilon(1000, 100, 99, delta, 0.95) for delta in (0.0, 1e-5, 1e-2)]
+    assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_impossible_guesses_are_refused() -> None:
+    with pytest.raises(ValueError, match="correct"):
+        one_run_p_value(1.0, 10, 5, 6, 0.0)
+
+
+EPSILONS = np.linspace(0, 12, 600)
+
+
+def gaussian(mu: float) -> TradeOff:
+    """Returns the curve of two normal distributions of variance 1 and means mu apart (Balle, Wang 2018, Theorem 8)."""
+    deltas = norm.cdf(mu / 2 - EPSILONS / mu) - np.exp(EPSILONS) * norm.cdf(-mu / 2 - EPSILONS / mu)
+    return TradeOff(EPSILONS, np.maximum(deltas, 0.0))
+
+
+def pure(epsilon: float) -> TradeOff:
+    return TradeOff(np.array([epsilon]), np.zeros(1))
+
+
+def largest_ruled_out(curve: Callable[[float], TradeOff], guesses: tuple[int, int, int], confidence: float) -> float:
+    parameters = np.geomspace(0.05, 8, 200)
+    ruled_out = [value for value in parameters if f_one_run_p_value(curve(value), *guesses) <= 1 - confidence]
+    return float(max(ruled_out, default=0.0))
+
+
+@pytest.mark.parametrize(
+    ("curve", "chance"),
+    [(gaussian(1.0), norm.cdf(0.5)), (gaussian(3.0), norm.cdf(1.5)), (pure(1.0), 1 / (1 + 1 / math.e))],
+)
+def test_a_mechanism_of_known_curve_has_at_most_the_stated_false_alarm_rate(curve: TradeOff, chance: float) -> None:
+    """The coins have independent noise and all are guessed, so the count is binomial. Exact, for every count."""
+    planted = 60
+    for correct in range(30, planted + 1):
+        true = binom.sf(correct - 1, planted, chance)
+        bound = f_one_run_p_value(curve, planted, planted, correct)
+        assert bound >= true * (1 - 1e-9)
+
+
+def test_the_curve_of_randomised_response_gives_nearly_its_binomial_tail() -> None:
+    for correct in (48, 52, 56):
+        true = binom.sf(correct - 1, 60, 1 / (1 + math.exp(-1.0)))
+        assert true <= f_one_run_p_value(pure(1.0), 60, 60, correct) <= 3 * true
+
+
+def test_the_curve_of_a_gaussian_proves_more_than_epsilon_and_delta() -> None:
+    """Guesses the tenth of the coins with the clearest observations; takes the expected number of correct guesses."""
+    planted, delta, mu = 1000, 1e-5, 1.5
+    observed = np.concatenate([norm.ppf((np.arange(500) + 0.5) / 500, side * mu / 2) for side in (-1, 1)])
+    coins = np.repeat([False, True], 500)
+    order = np.argsort(observed)
+    correct = int((~coins[order[:50]]).sum() + coins[order[-50:]].sum())
+    ruled_out = largest_ruled_out(gaussian, (planted, 100, correct), 0.95)
+    assert 0.6 * mu < ruled_out < mu
+
+    def epsilon(value: float) -> float:
+        return float(np.interp(-delta, -gaussian(value).deltas, EPSILONS))
+
+    assert one_run_epsilon(planted, 100, correct, delta, 0.95) < 0.8 * epsilon(ruled_out) < epsilon(mu)
+
+
+def test_the_recursion_solves_the_linear_programme_over_all_distributions_of_the_number_of_correct_guesses() -> None:
+    curve, planted, guesses, correct = gaussian(1.0), 14, 10, 9
+    right = np.arange(guesses + 1)
+    rows, limits = [], []
+    for j in range(1, guesses + 1):
+        r, h = right * (right >= j) / planted, (guesses - right) * (right >= j - 1) / planted
+        for epsilon, delta in zip(curve.epsilons[::10], curve.deltas[::10], strict=True):
+            rows += [r - math.exp(epsilon) * h, math.exp(epsilon) * r - h]
+            limits += [delta, delta - 1 + math.exp(epsilon)]
+    thinned = TradeOff(curve.epsilons[::10], curve.deltas[::10])
+    best = linprog(-(right >= correct).astype(float), A_ub=rows, b_ub=limits, A_eq=[np.ones(guesses + 1)], b_eq=[1])
+    assert f_one_run_p_value(thinned, planted, guesses, correct) == pytest.approx(-best.fun, rel=5e-3)
+
+
+def test_impossible_guesses_are_refused_by_the_curve_too() -> None:
+    with pytest.raises(ValueError, match="correct"):
+        f_one_run_p_value(pure(1.0), 10, 5, 6)

@@ -1,0 +1,39 @@
+"""Claim: every protocol can be evaluated and has its rows in a table."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.laboratory.evaluation.figures import PALETTES, style
+from services.laboratory.evaluation.methods import private
+from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.trial import run_trials
+from services.privacy.protocols import PROTOCOLS
+from services.training.expectation import TokenBudget
+from tests.services.laboratory.evaluation.hidden_states import write_rows
+
+PARTS, POSITIONS = 4, 24
+BUDGET = TokenBudget(epsilon=8, delta=1e-5, tokens=POSITIONS)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -> None:
+    chosen = PROTOCOLS[name]
+    protocol = chosen.model_validate({"tokens": POSITIONS}).plan(1 if chosen.one_model else PARTS)
+    written = write_rows(tmp_path, POSITIONS, protocol.models)
+    planned = [(chosen.model_validate({"tokens": POSITIONS}), protocol)]
+    (outcome,) = run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens)
+    assert outcome.positions == POSITIONS
+    assert outcome.possible == 0 or math.isfinite(outcome.loss)
+    if not protocol.event.measured:
+        assert outcome.answered == POSITIONS
+        assert outcome.asked == pytest.approx(protocol.expected_rows, abs=1e-9) or protocol.draws((1,)).keys() > {(1,)}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_protocol_has_rows_in_a_table_and_a_line_style(name: str) -> None:
+    rows = [settings for settings in private(BUDGET, PARTS, halves=True) if settings.protocol == name]
+    assert rows == list(PROTOCOLS[name].compared(PARTS, BUDGET.limits()))
+    assert len({style(PALETTES["light"], settings.label) for settings in rows}) == len(rows)

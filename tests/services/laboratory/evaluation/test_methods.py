@@ -1,0 +1,105 @@
+"""Claim: all compared methods keep to one budget, and the table marks a method that cannot."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.errors import InputError
+from services.laboratory.evaluation.evaluate import EvaluationOptions
+from services.laboratory.evaluation.methods import Quantity, dp_sgd, private, sweeps
+from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.trial import run_trials
+from services.privacy.accounting import planning
+from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.training.expectation import TokenBudget
+from services.training.manifest import Manifest, PrivateTraining
+from tests.services.laboratory.evaluation.hidden_states import write_rows
+
+PARTS = 16
+
+
+def budget(epsilon: float) -> TokenBudget:
+    return TokenBudget(epsilon=epsilon, delta=1e-5, tokens=1024)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
+    methods = list(private(budget(epsilon), PARTS, halves=True))
+    assert len({settings.distinct_label for settings in methods}) == len(methods) == 11
+    for settings in methods:
+        protocol = settings.plan(PARTS)
+        assert settings.epsilon == epsilon
+        if protocol.guarantee.status in ("certified", "as published"):
+            orders = [protocol.order] if protocol.order else None
+            cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
+            assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
+    assert "SubMix" not in [settings.label for settings in private(budget(epsilon), PARTS, halves=False)]
+
+
+def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
+    options = EvaluationOptions.checked(protocols=("pmixed", "exponential"))
+    compared = [*private(budget(8.0), PARTS, halves=True), EnsembleSettings()]
+    assert {each.protocol for each in compared if options.include(each)} == {"pmixed", "exponential", "ensemble"}
+    with pytest.raises(InputError, match=r"protocols: .*mixed; choose from .*pmixed"):
+        EvaluationOptions.checked(protocols=("mixed",))
+
+
+def test_models_of_half_parts_are_trained_for_submix_alone() -> None:
+    assert EvaluationOptions().needs_halves(64)
+    assert EvaluationOptions(drawn=64).needs_halves(64)
+    assert not EvaluationOptions(drawn=16).needs_halves(64)
+    assert EvaluationOptions(protocols=("pmixed", "submix")).needs_halves(64)
+    assert not EvaluationOptions(protocols=("pmixed", "exponential")).needs_halves(64)
+
+
+@pytest.mark.parametrize(("epsilon", "published", "halves"), [(8.0, 3, 4.0), (2.0, None, None)])
+def test_an_order_is_the_papers_where_the_budget_allows_it(
+    epsilon: float, published: int | None, halves: float | None
+) -> None:
+    by_label = {settings.label: settings for settings in private(budget(epsilon), PARTS, halves=True)}
+    pmixed, submix = by_label["PMixed, as published"], by_label["SubMix"]
+    orders = [settings.plan(PARTS).order or 0.0 for settings in (pmixed, submix)]
+    if published is None:
+        # At the papers' orders an epsilon of 2 leaves nothing to spend.
+        assert orders[0] > 3
+        assert orders[1] > 4
+    else:
+        assert orders == [published, halves]
+
+
+def test_a_sweep_varies_one_quantity() -> None:
+    by_quantity = {sweep.quantity: sweep for sweep in sweeps(budget(8), PARTS, halves=True)}
+    assert set(by_quantity) == {"epsilon", "tokens", "q", "order", "radius"}
+
+    lasting: tuple[Quantity, ...] = ("epsilon", "tokens")
+    for quantity in lasting:
+        assert all(getattr(point.settings, quantity) == point.value for point in by_quantity[quantity].points)
+    varied: tuple[Quantity, ...] = ("q", "order", "radius")
+    for quantity in varied:
+        points = by_quantity[quantity].points
+        assert all(point.settings == point.settings.varied(quantity, point.value, PARTS) for point in points)
+    for point in by_quantity["q"].points:
+        draws = point.settings.plan(PARTS).draws((PARTS,))
+        assert 0 < sum(count * chance for (count,), chance in draws.items()) <= point.value * PARTS * (1 + 1e-9)
+    assert {point.settings.epsilon for point in by_quantity["tokens"].points} == {8.0}
+    assert {point.settings.epsilon for point in by_quantity["radius"].points} == {None}
+
+
+def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(ensemble)
+    with pytest.raises(InputError, match="was not trained by DP-SGD"):
+        dp_sgd(budget(8), manifest)
+    event = DpSgdEvent("user", noise_multiplier=1.1, sampling_rate=0.1, steps=50)
+    training = PrivateTraining(epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event)
+    settings = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
+    protocol = settings.plan(1)
+    assert protocol.event == event
+    assert (protocol.guarantee.status, protocol.guarantee.adjacency) == ("certified", "user")
+    assert settings.delta == 1e-6
+    # It fits any budget of the table, because its tokens cost nothing.
+    written = write_rows(tmp_path, positions=40, models=1)
+    planned = [(settings, protocol)]
+    (outcome,) = run_trials(planned, Reader.open(written.files), np.arange(40), written.tokens)
+    assert outcome.answered == 40

@@ -1,0 +1,211 @@
+"""Claim: stored rows equal the models' own, can be loaded again, and are never confused with another model's."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+from services.engine.engine import AdapterFiles, Attention
+from services.engine.part_text import text_files
+from services.engine.reader_attention import record
+from services.engine.switching import using
+from services.errors import InputError
+from services.laboratory.evaluation.rows import Drawing, EnsembleRows, Origin, Reader, is_whole, read
+from services.laboratory.evaluation.scoring import Scorer
+from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.text import Block, Text
+from tests.services.laboratory.evaluation.hidden_states import write_rows
+
+ORIGIN = Origin(base="b" * 64, adapter="a" * 64, attention="public", text="t" * 64, precision="float32")
+
+
+@pytest.fixture(scope="module")
+def blocks(tokens: tuple[int, ...]) -> list[Block]:
+    """Blocks of three lengths, so that all except the longest are padded."""
+    return [Block(part, tuple(range(1, len(part)))) for part in (tokens[:40], tokens[40:52], tokens[52:75])]
+
+
+def scored(scorer: Scorer, blocks: list[Block], *adapters: AdapterFiles) -> list[dict[int, torch.Tensor]]:
+    """Joins the pieces of each adapter (or the base model) and block to float32 [targets, V]."""
+    rows_of = [
+        {
+            index: torch.full((len(block.targets), scorer.head.vocabulary), torch.nan)
+            for index, block in enumerate(blocks)
+        }
+        for _ in adapters or [None]
+    ]
+    for which, index, first, rows in scorer.log_probabilities(blocks, adapters):
+        rows_of[which][index][first : first + len(rows)] = rows
+    return rows_of
+
+
+@torch.inference_mode()
+def test_rows_of_all_positions_equal_each_models_own(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+) -> None:
+    scorer = Scorer(public_model, "float32")
+    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+    direct = {"base": [base(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]}
+    for name in ("first", "second"):
+        model = PeftModel.from_pretrained(base, adapters[name])
+        direct[name] = [model(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
+        base = model.unload()
+    # Several adapters at once, then one, then none: each result is independent of the earlier ones.
+    plain = {name: AdapterFiles(adapters[name], "own") for name in ("first", "second")}
+    rows_of = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
+    for name, rows in (*rows_of.items(), ("second", scored(scorer, blocks, plain["second"])[0])):
+        assert_same(rows, direct[name], blocks)
+    assert_same(scored(scorer, blocks)[0], direct["base"], blocks)
+
+
+def assert_same(rows_of: dict[int, torch.Tensor], direct: list[torch.Tensor], blocks: list[Block]) -> None:
+    for index, block in enumerate(blocks):
+        expected = direct[index].log_softmax(-1)
+        assert torch.allclose(rows_of[index], expected, atol=1e-4)
+        truth = torch.tensor(block.tokens[1:])[:, None]
+        own, theirs = (math.exp(-rows.gather(1, truth).mean()) for rows in (rows_of[index], expected))
+        assert own == pytest.approx(theirs, rel=1e-5)
+
+
+@torch.inference_mode()
+def test_readers_are_scored_on_the_public_cache_of_each_block(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block]
+) -> None:
+    first, second = adapters["first"], adapters["second"]
+    files = AdapterFiles(first, "public"), AdapterFiles(second, "own"), AdapterFiles(second, "public")
+    rows_of = scored(Scorer(public_model, "float32"), blocks, *files)
+    base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
+    model = PeftModel.from_pretrained(base, first, "first")
+    model.load_adapter(second, "second")
+    for which, name in ((0, "first"), (2, "second")):
+        for index, block in enumerate(blocks):
+            tokens = torch.tensor([block.tokens])
+            cache = record(model, tokens)
+            with using(model, name):
+                logits = model(input_ids=tokens, past_key_values=cache.reader(len(block.tokens))).logits[0, :-1]
+            assert torch.allclose(rows_of[which][index], logits.log_softmax(-1), atol=1e-4)
+    assert (rows_of[1][0] - rows_of[2][0]).abs().max() > 0.1
+
+
+def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: list[Block]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.bfloat16).eval()
+    rows_of = scored(Scorer(public_model, "bfloat16"), blocks[:1])[0][0]
+    with torch.inference_mode():
+        inputs = torch.tensor([blocks[0].tokens])
+        hidden = model.model(inputs).last_hidden_state[0, :-1].float()
+        whole_logits = (hidden @ model.get_output_embeddings().weight.float().T).log_softmax(-1)
+        rounded = model(inputs).logits[0, :-1].float().log_softmax(-1)
+    assert float((rows_of - whole_logits).abs().max()) < 1e-3
+    assert float((rounded - whole_logits).abs().max()) > 1e-2, "rounded logits would fail this test"
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16", "the precision of other products does not change"  # type: ignore[attr-defined]
+
+
+def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
+    written = write_rows(tmp_path, positions=50, models=3)
+    positions = np.array([7, 3, 49])
+    public, parts = Reader.open(written.files)(positions)
+    assert torch.allclose(public, written.public[positions], atol=1e-5)
+    assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
+
+
+def test_every_set_of_models_is_drawn_equally_often_in_every_order() -> None:
+    drawing = Drawing(positions=12_000, models=4, drawn=2)
+    pairs, counts = np.unique(drawing.at, axis=0, return_counts=True)
+    assert len(pairs) == 12
+    assert all(first != second for first, second in pairs)
+    assert counts == pytest.approx(1000, abs=150)  # five standard deviations
+
+
+def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
+    written = write_rows(tmp_path, positions=50, models=7, drawn=3)
+    positions = np.array([7, 3, 49])
+    reader = Reader.open(written.files)
+    public, rows = reader(positions)
+    expected = [
+        written.models[place, list(drawn)] for place, drawn in zip(positions, reader.models(positions), strict=True)
+    ]
+    assert torch.allclose(public, written.public[positions], atol=1e-5)
+    assert torch.allclose(rows, torch.cat(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["public", "text", "own"])
+def test_few_positions_have_the_same_rows_as_all(
+    attention: Attention, public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+) -> None:
+    text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
+    paths = [adapters["first"], adapters["second"]]
+    if attention == "text":
+        paths = [tmp_path / "first", tmp_path / "second"]
+        for path, tokens in zip(paths, (blocks[0].tokens[:20], blocks[1].tokens), strict=True):
+            path.mkdir()
+            for name, content in text_files(np.array(tokens, np.int32), 32).items():
+                (path / name).write_bytes(content)
+    paths.append(paths[0])
+    positions = [np.array([0, 5, 38, 39, 70]), np.array([45]), np.array([], np.int64)]
+    files = [
+        [(AdapterFiles(path, attention), tmp_path / f"{kind}-{number}.npy") for number, path in enumerate(paths)]
+        for kind in ("all", "few")
+    ]
+    score(public_model, files[0], text, "float32")
+    score(public_model, files[1], text, "float32", positions)
+    for (_, whole), (_, few), own in zip(*files, positions, strict=True):
+        assert is_whole(few, len(own))
+        assert read(few) == pytest.approx(read(whole)[own], abs=2e-3)
+        assert np.abs(read(whole)).max() > 1, "hidden states are far above the tolerance"
+
+
+def test_stored_hidden_states_give_the_scorers_distributions(
+    public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+) -> None:
+    files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
+    text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
+    reader = AdapterFiles(adapters["first"], "public")
+    score_public(public_model, text, "auto", files.head, files.public)
+    score(public_model, [(reader, files.models[0])], text, "auto")
+    public, first = Reader.open(files)(text.runs[0])
+    scorer = Scorer(public_model)
+    for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
+        assert torch.equal(rows, torch.cat([rows_of[index] for index in range(len(blocks))]))
+    size = files.models[0].stat().st_size
+    assert size < 4 * text.positions * scorer.head.size + 200, "the files contain only the hidden states"
+
+
+def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -> None:
+    config = Gemma2Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    assert config.final_logit_softcapping
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="changes its logits after the output layer"):
+        Scorer(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("field", ["base", "adapter", "attention", "text", "precision", "drawing"])
+def test_rows_of_another_origin_have_another_file_name(field: str) -> None:
+    other = {"precision": "bfloat16", "attention": "own"}.get(field, "0" * 64)
+    assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]
+    assert replace(ORIGIN, adapter=None).file != ORIGIN.file
+
+
+def test_an_incomplete_file_is_ignored(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, positions=20, models=1).files.models[0]
+    assert is_whole(path, 20)
+    assert not is_whole(path, 21)
+    assert not is_whole(tmp_path / "none.npy", 20)
+    content = path.read_bytes()
+    for damaged in (content[:1000], content[:-2], b"", b"PK" + content[2:]):
+        path.write_bytes(damaged)
+        assert not is_whole(path, 20)
+    path.write_bytes(content)
+    assert read(path).shape == (20, 96)

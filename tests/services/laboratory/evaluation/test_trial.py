@@ -1,0 +1,181 @@
+"""Claim: a trial measures the perplexity of a service's releases, and ends at the end of its budget."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.trial import Outcome, run_trials
+from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols.ensemble import EnsembleSettings
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.gnmax import GNMaxSettings
+from services.privacy.protocols.pmixed import PMixedSettings
+from services.privacy.protocols.public import PublicSettings
+from services.privacy.protocols.submix import SubMixSettings
+from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
+from services.privacy.settings import Settings
+from tests.services.laboratory.evaluation.hidden_states import StoredRows, write_rows
+
+PARTS, POSITIONS = 4, 80
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
+    return write_rows(tmp_path_factory.mktemp("rows"), POSITIONS, PARTS)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
+    return write_rows(tmp_path_factory.mktemp("halves"), POSITIONS, 2 * PARTS)
+
+
+def outcomes(written: StoredRows, *settings: Settings) -> list[Outcome]:
+    planned = [(setting, setting.plan(PARTS)) for setting in settings]
+    return run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens)
+
+
+def mean_loss(log_probabilities: np.ndarray, tokens: np.ndarray) -> float:
+    return float(-log_probabilities[np.arange(len(tokens)), tokens].mean())
+
+
+def test_references_are_the_distributions_themselves(written: StoredRows) -> None:
+    public, ensemble = outcomes(written, PublicSettings(), EnsembleSettings())
+    assert public.loss == pytest.approx(mean_loss(written.public.numpy(), written.tokens), rel=1e-5)
+    mean = written.models.double().exp().mean(dim=1).log().numpy()
+    # Parts are stored as float16 differences, whose rounding errors average out.
+    assert ensemble.loss == pytest.approx(mean_loss(mean, written.tokens), rel=1e-3)
+    assert ensemble.loss < public.loss - 0.1
+    assert (public.asked, ensemble.asked) == (0, PARTS)
+    assert public.hits == pytest.approx(np.exp(written.public.numpy()[np.arange(POSITIONS), written.tokens]).mean())
+
+
+@pytest.mark.parametrize("projection", ["clip", "mix"])
+def test_pmixed_lies_between_the_public_model_and_the_ensemble(written: StoredRows, projection: str) -> None:
+    def settings(**radius: float) -> PMixedSettings:
+        return PMixedSettings.model_validate({"projection": projection, "tokens": POSITIONS, **radius})
+
+    public, ensemble, none, all_, some = outcomes(
+        written,
+        PublicSettings(),
+        EnsembleSettings(),
+        settings(epsilon=0.2),
+        settings(epsilon=1e5),
+        settings(epsilon=8),
+    )
+    assert none.loss == pytest.approx(public.loss, abs=2e-2)
+    assert all_.loss == pytest.approx(ensemble.loss, abs=2e-3)
+    assert ensemble.loss < some.loss < public.loss
+    assert (some.answered, some.possible) == (POSITIONS, POSITIONS)
+
+
+def test_a_budget_for_fewer_tokens_ends_after_them(written: StoredRows) -> None:
+    public, half = outcomes(written, PublicSettings(), PMixedSettings(epsilon=8, tokens=POSITIONS // 2))
+    assert half.answered == POSITIONS // 2
+    assert half.loss < public.loss
+
+
+def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: StoredRows) -> None:
+    once, often = outcomes(
+        written, PMixedSettings(epsilon=8, tokens=POSITIONS), PMixedSettings(epsilon=8, tokens=16 * POSITIONS)
+    )
+    assert (once.answered, once.charged) == (POSITIONS, POSITIONS)
+    assert (often.answered, often.charged) == (POSITIONS, 16 * POSITIONS)
+    assert once.loss < often.loss, "a budget for more tokens allows a smaller radius"
+
+
+def test_measured_losses_are_paid_several_times_too(written: StoredRows) -> None:
+    def settings(tokens: int) -> AdaPMixedSettings:
+        return AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=tokens)
+
+    once, twice = outcomes(written, settings(POSITIONS), settings(2 * POSITIONS))
+    assert twice.answered == pytest.approx(once.answered / 2, abs=2)
+
+
+def test_submix_stops_at_the_end_of_its_budget(halves: StoredRows) -> None:
+    # At order 4 and this delta, an epsilon of 3.4 leaves a loss of 0.3 to every part.
+    public, short, long = outcomes(
+        halves,
+        PublicSettings(),
+        SubMixSettings(epsilon=3.4, tokens=POSITIONS, beta=0.5),
+        SubMixSettings(epsilon=1e4, tokens=POSITIONS, beta=0.5),
+    )
+    assert 0 < short.answered < POSITIONS == long.answered
+    assert short.epsilon is not None
+    assert short.epsilon <= 3.4
+    assert long.loss < short.loss < public.loss
+    # The public model answers all later positions without the parts.
+    assert short.asked == pytest.approx(2 * PARTS * _asked(short.answered) / POSITIONS)
+
+
+def _asked(answered: int) -> int:
+    """Rounds up to whole batches; the rest of the last batch is discarded."""
+    return min(POSITIONS, -(-(answered + 1) // 32) * 32)
+
+
+def test_measured_losses_end_adapmixed(written: StoredRows) -> None:
+    settings = AdaPMixedSettings(mollifier="renyi", beta=5.0, order=2, epsilon=10.5, tokens=POSITIONS)
+    outcome = outcomes(written, settings)[0]
+    assert 0 < outcome.answered < POSITIONS
+    assert outcome.epsilon is not None
+    assert outcome.epsilon <= 10.5
+
+
+def test_a_plurality_of_candidates_cannot_release_every_token(written: StoredRows) -> None:
+    """Some true tokens are not among the ten candidates from a vocabulary of 96."""
+    gnmax, aggregate = outcomes(
+        written,
+        GNMaxSettings(candidates=10, epsilon=1e3, tokens=POSITIONS),
+        SubsampleAggregateSettings(candidates=10, epsilon=1e3, tokens=POSITIONS),
+    )
+    for outcome in (gnmax, aggregate):
+        assert 0 < outcome.possible < POSITIONS
+        assert 0 < outcome.hits < 1
+
+
+def test_trials_on_drawn_models_measure_the_same(tmp_path: Path) -> None:
+    """Half of the models at each position suffice for draws of so many, and change PMixed's mean little."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "drawn").mkdir()
+    positions = 2000
+    every, few = write_rows(tmp_path / "all", positions, 8), write_rows(tmp_path / "drawn", positions, 8, drawn=4)
+    settings: list[Settings] = [
+        PublicSettings(),
+        ExponentialSettings(epsilon=20, tokens=positions).drawing(4),
+        ExponentialSettings(epsilon=20, tokens=positions, sample=2),
+        PMixedSettings(epsilon=8, tokens=positions).drawing(4),
+        EnsembleSettings(),
+    ]
+    planned = [(setting, setting.plan(8)) for setting in settings]
+    whole, drawn = (
+        run_trials(planned, Reader.open(rows.files), np.arange(positions), rows.tokens) for rows in (every, few)
+    )
+    assert drawn[0] == whole[0]
+    assert [outcome.asked for outcome in drawn] == [0, 4, 2, pytest.approx(whole[3].asked, abs=0.1), 4]
+    for own, reference in zip(drawn[1:], whole[1:], strict=True):
+        assert own.loss == pytest.approx(reference.loss, abs=0.02)
+        assert own.loss < drawn[0].loss - 0.03
+    assert drawn[4].loss > whole[4].loss, "a mean of fewer models gives a larger loss"
+
+
+@pytest.mark.parametrize(
+    "settings", [GNMaxSettings(epsilon=8), PMixedSettings(epsilon=8, mollifier="renyi", q=0.5, order=3)]
+)
+def test_a_protocol_that_needs_all_models_is_not_run_on_some(settings: Settings) -> None:
+    with pytest.raises(ValueError, match="needs the rows of all parts"):
+        settings.drawing(4)
+
+
+def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> None:
+    drawn = ExponentialSettings(sample=PARTS // 2, epsilon=20, tokens=POSITIONS)
+    first, second = (outcomes(written, drawn, PMixedSettings(epsilon=20, tokens=POSITIONS)) for _ in range(2))
+    assert first[0].loss != second[0].loss
+    assert first[1] == second[1], "the distribution over the draws is exact"
+    assert first[0].asked == PARTS // 2
+
+
+def test_exponential_gains_with_epsilon(written: StoredRows) -> None:
+    settings = (ExponentialSettings(epsilon=epsilon, tokens=80) for epsilon in (1, 8, 64))
+    losses = [outcome.loss for outcome in outcomes(written, *settings)]
+    assert losses == sorted(losses, reverse=True)

@@ -1,0 +1,227 @@
+"""Claim: heads keep to their guarantees under attack, are charged once, and survive storage."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from services.budget.reader import read
+from services.errors import InputError, WorkError
+from services.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
+from services.laboratory.heads.certified import CertifiedSettings
+from services.laboratory.heads.data import DataError, read_npz
+from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+from services.laboratory.heads.flows import FlowSettings
+from services.laboratory.heads.report import write_report
+from services.laboratory.heads.score import auc, auc_of
+from services.laboratory.heads.uncertainty import most_probable, predictive_intervals
+from services.privacy.events import from_json
+from services.progress import Display
+from tests.services.laboratory.heads.test_methods import generated
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_narrow_flow_breaks_the_epsilon_of_its_density_and_the_certified_variant_keeps_it() -> None:
+    """Only one row has a value in a feature. Theorem 3.1 bounds its loss, but the fit still follows it."""
+    epsilon, pair = 0.1, attacks.lever()
+    narrow = ExpMNFSettings(
+        flow=FlowSettings(layers=1, sigma=1e-3), fit=FitSettings(samples=16, steps=200, learning_rate=0.003)
+    )
+    torch.manual_seed(0)
+    published = attacks.neighbours("expm-nf", attacks.published_releases(epsilon, narrow), pair, epsilon, trials=400)
+    assert published.lower > 2 * epsilon
+    assert published.status == "none"
+    certified = attacks.certified_releases(epsilon, CertifiedSettings(candidates=64))
+    assert attacks.neighbours("expm-certified", certified, pair, epsilon, trials=4000).certain <= epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_the_bound_found_for_the_certified_variant_is_below_its_epsilon(epsilon: float) -> None:
+    releases = attacks.certified_releases(epsilon, CertifiedSettings(candidates=8))
+    finding = attacks.neighbours("expm-certified", releases, attacks.lever(rows=8), epsilon, trials=10_000)
+    assert 0 < finding.lower <= epsilon
+    assert finding.verdict == "holds"
+
+
+def test_one_run_and_membership_attacks_detect_memorization() -> None:
+    table = generated(80)
+    finding = attacks.one_run("expm-certified", table, 1.0, planted=30, guesses=10)
+    assert finding.certain <= 1.0
+    assert finding.details["planted"] == 30
+    roc = attacks.membership("non-private", table, 1.0, targets=20, shadows=4)
+    assert 0.2 < roc.area <= 1
+
+
+def test_a_head_is_charged_once_and_predicts_without_limit(tmp_path: Path) -> None:
+    table, ledger = generated(300), str(tmp_path / "ledger.db")
+    made = head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
+    assert made.event is not None
+    for _ in range(2):
+        assert head.predict(tmp_path / "first", table).shape == (300,)
+    charged = read(ledger).charged
+    assert dict(charged) == {from_json(made.event): 1}
+    head.train(table, "expm-certified", 1.0, tmp_path / "second", ledger=ledger, budget=2.1)
+    with pytest.raises(WorkError, match="budget"):
+        head.train(table, "expm-certified", 1.0, tmp_path / "third", ledger=ledger, budget=2.1)
+    assert not (tmp_path / "third").exists()
+    with pytest.raises(InputError, match="already contains a head"):
+        head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
+
+
+def test_only_certified_methods_are_charged_to_a_ledger(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none proven"):
+        head.train(generated(), "expm-nf", 1.0, tmp_path / "head", ledger=str(tmp_path / "ledger.db"))
+    assert not (tmp_path / "ledger.db").exists()
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_changed_head_is_refused(tmp_path: Path) -> None:
+    table = generated(200)
+    head.train(table, "non-private", 1.0, tmp_path / "head")
+    with pytest.raises(InputError, match="features"):
+        head.predict(tmp_path / "head", replace(table, x=table.x[:, :2]))
+    os.truncate(tmp_path / "head" / head.PARAMETERS, 20)
+    with pytest.raises(InputError, match="train it again"):
+        head.predict(tmp_path / "head", table)
+    with pytest.raises(InputError, match="heads train"):
+        head.predict(tmp_path, table)
+
+
+def test_the_command_requires_a_guarantee_by_default(tmp_path: Path) -> None:
+    rows = generated(300)
+    path, bounds = tmp_path / "rows.csv", tmp_path / "bounds.json"
+    pd.DataFrame({"a": rows.x[:, 0], "b": rows.x[:, 1], "c": rows.x[:, 2], "y": rows.y}).to_csv(path, index=False)
+    bounds.write_text(json.dumps({name: [-1, 1] for name in "abc"}))
+    own = ["--dataset", str(path), "--target", "y"]
+    run = CliRunner()
+    refused = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), "--method", "expm-nf", *own])
+    assert refused.exit_code == 2
+    assert "none proven" in refused.stderr
+    refused = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), *own])
+    assert refused.exit_code == 2
+    assert "bounds" in refused.stderr
+    own += ["--bounds", str(bounds)]
+    made = run.invoke(app, ["heads", "train", "--output", str(tmp_path / "h"), "--json", *own])
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout)["method"] == "expm-certified"
+    predicted = run.invoke(app, ["heads", "predict", str(tmp_path / "h"), *own])
+    assert len(predicted.stdout.split()) == 300
+
+
+def test_the_report_has_every_method_and_its_guarantee(tmp_path: Path) -> None:
+    plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=1, search=False)
+    comparison = compare.compare(generated(400), plan, tmp_path, compare.in_process(Display()), Display())
+    page = write_report(comparison, tmp_path).read_text()
+    for words in ("epsilon-differential privacy", "keeps 94 %", "chosen in advance", "data:image/png"):
+        assert words in page
+    assert json.loads((tmp_path / "comparison.json").read_text())["auc"].keys() == {"non-private", "expm-certified"}
+
+
+def test_intervals_cover_and_the_mode_is_the_best_sample() -> None:
+    table = generated(500)
+    model = methods.parametrised(table)
+    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)
+    fitted = expm_nf.train(model, x, y, 10.0, ExpMNFSettings(fit=FitSettings(steps=100)), seed=0)
+    draws = expm_nf.release(fitted, 200, seed=1)
+    wide, narrow = (predictive_intervals(model, draws, table, share) for share in (0.9, 0.5))
+    assert (wide.low <= narrow.low).all()
+    assert (narrow.high <= wide.high).all()
+    energy = expm_nf.expm_energy(model, x, y, 10.0, 0.0)
+    best = most_probable(draws, energy)
+    assert float(energy(best[None])) == float(energy(draws.values).min())
+
+
+def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
+    """Uses a generated file of the published layout: columns (variable, aggregate), rows by stay and hour."""
+    rng = np.random.default_rng(0)
+    stays = [(subject, 100 + subject, 200 + subject) for subject in range(40)]
+    hours = [29 if subject < 5 else 40 for subject in range(40)]
+    names = ["subject_id", "hadm_id", "icustay_id"]
+    rows = pd.MultiIndex.from_tuples(
+        [(*stay, hour) for stay, last in zip(stays, hours, strict=True) for hour in range(last)],
+        names=[*names, "hours_in"],
+    )
+    columns = pd.MultiIndex.from_product(
+        [["heart rate", "glucose", "never"], ["count", "mean", "std"]], names=["LEVEL2", "Aggregation Function"]
+    )
+    values = rng.normal(size=(len(rows), 9))
+    values[rng.random(values.shape) < 0.8] = np.nan
+    values[:, 7] = np.nan
+    patients = pd.DataFrame(
+        {"mort_hosp": rng.integers(0, 2, 40), "los_icu": rng.uniform(1, 6, 40)},
+        index=pd.MultiIndex.from_tuples(stays, names=names),
+    )
+    file = tmp_path / "all_hourly_data.h5"
+    pd.DataFrame(values, rows, columns).to_hdf(file, key="vitals_labs")
+    patients.to_hdf(file, key="patients")
+    written = mimic.prepare(file, tmp_path / "out")
+    assert set(written.values()) == {35}  # excludes stays below 30 hours
+    table = read_npz(tmp_path / "out" / "mortality.npz")
+    assert table.x.shape == (35, 24, 6)  # excludes a variable without measurements
+    assert table.scaling == "private"
+    np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])
+    with pytest.raises(DataError, match="MIMIC-Extract"):
+        mimic.prepare(tmp_path / "nothing.h5", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_label_of_texts_is_learnt_from_public_embeddings(public_model: Path) -> None:
+    urgent = [f"Please call me back at once, my chest hurts since {hour} o'clock." for hour in range(40)]
+    calm = [f"I would like to move my yearly check to {hour} o'clock next month." for hour in range(40)]
+    table = text.text_table([*urgent, *calm], [1] * 40 + [0] * 40, model=str(public_model))
+    assert abs(table.x).max() <= 1
+    method = methods.METHODS["non-private"]
+    thetas = method.train(methods.build(table), table, 1.0, method.advance, 0)
+    assert auc_of(methods.parametrised(table), thetas, table)[0] > 0.9
+
+
+def test_no_text_changes_a_bit_of_another_ones_features() -> None:
+    long, short, empty = "Please call me back at once, my chest hurts. " * 3, "My check?", ""
+    together, others = text.embed([long, short, empty]), text.embed([short, short, long])
+    np.testing.assert_array_equal(together[[0, 1]], others[[2, 0]])
+    assert np.isfinite(together).all()
+
+
+def test_texts_become_a_table_with_users(public_model: Path, tmp_path: Path) -> None:
+    lines = [
+        {"user": f"user-{number // 2}", "text": text.format(number), "urgent": urgent}
+        for number in range(24)
+        for urgent, text in (("yes", "My chest hurts since {} o'clock!"), ("no", "Please move my check to {} o'clock."))
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, table, head_directory = CliRunner().invoke, str(tmp_path / "urgent.npz"), str(tmp_path / "head")
+    columns = ["--target", "urgent", "--user-field", "user"]
+    made = run(app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), *columns, "--output", table])
+    assert made.exit_code == 0, made.output
+    assert "48 texts" in made.stdout
+    assert "one user" in made.stdout
+    trained = run(app, ["heads", "train", "--dataset", table, "--epsilon", "100", "--output", head_directory, "--json"])
+    assert json.loads(trained.stdout)["guarantee"].startswith("epsilon-differential privacy")
+    predicted = run(app, ["heads", "predict", head_directory, "--dataset", table])
+    urgent = np.array([line["urgent"] == "yes" for line in lines])
+    assert auc(np.array([[float(value) for value in predicted.stdout.split()]]), urgent.astype(np.float32))[0] > 0.9
+    refused = run(
+        app, ["heads", "prepare", "text", str(tmp_path / "texts.jsonl"), "--target", "mood", "--output", table]
+    )
+    assert refused.exit_code == 2
+    assert "has no column 'mood'" in refused.stderr
+
+
+def test_intervals_contain_their_means(tmp_path: Path) -> None:
+    def widths(temper: float) -> np.ndarray:
+        options = ["--dataset", "breast-cancer", "--samples", "50", "--temper", str(temper), "--json"]
+        result = CliRunner().invoke(app, ["heads", "intervals", *options])
+        mean, low, high = np.array(json.loads(result.stdout)["intervals"]).T
+        assert ((low <= mean) & (mean <= high)).mean() > 0.95
+        return np.asarray(high - low)
+
+    assert widths(10.0).mean() < widths(0.01).mean()

@@ -1,0 +1,201 @@
+"""Claim: every method learns, and with a required guarantee only a certified method can be chosen."""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.errors import InputError
+from services.laboratory.heads import certified, compare, data, methods
+from services.laboratory.heads.certified import CertifiedSettings, total_losses
+from services.laboratory.heads.data import DataError, Table, read_table, split
+from services.laboratory.heads.methods import METHODS
+from services.laboratory.heads.models import GRUD, Parametrised
+from services.laboratory.heads.score import auc_of
+from services.laboratory.heads.sgd import Noise
+from services.privacy.sampling.selection import LOSS_UNITS
+from services.progress import Display
+
+
+def generated(rows: int = 600, users: int | None = None) -> Table:
+    """Returns rows whose target is a noisy linear function of three features."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)
+    y = (x @ [2.0, -1.0, 0.5] + 0.3 * rng.normal(size=rows) > 0).astype(np.float32)
+    owners = np.arange(rows) if users is None else rng.integers(0, users, size=rows)
+    return Table("generated", x, y, owners, "public", "record" if users is None else "user")
+
+
+def test_every_method_learns() -> None:
+    parts = split(generated(2000))
+    make = methods.build(parts.train)
+    for method in METHODS.values():
+        thetas = method.train(make, parts.train, 2.0, method.advance, 0)
+        areas = auc_of(methods.parametrised(parts.train), thetas, parts.test)
+        assert np.median(areas) > 0.85, method.name
+
+
+def test_a_required_guarantee_excludes_the_published_method() -> None:
+    assert METHODS["expm-nf"].guarantee == "none proven"
+    assert methods.certified_methods() == ["dp-sgd", "expm-certified", "gnmax"]
+    with pytest.raises(InputError, match="none proven"):
+        methods.demand_certified("expm-nf")
+
+
+def test_a_user_changes_total_losses_by_at_most_one() -> None:
+    """The certified variant's cost depends on this sensitivity. Users have several rows."""
+    table = generated(300, users=20)
+    model = methods.parametrised(table)
+    thetas = 3 * torch.randn(50, model.dimension, generator=torch.Generator().manual_seed(0))
+    whole = total_losses(model, thetas, table)
+    assert (whole > LOSS_UNITS).any()
+    for user in range(20):
+        without = total_losses(model, thetas, table.rows(table.users != user))
+        assert ((whole - without >= 0) & (whole - without <= LOSS_UNITS)).all()
+        mine = np.flatnonzero(table.users == user)
+        flipped = table.y.copy()
+        flipped[mine] = 1 - flipped[mine]
+        replaced = total_losses(model, thetas, replace(table, y=flipped))
+        assert (abs(whole - replaced) <= LOSS_UNITS).all()
+
+
+def test_features_scaled_by_private_rows_are_never_certified(tmp_path: Path) -> None:
+    table = replace(generated(), scaling="private")
+    with pytest.raises(InputError, match="bounds"):
+        certified.event(table, 1.0, CertifiedSettings())
+
+
+def test_public_rows_give_better_candidates() -> None:
+    table = generated(2000)
+    public, private = table.rows(np.arange(300)), table.rows(np.arange(300, 2000))
+    model = methods.parametrised(table)
+    settings = CertifiedSettings(candidates=64, rounds=1)
+    event = certified.event(private, 0.01, settings)
+    theta = certified.release(model, private, event, settings, public=public)
+    assert auc_of(model, theta[None], private)[0] > 0.85
+
+
+def test_gru_d_in_a_batch_of_parameters_is_gru_d() -> None:
+    torch.manual_seed(0)
+    module = GRUD(3, hidden=4)
+    model = Parametrised(module)
+    x = torch.rand(7, 5, 9)
+    thetas = torch.stack([model.vector, model.vector + 0.1])
+    outputs = model.outputs(thetas, x)
+    torch.testing.assert_close(outputs[0], module(x))
+    assert outputs.shape == (2, 7)
+    assert (outputs[0] != outputs[1]).all()
+
+
+def test_the_influence_of_a_missing_value_decays_in_gru_d() -> None:
+    torch.manual_seed(0)
+    module = GRUD(1, hidden=3)
+    with torch.no_grad():
+        module.input_decay.weight.fill_(1.0)
+        for layer in (module.gates, module.candidate):
+            layer.weight[:, 1].zero_()  # ignores the mask
+        module.hidden_decay.weight.zero_()
+
+    def output(value: float, since: float) -> float:
+        return float(module(torch.tensor([[[value, 0.0, since]]])))
+
+    fresh, old = (abs(output(1.0, since) - output(0.0, since)) for since in (0.0, 3.0))
+    assert 0 < old < 0.2 * fresh
+
+
+def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
+    from services.laboratory.heads.clinic import clinic, series
+
+    table = clinic(stays=500)
+    masks = table.x[:, :, 12:24]
+    assert abs((1 - masks.mean()) - 0.89) < 0.01
+    values = np.array([[[1.0], [2.0], [3.0]]])
+    carried = series(values, np.array([[[True], [False], [False]]]))
+    np.testing.assert_allclose(carried[0] * [1, 1, 24], np.array([[1, 1, 0], [1, 0, 1], [1, 0, 2]]))
+
+
+def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
+    table = generated(400)
+    plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
+    run = compare.in_process(Display())
+    first = compare.compare(table, plan, tmp_path, run, Display()).record()
+    assert first["guarantee"]["expm-certified"].startswith("epsilon-differential privacy")
+    assert set(first["auc"]["expm-certified"]) == {"1"}
+
+    def refuse(jobs: object) -> object:
+        assert not jobs
+        return iter(())
+
+    assert compare.compare(table, plan, tmp_path, refuse, Display()).record() == first  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="results of another table"):
+        compare.compare(generated(401), plan, tmp_path, run, Display())
+
+
+def test_users_stay_together_in_a_split() -> None:
+    parts = split(generated(300, users=30))
+    owners = [set(part.users.tolist()) for part in (parts.train, parts.validation, parts.test)]
+    assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
+    assert len(set.union(*owners)) == 30
+
+
+def test_no_user_changes_the_number_of_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = ["bob,0.1,0", "ada,0.2,1", "bob,0.3,1"]
+    tables = []
+    for lines in (rows, rows[::2]):
+        path.write_text("\n".join(["name,x,ill", *lines]) + "\n")
+        tables.append(read_table(str(path), target="ill", user="name"))
+    assert tables[0].users[[0, 2]].tolist() == tables[1].users.tolist()
+    assert len(set(tables[0].users)) == 2
+
+
+def test_unusable_tables_are_refused_by_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age,sex,ill\n30,f,1\n40,m,0\n")
+    for target, user, named in (("sick", None, "sick"), ("ill", None, "sex"), ("ill", "name", "name")):
+        with pytest.raises(DataError, match=named):
+            read_table(str(path), target=target, user=user)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(str(tmp_path / "nothing.parquet"), target="ill")
+    path.write_text("age,ill\n30,1\n40,0\n200,0\n")
+    limits = tmp_path / "bounds.json"
+    limits.write_text('{"age": [0, 100]}')
+    table = read_table(str(path), target="ill", bounds=limits)
+    np.testing.assert_allclose(table.x[:, 0], [-0.4, -0.2, 1.0], atol=1e-6)
+    assert table.scaling == "public"
+    assert read_table(str(path), target="ill").scaling == "private"
+
+
+def test_the_data_sets_of_libraries_are_available() -> None:
+    rand, cancer = data.rand(), data.breast_cancer()
+    assert (len(rand.x), rand.features) == (20_190, 9)
+    assert (len(cancer.x), cancer.features) == (569, 30)
+    assert abs(rand.x).max() <= 1
+
+
+def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator with a short seed can be searched: with it, an observer of a head computes the gradients."""
+    table = generated(200)
+    make = methods.build(table)
+    model = make()
+    noise = Noise(multiplier=1.0, rate=0.1, steps=5, epsilon=1.0, accountant="none")
+    drawn = 0
+
+    def from_system(count: int) -> bytes:
+        nonlocal drawn
+        drawn += count
+        return np.random.default_rng(drawn).bytes(count)
+
+    def trained() -> torch.Tensor:
+        nonlocal drawn
+        drawn = 0
+        return methods.train_with_noise(lambda: deepcopy(model), table, noise, methods.DP_SGD)
+
+    assert not torch.equal(trained(), trained())
+    monkeypatch.setattr("services.privacy.sampling.randomness.os.urandom", from_system)
+    assert torch.equal(trained(), trained()), "something else is drawn, too"
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert drawn >= 8 * noise.steps * (len(table.x) + weights)

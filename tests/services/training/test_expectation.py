@@ -1,0 +1,106 @@
+"""Claim: `privmix plan --users` looks its expectation up in measurements, and derives the number of parts."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from services.errors import InputError
+from services.privacy.accounting import planning
+from services.training import expectation
+from services.training.expectation import Measured, Population, Requirements, TokenBudget, candidates, propose
+from services.training.options import Attention
+
+BUDGET = TokenBudget(epsilon=8.0, delta=1e-5, tokens=100_000)
+
+
+@pytest.mark.parametrize(("attention", "least"), [("public", 0.8), ("text", 0.75)])
+def test_the_measured_shares_grow_with_the_radius(attention: Attention, least: float) -> None:
+    corpora = json.loads(expectation.TABLE.read_bytes())["attention"][attention]["corpora"]
+    assert len(corpora) >= 2
+    for corpus in corpora.values():
+        for curve in corpus["kept"].values():
+            means = [sum(runs) / len(runs) for radius, runs in curve.items() if float(radius) <= 1.6]
+            assert means == sorted(means)
+            assert means[0] < 0.5
+            assert min(list(curve.values())[-1]) > least
+            for (
+                radius,
+                runs,
+            ) in curve.items():  # a clip to +-radius changes a log-probability by at most twice the radius
+                gains = [share * gain for share, gain in zip(runs, corpus["ensemble_gain"], strict=True)]
+                assert max(gains) <= 2 * float(radius)
+
+
+def test_curves_are_linear_between_measurements_and_constant_beyond() -> None:
+    curves = {"a": {"kept": {"pmixed": {"1.0": [0.2, 0.4], "2.0": [0.6, 0.6]}}}}
+    measured = Measured({"attention": {"public": {"corpora": curves}}}, "public")
+    assert measured.kept("pmixed", 0.5) == pytest.approx([0.1, 0.2])
+    assert measured.kept("pmixed", 1.5) == pytest.approx([0.4, 0.5])
+    assert measured.kept("pmixed", 9.0) == [0.6, 0.6]
+
+
+def test_the_proposed_protocol_keeps_to_the_budget() -> None:
+    proposal = propose(Requirements(Population(10_000), BUDGET))
+    cost = planning.cost(proposal.protocol.event, BUDGET.tokens, BUDGET.delta)
+    assert cost.epsilon_rdp <= BUDGET.epsilon
+    assert cost.epsilon_rdp == pytest.approx(BUDGET.epsilon, rel=1e-6)
+    assert proposal.gain is None
+    assert 0 < proposal.kept.low <= proposal.kept.mean <= proposal.kept.high
+
+
+def test_a_smaller_corpus_gets_fewer_parts_because_each_must_learn() -> None:
+    budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=1024)
+    large = propose(Requirements(Population(10_000, 100_000_000), budget, "pmixed"))
+    small = propose(Requirements(Population(10_000, 50_000), budget, "pmixed"))
+    assert small.protocol.parts < large.protocol.parts
+    assert small.gain is not None
+    assert large.gain is not None
+    assert small.gain.mean < large.gain.mean
+
+
+def test_texts_are_proposed_where_they_are_expected_to_gain_more() -> None:
+    budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=16_384)
+    wanted = Requirements(Population(2000, 200_000), budget)
+    both = {kind: propose(replace(wanted, attention=kind)) for kind in ("public", "text")}
+    worth = {kind: proposal.worth for kind, proposal in both.items()}
+    chosen = propose(wanted)
+    assert chosen == both["text" if worth["text"] > (1 + expectation.TOLERANCE) * worth["public"] else "public"]
+    assert chosen.attention == "text", "a part of 1,000 tokens or less learns little"
+    # The size of the corpus decides. Without it, the gains cannot be compared.
+    assert propose(Requirements(Population(2000), budget)).attention == "public"
+    assert propose(Requirements(Population(2000), budget, attention="text")).attention == "text"
+
+
+def test_numbers_of_parts_are_coarse_and_leave_every_part_its_users() -> None:
+    assert list(candidates(Population(1))) == [1]
+    assert list(candidates(Population(10))) == [2]
+    assert list(candidates(Population(350))) == [2, 3, 4, 6, 8, 12]
+    assert list(candidates(Population(350))) == list(candidates(Population(351)))
+    assert list(candidates(Population(350, 10_000)))[-1] == 32
+
+
+@pytest.mark.parametrize(
+    ("population", "protocol", "parts", "field"),
+    [
+        (Population(0), None, None, "users"),
+        (Population(10, 0), None, None, "corpus-tokens"),
+        (Population(10), "gnmax", None, "protocol"),
+        (Population(10), None, 11, "parts"),
+        (Population(2), "pmixed", 2, "tokens"),
+    ],
+)
+def test_an_impossible_proposal_names_the_field(
+    population: Population, protocol: str | None, parts: int | None, field: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{field}:"):
+        propose(Requirements(population, TokenBudget(epsilon=0.01, delta=1e-5, tokens=10**9), protocol, parts))
+
+
+def test_a_cohort_has_its_share_of_everything() -> None:
+    wanted = Requirements(Population(1000, 100_000), TokenBudget(epsilon=8.0, delta=1e-5, tokens=1025), parts=9)
+    own = wanted.of_cohort(2)
+    assert (own.population, own.budget.tokens, own.parts) == (Population(500, 50_000), 513, 4)
+    assert own.budget.epsilon == wanted.budget.epsilon, "a user is in one cohort, which has the whole epsilon"
+    with pytest.raises(InputError, match=r"^cohorts: must be from 2 to the number of users and of tokens, not 1001"):
+        wanted.of_cohort(1001)
