@@ -26,9 +26,9 @@ from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.engine import known_engine
 from services.errors import InputError
-from services.gateway.settings import ClientSettings
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings, WhenExhausted
+from services.requests.settings import ClientSettings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name in `ensembles`, which is a model name and a part of the namespace of the ensemble's actors."""

@@ -39,9 +39,9 @@ from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
 from services.fleet.size import FleetSize
 from services.gateway.deployment import Gateway
-from services.gateway.settings import ClientSettings, GatewaySettings
 from services.keys import actor as keys
 from services.keys.store import KeyStore
+from services.requests.settings import ClientSettings, RequestSettings
 from services.training.cohorts import not_apart
 from services.training.manifest import Manifest
 from services.training.public_model import resolve
@@ -253,7 +253,7 @@ def start_actors(
     with _all_or_none(configuration.namespace):
         database, namespace = keys_database(configuration), configuration.namespace
         started = {ensemble.served.name: start_ensemble(ensemble, database, report, keep=keep) for ensemble in checked}
-        settings = gateway_settings(configuration, checked)
+        settings = request_settings(configuration, checked)
         keys.start(database, namespace=namespace, lifetime="detached", keep=keep)
         ensembles.start(database, settings.ensembles, namespace=namespace, lifetime="detached", keep=keep)
         _start_batches(configuration, settings, keep)
@@ -337,21 +337,20 @@ def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
 
 def gateway(configuration: Configuration, checked: Sequence[Checked], *beside: Application) -> Application:
     """Returns the HTTP route as a Serve application, together with the deployments `beside` it."""
-    settings = gateway_settings(configuration, checked)
+    settings = request_settings(configuration, checked)
     route = Gateway.options(num_replicas=configuration.http.replicas)  # type: ignore[attr-defined]
-    application: Application = route.bind(settings, *beside)
+    application: Application = route.bind(settings, configuration.batches, *beside)
     return application
 
 
-def gateway_settings(configuration: Configuration, checked: Sequence[Checked]) -> GatewaySettings:
+def request_settings(configuration: Configuration, checked: Sequence[Checked]) -> RequestSettings:
     """Returns the settings of the gateways and of the batches' actor."""
-    return GatewaySettings(
+    return RequestSettings(
         namespace=configuration.namespace,
         ensembles=tuple(ensemble.served for ensemble in checked),
         ensembles_actor=ensembles.NAME,
         keys_actor=keys.NAME,
         batches_actor=batches.NAME if configuration.batches.enabled else None,
-        batches=configuration.batches,
         **configuration.http.model_dump(include=set(ClientSettings.model_fields)),
     )
 
@@ -493,11 +492,13 @@ def _start_coordinator(
     return CoordinatorActor.options(**_reserved(configuration), **options).remote(settings)
 
 
-def _start_batches(configuration: Configuration, settings: GatewaySettings, keep: bool) -> None:
+def _start_batches(configuration: Configuration, settings: RequestSettings, keep: bool) -> None:
     if not configuration.batches.enabled:
         return
     capacity = max(ensemble.capacity for ensemble in settings.ensembles)
-    batches.start(keys_database(configuration), settings, capacity=capacity, lifetime="detached", keep=keep)
+    batches.start(
+        keys_database(configuration), configuration.batches, settings, capacity=capacity, lifetime="detached", keep=keep
+    )
 
 
 def _start_alerts(configuration: Configuration, keep: bool) -> None:

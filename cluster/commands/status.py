@@ -53,7 +53,7 @@ async def _others(namespace: str, coordinators: Sequence[str]) -> list[dict[str,
     """Returns the states of the budget actor and of all coordinators, with their problems."""
     from services.budget import actor as budget
     from services.fleet import fleet
-    from services.gateway.status import Status
+    from services.requests.status import Status
 
     statuses = [Status(namespace, (name,), budget.NAME, fleet.NAME, PROBE_S, PROBE_S) for name in coordinators]
     troubles: dict[str, str] = {}

@@ -19,9 +19,9 @@ from services.alerts.webhook import Webhook
 from services.database.service import ServiceDatabase
 from services.ensembles.records import Ensemble, EnsembleList
 from services.errors import KeysUnavailable
-from services.gateway.errors import ApiError
-from services.gateway.keys import KeyService
-from services.gateway.status import Status
+from services.requests.errors import ApiError
+from services.requests.keys import KeyService
+from services.requests.status import Status
 
 NAME = "alerts"
 TIMEOUT_S = 10.0

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from services.alerts.alert import Alert, Event
 from services.budget.statement import Statement
-from services.gateway.status import Shard
 from services.keys.records import KeyAccount, Share, Usage
 from services.keys.traffic import TrafficReport
+from services.requests.status import Shard
 
 REARM = 0.1
 """A threshold can fire again once the fraction has fallen this far below it. Without this margin, tokens that an open

@@ -20,7 +20,7 @@ from services.keys.fair_queue import background_capacity
 
 if TYPE_CHECKING:
     from services.batches.runner import Runner
-    from services.gateway.settings import GatewaySettings
+    from services.requests.settings import RequestSettings
 
 NAME = "batches"
 MOST_OPEN = 50
@@ -40,19 +40,19 @@ class Batches:
     Loads the runner with its tokenizers (seconds of work and 600 MB) only when a batch exists.
 
     Args:
-        gateway: the pickled `GatewaySettings`. Unpickling them imports the gateway, so it waits until then too.
+        requests: the pickled `RequestSettings`. Unpickling them imports the tokenizers, so it waits until then too.
         capacity: the number of generations that the coordinators run at the same time.
         holder: the name of the deployment, which does not change when the actor restarts. Only the deployment with the
             lease in the database runs batches, and only once its HTTP route serves (`serving`): a new deployment must
             not charge tokens, and so take over the ledger, while the clients still use the old one.
     """
 
-    def __init__(self, database: str, settings: BatchSettings, gateway: bytes, capacity: int, holder: str) -> None:
+    def __init__(self, database: str, settings: BatchSettings, requests: bytes, capacity: int, holder: str) -> None:
         self._settings = settings
         self._holder = holder
         self._route_serves = asyncio.Event()
         self._store = BatchStore(ServiceDatabase(database))
-        self._gateway = gateway
+        self._requests = requests
         self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
         self._loading = asyncio.Lock()
@@ -167,8 +167,8 @@ class Batches:
     def _load(self) -> "Runner":
         from services.batches.runner import Runner
 
-        gateway: GatewaySettings = pickle.loads(self._gateway)
-        return Runner.load(self._store, gateway, self._capacity, self._holder)
+        requests: RequestSettings = pickle.loads(self._requests)
+        return Runner.load(self._store, self._settings, requests, self._capacity, self._holder)
 
     async def _may_run(self) -> bool:
         """Takes or extends the lease. Returns whether this deployment runs batches."""
@@ -201,7 +201,8 @@ BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_c
 
 def start(
     database: str,
-    settings: "GatewaySettings",
+    settings: BatchSettings,
+    requests: "RequestSettings",
     *,
     capacity: int,
     lifetime: Literal["detached"] | None = None,
@@ -212,9 +213,7 @@ def start(
     Args:
         keep: reuse a living actor.
     """
-    options = {"name": NAME, "namespace": settings.namespace, "lifetime": lifetime, "get_if_exists": keep}
-    actor = BatchesActor.options(**options).remote(
-        database, settings.batches, pickle.dumps(settings), capacity, uuid4().hex
-    )
+    options = {"name": NAME, "namespace": requests.namespace, "lifetime": lifetime, "get_if_exists": keep}
+    actor = BatchesActor.options(**options).remote(database, settings, pickle.dumps(requests), capacity, uuid4().hex)
     ray.get(actor.ready.remote())
     return actor

@@ -14,14 +14,13 @@ from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.coordinator.messages import Generation
 from services.errors import KeysUnavailable
-from services.gateway.admission import Admission
-from services.gateway.coordinator_client import ResponseQueue
-from services.gateway.errors import ApiError, invalid, unexpected
-from services.gateway.keys import KeyService
-from services.gateway.models import Models
-from services.gateway.preparation import Preparation
-from services.gateway.settings import GatewaySettings
-from services.gateway.streaming import complete_answer
+from services.requests.admission import Admission, complete_answer
+from services.requests.coordinator_client import ResponseQueue
+from services.requests.errors import ApiError, invalid, unexpected
+from services.requests.keys import KeyService
+from services.requests.models import Models
+from services.requests.preparation import Preparation
+from services.requests.settings import RequestSettings
 
 MOST_ATTEMPTS = 3
 """A line fails after this many attempts in which this process died, because each attempt may have been charged."""
@@ -87,11 +86,13 @@ class Runner:
         """Set once the models are loaded. Before, every model is unknown."""
 
     @classmethod
-    def load(cls, store: BatchStore, gateway: GatewaySettings, capacity: int, holder: str) -> Self:
+    def load(
+        cls, store: BatchStore, settings: BatchSettings, requests: RequestSettings, capacity: int, holder: str
+    ) -> Self:
         """Creates a runner with its own tokenizers and channels to the coordinators. `serve` opens them."""
-        keys = KeyService(gateway.api_keys, gateway.namespace, gateway.keys_actor, gateway.cache_secret)
-        models = Models(gateway)
-        return cls(store, gateway.batches, Preparation(gateway, models), models, keys, capacity, holder)
+        keys = KeyService(requests.api_keys, requests.namespace, requests.keys_actor, requests.cache_secret)
+        models = Models(requests)
+        return cls(store, settings, Preparation(requests, models), models, keys, capacity, holder)
 
     async def serve(self) -> None:
         """Keeps the channels to the coordinators open and sends heartbeats to the keys actor."""

@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
-from services.gateway.errors import invalid
-from services.gateway.keys import KeyService
-from services.gateway.limits import read_body
-from services.gateway.models import Models
 from services.gateway.openapi import REFUSALS, body
-from services.gateway.schema import Body
 from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share, now
+from services.requests.errors import invalid
+from services.requests.keys import KeyService
+from services.requests.models import Models
+from services.requests.preparation import read_body
+from services.requests.schema import Body
 
 MAX_BODY_BYTES = 1 << 16
 MAX_DAYS = 36_500

@@ -1,38 +1,71 @@
 """Builds the HTTP application, for Ray Serve and for tests."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from ray.util.metrics import Counter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse
 
+from services.batches.settings import BatchSettings
 from services.gateway import administration, batches
-from services.gateway.access_log import CLIENT_GONE, REQUEST_ID, AccessLog
-from services.gateway.catalogue import CatalogueRoutes, version_route
+from services.gateway.access_log import REQUEST_ID, AccessLog
+from services.gateway.catalogue import CatalogueRoutes, health_routes, version_route
 from services.gateway.console import ConsoleRoutes
-from services.gateway.errors import ApiError, from_http
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
-from services.gateway.health import health_routes
-from services.gateway.keys import LIMITED, RATES, KeyService
-from services.gateway.metrics import refusals
-from services.gateway.models import Models
 from services.gateway.openapi import describe
-from services.gateway.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.gateway.settings import GatewaySettings
-from services.gateway.static_pages import static_pages
+from services.requests.errors import ApiError, from_http
+from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
+from services.requests.models import Models
+from services.requests.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.requests.settings import RequestSettings
+
+_FOLDER = Path(__file__).parent / "static"
+# Allows the inline scripts and styles of the pages and requests to this host only.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"content-security-policy": _POLICY, "referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
+
+
+def static_pages() -> APIRouter:
+    """Returns the routes `/docs` and `/console`. They need no key, because the pages contain no data."""
+    router = APIRouter(include_in_schema=False)
+    for path, file in {"/docs": "docs.html", "/console": "console.html"}.items():
+        text = (_FOLDER / file).read_text(encoding="utf-8")
+        router.add_api_route(path, _page(text), methods=["GET"])
+    return router
+
+
+def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
+    async def page() -> HTMLResponse:
+        return HTMLResponse(text, headers=_HEADERS)
+
+    return page
+
 
 BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
+refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))
 HEARTBEAT_S = 1.0
 
 
-def build_app(settings: GatewaySettings, models: Models, *, answer_request_id: bool = True) -> FastAPI:
+def build_app(
+    settings: RequestSettings,
+    models: Models,
+    batch_settings: BatchSettings | None = None,
+    *,
+    answer_request_id: bool = True,
+) -> FastAPI:
     """Returns the gateway's ASGI application. Its lifespan keeps the channels to the coordinators open."""
     keys = KeyService(settings.api_keys, settings.namespace, settings.keys_actor, settings.cache_secret)
-    batch_routes = batches.BatchRoutes(settings, keys)
+    batch_routes = batches.BatchRoutes(settings, batch_settings or BatchSettings(), keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -1,27 +1,85 @@
-"""Implements OpenAI's Files and Batch APIs: `/v1/files` and `/v1/batches`. A key cannot access another key's files."""
+"""Implements OpenAI's Files and Batch APIs: `/v1/files` and `/v1/batches`. A key cannot access another key's files.
+
+An uploaded file is read in memory only: it may contain prompts, which only the database may store.
+"""
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, field_validator
 from ray.exceptions import RayError, RayTaskError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.batches.records import Batch, BatchesError, BatchRequest, File, NotStored
+from services.batches.settings import BatchSettings
 from services.batches.store import Page
 from services.errors import KeysUnavailable
-from services.gateway.errors import ApiError, invalid, unavailable
-from services.gateway.fields import refused
-from services.gateway.keys import KeyService
-from services.gateway.limits import read_body
 from services.gateway.openapi import REFUSALS, body
-from services.gateway.preparation import Endpoint
-from services.gateway.schema import Body
-from services.gateway.settings import GatewaySettings
-from services.gateway.uploads import read_upload
+from services.requests.errors import ApiError, invalid, unavailable
+from services.requests.keys import KeyService
+from services.requests.preparation import Endpoint, read_body
+from services.requests.schema import Body, refused
+from services.requests.settings import RequestSettings
+
+OVERHEAD_BYTES = 1 << 16
+MOST_NAME_CHARACTERS = 255
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Holds an uploaded file. `fields` are the other fields of the form."""
+
+    filename: str
+    content: bytes
+    fields: dict[str, str]
+
+
+async def read_upload(request: Request, limit: int) -> Upload:
+    """Reads one file of at most `limit` bytes.
+
+    Raises:
+        ApiError: 413, the file exceeds the limit; 415, the body is not multipart; 400, it has no file.
+    """
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise ApiError(415, "send the file as multipart/form-data", code="unsupported_media_type", param="file")
+    too_large = ApiError(413, f"file: larger than {limit} bytes; split it", code="file_too_large", param="file")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit + OVERHEAD_BYTES:
+        raise too_large
+
+    async def limited() -> AsyncGenerator[bytes, None]:
+        read = 0
+        async for chunk in request.stream():
+            read += len(chunk)
+            if read > limit + OVERHEAD_BYTES:
+                raise too_large
+            yield chunk
+
+    parser = MultiPartParser(request.headers, limited(), max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES)
+    parser.spool_max_size = limit + OVERHEAD_BYTES + 1
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError):
+        raise ApiError(
+            400, "the body is not multipart/form-data with one file", code="invalid_body", param="body"
+        ) from None
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise invalid("file", "this field is required, as a file", "missing_required_parameter")
+    content = await file.read()
+    await form.close()
+    if len(content) > limit:
+        raise too_large
+    fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    return Upload((file.filename or "file")[:MOST_NAME_CHARACTERS], content, fields)
+
 
 MAX_BODY_BYTES = 1 << 16
 LEAST_EXPIRY_S = 3600
@@ -113,8 +171,9 @@ BODIES = (NewBatch,)
 class BatchRoutes:
     """Implements the routes for files and batches, which the batches actor stores and runs."""
 
-    def __init__(self, settings: GatewaySettings, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, batches: BatchSettings, keys: KeyService) -> None:
         self._settings = settings
+        self._max_file_bytes = batches.max_file_bytes
         self._keys = keys
 
     async def announce(self) -> None:
@@ -141,7 +200,7 @@ class BatchRoutes:
     async def upload(self, request: Request) -> File:
         """Store a file of requests. It is deleted on request or after the service's retention time."""
         owner = await self._owner(request)
-        upload = await read_upload(request, self._settings.batches.max_file_bytes)
+        upload = await read_upload(request, self._max_file_bytes)
         if upload.fields.get("purpose") != "batch":
             raise invalid("purpose", "only files for batches are accepted; use batch")
         file: File = await self._ask("upload", owner, upload.filename, upload.content, _expiry(upload.fields))

@@ -1,23 +1,121 @@
-"""Implements the routes that describe the service: models, version, tokenization, and the privacy guarantee."""
+"""Implements the routes that describe the service: models, version, tokenization, health, and the privacy guarantee."""
 
+import asyncio
 from collections.abc import Sequence
 from importlib.metadata import version
 from time import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
 
 from services.budget.statement import Statement
-from services.gateway.errors import invalid
-from services.gateway.keys import KeyService
-from services.gateway.limits import read_body
-from services.gateway.models import Models
+from services.budget.together import JointGuarantee, together
 from services.gateway.openapi import REFUSALS, body
-from services.gateway.responses import Detokenized, Model, ModelList, Tokenized, Version
-from services.gateway.schema import DetokenizeRequest, TokenizeRequest
-from services.gateway.settings import GatewaySettings
-from services.gateway.statements import Statements, statements_of
 from services.keys.records import Scope
+from services.requests.answers import Detokenized, Model, ModelList, Tokenized, Version
+from services.requests.errors import invalid
+from services.requests.keys import KeyService
+from services.requests.models import Models, ServedModel
+from services.requests.preparation import read_body
+from services.requests.schema import DetokenizeRequest, TokenizeRequest
+from services.requests.settings import RequestSettings
+
+
+class ModelStatement(Statement):
+    """Holds the statement of one model."""
+
+    model: str
+
+
+class Statements(BaseModel):
+    """Holds the statements of several models. `together` is the guarantee for a person whose text is in all of them,
+    except that it is in one ensemble of each cohort."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelStatement]
+    together: JointGuarantee
+
+
+async def statements_of(models: Sequence[ServedModel]) -> Statements:
+    """Returns the statements of these models.
+
+    Raises:
+        ApiError: 503, a budget actor does not answer.
+    """
+    statements = await asyncio.gather(*(model.status.statement() for model in models))
+    by_name = {model.ensemble.name: statement for model, statement in zip(models, statements, strict=True)}
+    data = [ModelStatement(model=name, **dict(statement)) for name, statement in by_name.items()]
+    cohorts = {model.ensemble.name: model.ensemble.cohort for model in models}
+    return Statements(data=data, together=together(by_name, cohorts))
+
+
+RETRY_AFTER_S = "5"
+
+
+class Health(BaseModel):
+    """Holds the response of `/health`. `troubles` says for each actor in `missing` why it cannot work.
+
+    Without the keys actor and its database, no request is admitted, so the status is "unavailable".
+
+    In a service with several models, an actor is named `MODEL/ACTOR`, and `status` is "degraded" if some of the models
+    are unavailable.
+    """
+
+    status: Literal["ok", "degraded", "unavailable"]
+    missing: list[str]
+    troubles: dict[str, str]
+
+
+def health_routes(models: Models, keys: KeyService) -> APIRouter:
+    """Returns the routes `/livez`, `/readyz` and `/health`.
+
+    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and some model can generate and
+    charge a private token now. `/health` adds the reasons.
+    """
+    router = APIRouter()
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        return _response({"status": "ok"}, ready=True)
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        state = await _health(models, keys)
+        ready = state.status != "unavailable"
+        return _response({"status": "ok" if ready else "unavailable"}, ready=ready)
+
+    @router.get("/health")
+    async def health() -> Response:
+        state = await _health(models, keys)
+        return _response(state.model_dump(), ready=state.status != "unavailable")
+
+    return router
+
+
+async def _health(models: Models, keys: KeyService) -> Health:
+    serving = [served for served in models.all if served.state == "serving"]
+    keys_trouble, troubles_by_model = await asyncio.gather(
+        keys.trouble(), asyncio.gather(*(served.status.troubles() for served in serving))
+    )
+    works = [not model_troubles for model_troubles in troubles_by_model]
+    only_model = len(models.all) == 1
+    troubles = {
+        actor if only_model else f"{served.ensemble.name}/{actor}": trouble
+        for served, model_troubles in zip(serving, troubles_by_model, strict=True)
+        for actor, trouble in model_troubles.items()
+    }
+    if keys_trouble is not None:
+        return Health(status="unavailable", missing=["keys", *troubles], troubles={"keys": keys_trouble, **troubles})
+    status: Literal["ok", "degraded", "unavailable"] = "degraded" if any(works) else "unavailable"
+    return Health(status="ok" if works and all(works) else status, missing=list(troubles), troubles=troubles)
+
+
+def _response(body: dict[str, object], *, ready: bool) -> Response:
+    headers = {"cache-control": "no-store", **({} if ready else {"retry-after": RETRY_AFTER_S})}
+    return JSONResponse(body, 200 if ready else 503, headers)
+
 
 # Every key may list `/v1/models`.
 _SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", "/detokenize": "generate"}
@@ -26,7 +124,7 @@ _SCOPES: dict[str, Scope] = {"/v1/privacy": "privacy", "/tokenize": "generate", 
 class CatalogueRoutes:
     """Implements OpenAI's `/v1/models`, vLLM's `/tokenize` and `/detokenize`, and `/v1/privacy`."""
 
-    def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
         self._models = models
         self._keys = keys

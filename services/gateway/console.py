@@ -16,16 +16,16 @@ from starlette.responses import Response
 from services.budget.statement import Statement
 from services.budget.together import together
 from services.ensembles.records import State
-from services.gateway.errors import ApiError
-from services.gateway.keys import KeyService
-from services.gateway.models import Models, ServedModel
 from services.gateway.openapi import REFUSALS
-from services.gateway.settings import GatewaySettings
-from services.gateway.sse import EventStream, events
-from services.gateway.status import Shard
 from services.keys.messages import Identity
 from services.keys.records import KeyAccount
 from services.keys.traffic import TrafficReport
+from services.requests.admission import EventStream, events
+from services.requests.errors import ApiError
+from services.requests.keys import KeyService
+from services.requests.models import Models, ServedModel
+from services.requests.settings import RequestSettings
+from services.requests.status import Shard
 
 INTERVAL_S = 1.0
 SHARDS_S = 5.0
@@ -63,7 +63,7 @@ class Snapshot(BaseModel):
 class ConsoleRoutes:
     """Implements `GET /v1/console`, which streams a snapshot every second."""
 
-    def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
         self._models = models
         self._keys = keys

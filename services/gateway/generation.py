@@ -2,19 +2,21 @@
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.access_log import access_record
-from services.gateway.admission import Admission
-from services.gateway.answers import Answer
-from services.gateway.keys import KeyService
-from services.gateway.limits import read_body
-from services.gateway.models import Models
 from services.gateway.openapi import REFUSALS, body
-from services.gateway.preparation import Endpoint, Preparation
-from services.gateway.responses import ChatCompletion, Completion
-from services.gateway.schema import ChatRequest, CompletionRequest
-from services.gateway.settings import GatewaySettings
-from services.gateway.sse import EventStream, kept_alive, unless_disconnected
-from services.gateway.streaming import complete_answer, stream_answer
+from services.requests.admission import (
+    Admission,
+    EventStream,
+    complete_answer,
+    kept_alive,
+    stream_answer,
+    unless_disconnected,
+)
+from services.requests.answers import Answer, ChatCompletion, Completion
+from services.requests.keys import KeyService, access_record
+from services.requests.models import Models
+from services.requests.preparation import Endpoint, Preparation, read_body
+from services.requests.schema import ChatRequest, CompletionRequest
+from services.requests.settings import RequestSettings
 
 ANSWERED_BY = "x-privmix-answered-by"
 
@@ -22,7 +24,7 @@ ANSWERED_BY = "x-privmix-answered-by"
 class GenerationRoutes:
     """Implements `POST /v1/completions` and `POST /v1/chat/completions`."""
 
-    def __init__(self, settings: GatewaySettings, models: Models, keys: KeyService) -> None:
+    def __init__(self, settings: RequestSettings, models: Models, keys: KeyService) -> None:
         self._settings = settings
         self._models = models
         self._preparation = Preparation(settings, models)

@@ -424,7 +424,9 @@ def test_errors_that_alert_are_codes_of_the_gateway(manifests: Manifests) -> Non
     asked = {
         code for rule in rules for codes in re.findall(r'reason=~"([^"]*)"', rule["expr"]) for code in codes.split("|")
     }
-    sources = "".join(file.read_text() for file in (SERVICES / "gateway").glob("*.py"))
+    sources = "".join(
+        file.read_text() for folder in ("gateway", "requests") for file in (SERVICES / folder).glob("*.py")
+    )
     assert asked
     assert not [code for code in asked if f'"{code}"' not in sources]
 

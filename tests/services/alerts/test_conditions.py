@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from services.alerts.alert import Alert
 from services.alerts.conditions import Conditions, Observation
 from services.budget.statement import Statement
-from services.gateway.status import Shard
 from services.keys.records import Key, KeyAccount, Share, ShareAccount, Usage, now
 from services.keys.traffic import Traffic, TrafficReport
+from services.requests.status import Shard
 
 THRESHOLDS = (0.5, 0.8)
 

@@ -12,7 +12,7 @@ from services.batches.actor import Batches
 from services.batches.records import Batch, BatchesError, BatchRequest
 from services.batches.settings import BatchSettings
 from services.ensembles.records import Ensemble
-from services.gateway.settings import GatewaySettings
+from services.requests.settings import RequestSettings
 from services.training import public_model
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +29,8 @@ def anyio_backend() -> str:
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
     ensemble = Ensemble(names=("privmix",), namespace=namespace, model=public_model.resolve(), context_length=512)
-    gateway = GatewaySettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
-    batches = Batches(str(place), BatchSettings(), pickle.dumps(gateway), capacity=4, holder=holder)
+    requests = RequestSettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
+    batches = Batches(str(place), BatchSettings(), pickle.dumps(requests), capacity=4, holder=holder)
     batches._route_serves.set()
     return batches
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from services.batches.settings import BatchSettings
 from services.ensembles.records import Ensemble
 from services.gateway.app import build_app
-from services.gateway.models import Models, prompts_of
-from services.gateway.prompts import Prompts
-from services.gateway.settings import GatewaySettings
+from services.requests.models import Models, Prompts, prompts_of
+from services.requests.settings import RequestSettings
 from services.training import public_model
 
 NOBODY = "a-namespace-without-actors"
@@ -36,9 +36,9 @@ def ensemble(*names: str, **changes: Any) -> Ensemble:
     return Ensemble(**{"names": names, **values, **changes})
 
 
-def app_client(**changes: Any) -> TestClient:
+def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClient:
     """Returns a client of an app with changed settings. The app runs while the client's context is open."""
-    settings = GatewaySettings(
+    settings = RequestSettings(
         **{
             "ensembles": (ensemble("privmix", "clinic"),),
             "namespace": NOBODY,
@@ -51,7 +51,7 @@ def app_client(**changes: Any) -> TestClient:
             **changes,
         }
     )
-    return TestClient(build_app(settings, Models(settings)))
+    return TestClient(build_app(settings, Models(settings), batches))
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.gateway.fields import Fallbacks
-from services.gateway.limits import answer_length
-from services.gateway.prompts import Prompts
-from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.settings import GatewaySettings
 from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.models import Prompts
+from services.requests.preparation import answer_length
+from services.requests.schema import ChatRequest, CompletionRequest, Fallbacks, GenerationRequest
+from services.requests.settings import RequestSettings
 from tests.services.gateway.conftest import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
@@ -119,8 +118,8 @@ def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any
 
 
 @pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(ensembles=(), max_tokens=80, default_max_tokens=16)
+def settings() -> RequestSettings:
+    return RequestSettings(ensembles=(), max_tokens=80, default_max_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def settings() -> GatewaySettings:
     ],
 )
 def test_the_length_of_an_answer_fits_the_context(
-    settings: GatewaySettings, body: GenerationRequest, prompt_tokens: int, length: int
+    settings: RequestSettings, body: GenerationRequest, prompt_tokens: int, length: int
 ) -> None:
     assert answer_length(body, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings, 100) == length
 
@@ -163,8 +162,8 @@ async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
 )
 def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GatewaySettings(**{"ensembles": (), **changes})
+        RequestSettings(**{"ensembles": (), **changes})
 
 
 def test_keys_are_not_printed() -> None:
-    assert "hunter2" not in repr(GatewaySettings(ensembles=(), api_keys=("hunter2",)))
+    assert "hunter2" not in repr(RequestSettings(ensembles=(), api_keys=("hunter2",)))

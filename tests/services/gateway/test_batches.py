@@ -25,7 +25,7 @@ MOST_BYTES = 4096
 @pytest.fixture(scope="module")
 def batch_client() -> Iterator[TestClient]:
     """Provides a client of a gateway with batches enabled but without a batches actor."""
-    with app_client(batches_actor="batches", batches=BatchSettings(max_file_bytes=MOST_BYTES)) as client:
+    with app_client(BatchSettings(max_file_bytes=MOST_BYTES), batches_actor="batches") as client:
         yield client
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.gateway.errors import ApiError, unavailable
-from services.gateway.schema import ChatRequest, CompletionRequest
-from services.gateway.sse import HEARTBEAT, kept_alive
+from services.requests.admission import HEARTBEAT, kept_alive
+from services.requests.errors import ApiError, unavailable
+from services.requests.schema import ChatRequest, CompletionRequest
 from tests.services.gateway.conftest import MakeClient
 
 CHAT = [{"role": "user", "content": "Good morning"}]

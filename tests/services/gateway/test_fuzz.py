@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from services.gateway.schema import ChatRequest, CompletionRequest
+from services.requests.schema import ChatRequest, CompletionRequest
 
 MARK = "Wilhelmina"
 

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from services.coordinator.messages import Generation
 from services.database.service import ServiceDatabase
-from services.gateway.admission import divide_tokens
-from services.gateway.coordinator_client import CoordinatorClient
-from services.gateway.errors import unavailable
-from services.gateway.keys import rate_headers, refusal
 from services.keys.actor import IDENTITY_AGE_S
 from services.keys.messages import RateState, RateStates, Refused
 from services.keys.store import KeyStore
 from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.admission import divide_tokens
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.errors import unavailable
+from services.requests.keys import rate_headers, refusal
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient

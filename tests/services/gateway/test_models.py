@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 
 from services.ensembles.records import EnsembleEntry
 from services.gateway.app import build_app
-from services.gateway.errors import ApiError
-from services.gateway.models import Models
-from services.gateway.settings import GatewaySettings
+from services.requests.errors import ApiError
+from services.requests.models import Models
+from services.requests.settings import RequestSettings
 from services.training import public_model
 from tests.services.gateway.conftest import NOBODY, ensemble
 
@@ -20,12 +20,12 @@ BODY = {"prompt": "The patient", "max_tokens": 4}
 
 @pytest.fixture
 def models() -> Models:
-    return Models(GatewaySettings(namespace=NOBODY, ensembles=(CLINIC, COURT)))
+    return Models(RequestSettings(namespace=NOBODY, ensembles=(CLINIC, COURT)))
 
 
 @pytest.fixture
 def client(models: Models) -> Iterator[TestClient]:
-    with TestClient(build_app(GatewaySettings(namespace=NOBODY, ensembles=()), models)) as entered:
+    with TestClient(build_app(RequestSettings(namespace=NOBODY, ensembles=()), models)) as entered:
         yield entered
 
 
@@ -48,11 +48,11 @@ def test_a_request_goes_to_the_model_that_it_names(client: TestClient) -> None:
 @pytest.fixture
 def cohort() -> Models:
     members = (ensemble("ward", cohort="health", capacity=4), ensemble("surgery", cohort="health", context_length=64))
-    return Models(GatewaySettings(namespace=NOBODY, ensembles=(COURT, *members)))
+    return Models(RequestSettings(namespace=NOBODY, ensembles=(COURT, *members)))
 
 
 def test_a_cohort_is_a_model_of_the_shortest_context(cohort: Models) -> None:
-    with TestClient(build_app(GatewaySettings(namespace=NOBODY, ensembles=()), cohort)) as client:
+    with TestClient(build_app(RequestSettings(namespace=NOBODY, ensembles=()), cohort)) as client:
         listed = client.get("/v1/models").json()["data"]
         assert [(model["id"], model["max_model_len"]) for model in listed] == [
             ("court", 64), ("ward", 512), ("surgery", 64), ("health", 64)

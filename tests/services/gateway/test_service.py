@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from services.gateway.prompts import Prompts
+from services.requests.models import Prompts
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 

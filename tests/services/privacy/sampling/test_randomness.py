@@ -33,9 +33,9 @@ NOT_PRIVATE = {
         "a name, and the positions at which public and held-out text is scored",
     ),
     "services/laboratory/evaluation/text.py": ({"default_rng"}, "blocks of held-out text"),
-    "services/gateway/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
-    "services/gateway/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
-    "services/gateway/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "services/requests/keys.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
+    "services/requests/models.py": ({"random"}, "the choice among cohorts, which does not depend on text"),
+    "services/requests/settings.py": ({"secrets"}, "the key of the hash that separates prefix caches"),
     "services/laboratory/generation/quality.py": ({"default_rng"}, "measurements of released text"),
     "services/laboratory/heads/attacks.py": (
         {"Generator", "default_rng", "manual_seed", "normal", "randn", "secrets"},

@@ -5,7 +5,7 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -18,8 +18,6 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
 from services.errors import KeysError, KeysUnavailable, UnknownKey
-from services.gateway.access_log import access_record
-from services.gateway.errors import NO_RETRY, ApiError, invalid, unavailable
 from services.keys.messages import (
     AdmissionLimits,
     Admitted,
@@ -31,6 +29,8 @@ from services.keys.messages import (
     TrafficUpdate,
 )
 from services.keys.records import CLIENT_SCOPES, Scope
+from services.requests.answers import Answer
+from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 
 ANONYMOUS = Identity("anonymous", "anonymous", CLIENT_SCOPES, ())
 """The identity of every client while no keys exist: it has no shares and cannot administer."""
@@ -43,6 +43,26 @@ ANSWER_S = 15.0
 
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
+
+
+CLIENT_GONE = 499
+"""The status in the log of a request whose client left before its response began."""
+
+
+@dataclass
+class AccessRecord:
+    """Holds what the log shows of a request besides its route and duration. `key` is the id of the key."""
+
+    request_id: str
+    status: int = CLIENT_GONE
+    key: str | None = None
+    answer: Answer | None = None
+
+
+def access_record(connection: HTTPConnection) -> AccessRecord:
+    """Returns the record of a request, which its handler completes."""
+    entry: AccessRecord = connection.scope["privmix.record"]
+    return entry
 
 
 class KeyService:

@@ -1,20 +1,11 @@
-"""Defines the settings of the gateway. They are validated on construction."""
+"""Defines the settings with which requests are checked and answered. They are validated on construction."""
 
 import secrets
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
 
-from services.batches.settings import BatchSettings
 from services.ensembles.records import Ensemble
-from services.gateway.fields import LEAST_TEMPERATURE, Fallbacks
+from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
 
 
 class ClientSettings(BaseModel):
@@ -49,8 +40,8 @@ class ClientSettings(BaseModel):
         return keys
 
 
-class GatewaySettings(ClientSettings):
-    """Holds the settings of one gateway replica.
+class RequestSettings(ClientSettings):
+    """Holds the settings of one gateway replica, or of the batches actor, which answers lines of files as requests.
 
     Attributes:
         namespace: the Ray namespace of the actors that all ensembles share (keys, batches, ensembles).
@@ -69,7 +60,6 @@ class GatewaySettings(ClientSettings):
     ensembles_actor: str | None = None
     keys_actor: str | None = None
     batches_actor: str | None = None
-    batches: BatchSettings = BatchSettings()
     cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
 
     default_max_tokens: PositiveInt = 16

@@ -19,13 +19,11 @@ import ray
 from ray.actor import ActorHandle
 
 from services.coordinator.messages import Delta, Generation, Overloaded, Unavailable
-from services.gateway.answers import Answer
-from services.gateway.coordinator_client import CoordinatorClient, ResponseQueue
-from services.gateway.errors import ApiError
-from services.gateway.responses import ChatStyle, CompletionStyle, Style
-from services.gateway.streaming import complete_answer, stream_answer
-from services.gateway.traffic_counters import TokenCounters
 from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.admission import complete_answer, stream_answer
+from services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
+from services.requests.coordinator_client import CoordinatorClient, ResponseQueue, TokenCounters
+from services.requests.errors import ApiError
 
 pytestmark = pytest.mark.anyio
 

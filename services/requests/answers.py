@@ -1,15 +1,18 @@
-"""Defines OpenAI's response bodies, complete and in chunks, with one additional object: `privmix`."""
+"""Collects the answer to one request while it grows, as OpenAI's response bodies with one more object: `privmix`."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
+from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from services.coordinator import messages
+from services.coordinator.messages import Delta, FinishReason, Generation
+from services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
 
-FinishReason = Literal["stop", "length"]
+ApiFinishReason = Literal["stop", "length"]
 """The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
 truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
 
@@ -19,14 +22,14 @@ AnsweringBase = Literal["public", "base"]
 EndedBy = Literal["privacy_budget", "share"]
 
 
-def finish_reason(reason: messages.FinishReason | None) -> FinishReason | None:
+def finish_reason(reason: FinishReason | None) -> ApiFinishReason | None:
     """Returns OpenAI's finish reason; None while the generation continues."""
     if reason is None:
         return None
     return "stop" if reason == "stop" else "length"
 
 
-def ended_by(reason: messages.FinishReason | None) -> EndedBy | None:
+def ended_by(reason: FinishReason | None) -> EndedBy | None:
     """Returns the limit of the service that ended a generation; None if there was none."""
     return reason if reason in ("privacy_budget", "share") else None
 
@@ -88,7 +91,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: None = None
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 class Completion(_Body):
@@ -108,7 +111,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: None = None
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 class ChatCompletion(_Body):
@@ -127,7 +130,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: None = None
-    finish_reason: FinishReason | None
+    finish_reason: ApiFinishReason | None
 
 
 class ChatChunk(_Body):
@@ -179,7 +182,7 @@ class Piece:
 
     index: int
     text: str
-    finish_reason: messages.FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
 
 class Style(ABC):
@@ -266,7 +269,127 @@ class ChatStyle(Style):
 
     @staticmethod
     def _chunk(
-        frame: Frame, index: int, delta: ChatDelta, reason: FinishReason | None, privmix: Privmix | None
+        frame: Frame, index: int, delta: ChatDelta, reason: ApiFinishReason | None, privmix: Privmix | None
     ) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason)
         return ChatChunk(**frame, choices=[choice], privmix=privmix)
+
+
+@dataclass
+class Choice:
+    """Holds the state of one generation."""
+
+    index: int
+    text: str = ""
+    tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.finish_reason = delta.finish_reason
+
+
+class Answer:
+    """Holds the choices of one request in the order of their generations."""
+
+    def __init__(
+        self,
+        style: Style,
+        model: str,
+        generations: Sequence[Generation],
+        prompt_tokens: int,
+        substituted: Substituted | None = None,
+        base: AnsweringBase = "public",
+    ) -> None:
+        self._style = style
+        self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
+        self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
+        self._prompt_tokens = prompt_tokens
+        self._sources: set[bool] = set()
+        self._substituted = substituted or Substituted()
+        self._base = base
+
+    @property
+    def usage(self) -> Usage:
+        released = sum(choice.tokens for choice in self._choices.values())
+        return Usage(
+            prompt_tokens=self._prompt_tokens, completion_tokens=released, total_tokens=self._prompt_tokens + released
+        )
+
+    @property
+    def counts(self) -> dict[str, str | int]:
+        """The attributes of this answer in the log."""
+        return {
+            "privmix.answer": self._frame["id"],
+            "privmix.model": self._frame["model"],
+            "privmix.choices": len(self._choices),
+            "privmix.prompt_tokens": self._prompt_tokens,
+        }
+
+    @property
+    def privmix(self) -> Privmix | None:
+        """How this answer differs from OpenAI's so far; None if it does not."""
+        return self._extension(self._sources, [choice.finish_reason for choice in self._choices.values()])
+
+    def add(self, deltas: Sequence[Delta]) -> None:
+        """Adds released deltas.
+
+        Raises:
+            ApiError: a generation failed, or the budget was exhausted before any choice had a token.
+        """
+        for delta in deltas:
+            self._choices[delta.id].add(delta)
+        self._sources |= _sources(deltas)
+        if failed := [delta for delta in deltas if delta.finish_reason in ("error", "cancelled")]:
+            raise self.failed(generation_failed(failed[0].retry_after))
+        reasons = {choice.finish_reason for choice in self._choices.values()}
+        if reasons == {"privacy_budget"} and not self.usage.completion_tokens:
+            raise budget_exhausted()
+
+    def failed(self, failure: ApiError) -> ApiError:
+        """Returns the failure of this answer. Disables automatic retries if they would charge for tokens again."""
+        if self.usage.completion_tokens:
+            failure.headers |= NO_RETRY
+        return failure
+
+    def complete(self) -> BaseModel:
+        pieces = [Piece(choice.index, choice.text, choice.finish_reason) for choice in self._choices.values()]
+        return self._style.complete(self._frame, pieces, self.usage, self.privmix)
+
+    def opening(self) -> Iterator[BaseModel]:
+        """Yields the first chunks of a stream."""
+        chunks = (self._style.opening(self._frame, choice.index) for choice in self._choices.values())
+        return (chunk for chunk in chunks if chunk is not None)
+
+    def chunks(self, deltas: Sequence[Delta], with_usage: bool = False) -> Iterator[BaseModel]:
+        """Yields the chunks for deltas that are written together: one for each choice with new text or an end."""
+        for choice, group in self._by_choice(deltas):
+            piece = Piece(choice.index, "".join(delta.text for delta in group), group[-1].finish_reason)
+            if piece.text or piece.finish_reason:
+                chunk = self._style.chunk(self._frame, piece, self._extension(_sources(group), [piece.finish_reason]))
+                yield chunk.model_copy(update={"usage": self.usage}) if with_usage else chunk
+
+    def closing(self) -> BaseModel:
+        """Returns the last chunk, with the usage."""
+        return self._style.closing(self._frame, self.usage)
+
+    def _extension(self, sources: set[bool], reasons: Sequence[FinishReason | None]) -> Privmix | None:
+        """Returns None if no field applies. Substituted parameters are reported where a choice ends."""
+        fields = {
+            "answered_by": ("mixed" if False in sources else self._base) if True in sources else None,
+            "ended_by": next(filter(None, map(ended_by, reasons)), None),
+            **(self._substituted if any(reasons) else {}),
+        }
+        return Privmix.model_validate(fields) if any(value is not None for value in fields.values()) else None
+
+    def _by_choice(self, deltas: Sequence[Delta]) -> Iterator[tuple[Choice, list[Delta]]]:
+        by_id: dict[str, list[Delta]] = {}
+        for delta in deltas:
+            by_id.setdefault(delta.id, []).append(delta)
+        return ((self._choices[id_], group) for id_, group in by_id.items())
+
+
+def _sources(deltas: Sequence[Delta]) -> set[bool]:
+    """Returns for each token whether it came from the base model alone, as a set."""
+    return {delta.public for delta in deltas if delta.tokens}

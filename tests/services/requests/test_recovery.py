@@ -23,8 +23,8 @@ from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettin
 from services.coordinator.messages import Delta, Generation
 from services.coordinator.text import Detokenizer, TextStream
 from services.fleet.fleet import FleetActor, FleetSettings
-from services.gateway.coordinator_client import CoordinatorClient
 from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.coordinator_client import CoordinatorClient
 from tests.ensembles import write_adapters
 from tests.services.fleet.plans import SETTINGS, plans
 from tests.tiny import write_tiny_model

@@ -5,9 +5,8 @@ from uuid import uuid4
 import pytest
 
 from services.coordinator.messages import Delta, Generation
-from services.gateway.answers import Answer
-from services.gateway.responses import AnsweringBase, CompletionStyle
 from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.answers import Answer, AnsweringBase, CompletionStyle
 
 
 @pytest.mark.parametrize("base", ["public", "base"])

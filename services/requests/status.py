@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from services.budget.metrics import LedgerHealth
 from services.budget.statement import Statement
 from services.coordinator.messages import Unavailable
-from services.gateway.errors import unavailable
+from services.requests.errors import unavailable
 
 FRESH_S = 1.0
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
