@@ -15,11 +15,12 @@ from services.laboratory.audit.report.finding import Finding
 from services.laboratory.heads import attacks, head, mimic, uncertainty
 from services.laboratory.heads import compare as comparison
 from services.laboratory.heads.certified import CertifiedSettings
-from services.laboratory.heads.data import DATASETS, Table, read_npz, read_table, save_npz
+from services.laboratory.heads.data import DATASETS, read_table
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.methods import METHODS, MethodName, demand_certified
 from services.laboratory.heads.report import write_report
+from services.laboratory.heads.table import Table, read_npz, save_npz
 from services.laboratory.heads.text import read_texts
 from services.privacy.accounting import stated
 from services.privacy.sampling.selection import Neighbours

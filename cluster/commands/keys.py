@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import JsonOption
+from services.database.clock import now
 from services.database.service import ServiceDatabase, default_database
-from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage, now
+from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage
 from services.keys.store import KeyStore
 
 keys = typer.Typer(

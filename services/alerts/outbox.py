@@ -11,8 +11,8 @@ from datetime import datetime
 from sqlalchemy import delete, func, insert, select
 
 from services.alerts.alert import Alert
+from services.database.clock import now
 from services.database.service import ServiceDatabase, alert_levels_table, alerts_table
-from services.keys.records import now
 
 
 @dataclass(frozen=True)

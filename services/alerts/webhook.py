@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from services.alerts.outbox import Outbox
 from services.alerts.settings import key_of
+from services.database.clock import now
 from services.errors import KeysUnavailable
-from services.keys.records import now
 
 TIMEOUT_S = 10.0
 FIRST_RETRY_S = 1.0

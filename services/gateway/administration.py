@@ -6,8 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
+from services.database.clock import now
 from services.gateway.openapi import REFUSALS, body
-from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share, now
+from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share
 from services.requests.errors import invalid
 from services.requests.keys import KeyService
 from services.requests.models import Models

@@ -13,6 +13,7 @@ from typing import Literal
 import ray
 from ray.actor import ActorHandle
 
+from services.database.clock import now
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable
 from services.keys.fair_queue import FairQueue, QueueFull
@@ -20,7 +21,7 @@ from services.keys.grouping import DATABASE_TIMEOUT_S, GroupedTransactions
 from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.metrics import ShareMetrics
 from services.keys.rate_limiter import RateLimiter
-from services.keys.records import Key, KeyAccount, Scope, Share, now
+from services.keys.records import Key, KeyAccount, Scope, Share
 from services.keys.store import KeyStore
 from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport

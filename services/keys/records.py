@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Self, get_args
 
@@ -134,8 +134,3 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(***)"
-
-
-def now() -> datetime:
-    """Returns the current time in UTC."""
-    return datetime.now(UTC)

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
+from services.database.clock import now
 from services.database.errors import Conflict
 from services.database.service import (
     ServiceDatabase,
@@ -17,7 +18,7 @@ from services.database.service import (
     usage_table,
 )
 from services.errors import KeysError, UnknownKey
-from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, Usage, now
+from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, Usage
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
     Exhausted,

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from sqlalchemy import Connection, case, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from services.database.clock import now
 from services.database.service import keys_table, reservations_table, shares_table, usage_table
-from services.keys.records import Key, Share, Usage, now
+from services.keys.records import Key, Share, Usage
 
 Limit = Literal["tokens", "tokens_per_day"]
 

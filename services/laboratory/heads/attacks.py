@@ -25,11 +25,11 @@ from services.laboratory.audit.report.finding import CERTAIN, Finding
 from services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
 from services.laboratory.heads import methods
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
 from services.laboratory.heads.flows import Flow
 from services.laboratory.heads.methods import METHODS, MethodName
 from services.laboratory.heads.models import Parametrised
+from services.laboratory.heads.table import Table
 from services.privacy.sampling.selection import SelectionEvent, select
 
 Reals = NDArray[np.float64]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from services.errors import InputError
 from services.laboratory.heads import expm_nf
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.expm_nf import ExpMNFSettings
 from services.laboratory.heads.models import Parametrised, squared_loss
+from services.laboratory.heads.table import Table
 from services.privacy.sampling.selection import Neighbours, SelectionEvent, loss_units, rate, select
 
 UNSCALED = (

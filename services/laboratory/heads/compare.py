@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from services.errors import InputError
 from services.files import write_atomically
 from services.laboratory.heads import methods
-from services.laboratory.heads.data import Scaling, Split, Table, fingerprint, split
 from services.laboratory.heads.methods import METHODS, Method, MethodName
 from services.laboratory.heads.score import auc_of, outputs
+from services.laboratory.heads.table import Scaling, Split, Table, fingerprint, split
 from services.progress import Display
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)

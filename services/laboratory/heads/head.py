@@ -18,9 +18,9 @@ from services.budget.ledger import charge_release
 from services.errors import InputError
 from services.files import building, sha256, write_atomically
 from services.laboratory.heads import certified, methods, pate, sgd
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.methods import METHODS, MethodName
 from services.laboratory.heads.score import outputs
+from services.laboratory.heads.table import Table
 from services.privacy.events import Event
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.sampling.selection import Neighbours

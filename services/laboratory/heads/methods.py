@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from services.errors import InputError
 from services.laboratory.heads import certified, expm_nf, pate, sgd
 from services.laboratory.heads.certified import CertifiedSettings
-from services.laboratory.heads.data import Scaling, Table
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from services.laboratory.heads.pate import PateSettings
 from services.laboratory.heads.sgd import DpSgdSettings, Noise, SgdSettings
+from services.laboratory.heads.table import Scaling, Table
 from services.privacy import accounting
 from services.privacy.events import Status
 

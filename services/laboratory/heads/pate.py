@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from services.laboratory.heads import sgd
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.sgd import SgdSettings
+from services.laboratory.heads.table import Table
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.models import Parametrised
+from services.laboratory.heads.table import Table
 
 Reals = NDArray[np.float64]
 

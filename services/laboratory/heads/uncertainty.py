@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.laboratory.heads import expm_nf, methods
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.expm_nf import Energy
 from services.laboratory.heads.flows import Draws
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.score import outputs
+from services.laboratory.heads.table import Table
 
 Reals = NDArray[np.float64]
 

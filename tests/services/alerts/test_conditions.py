@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from services.alerts.alert import Alert
 from services.alerts.conditions import Conditions, Observation
 from services.budget.statement import Statement
-from services.keys.records import Key, KeyAccount, Share, ShareAccount, Usage, now
+from services.database.clock import now
+from services.keys.records import Key, KeyAccount, Share, ShareAccount, Usage
 from services.keys.traffic import Traffic, TrafficReport
 from services.requests.status import Shard
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services.database.clock import now
 from services.database.service import ServiceDatabase, default_database
 from services.errors import KeysError, KeysUnavailable, UnknownKey
-from services.keys.records import Secret, Share, now
+from services.keys.records import Secret, Share
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.keys.transactions import Exhausted, Reserved, Wait

@@ -11,11 +11,12 @@ import torch
 from services.errors import InputError
 from services.laboratory.heads import certified, compare, data, methods
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
-from services.laboratory.heads.data import DataError, Table, read_table, split
+from services.laboratory.heads.data import read_table
 from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.models import GRUD, Parametrised
 from services.laboratory.heads.score import auc_of
 from services.laboratory.heads.sgd import Noise
+from services.laboratory.heads.table import DataError, Table, split
 from services.privacy.sampling.selection import LOSS_UNITS
 from services.progress import Display
 

@@ -11,9 +11,9 @@ import torch
 from services.budget.reader import read
 from services.errors import InputError, WorkError
 from services.laboratory.heads import clinic, compare, head, methods, pate
-from services.laboratory.heads.data import Table
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.pate import LabellingEvent, PateSettings
+from services.laboratory.heads.table import Table
 from services.privacy import accounting
 from services.privacy.events import from_json
 from services.privacy.protocols.gnmax import GNMaxEvent

@@ -46,7 +46,7 @@ NOT_PRIVATE = {
         "candidates, which need not be secret; `select` draws from them",
     ),
     "services/laboratory/heads/clinic.py": ({"default_rng", "normal"}, "a generated table"),
-    "services/laboratory/heads/data.py": ({"default_rng"}, "the rows of a comparison"),
+    "services/laboratory/heads/table.py": ({"default_rng"}, "the rows of a comparison"),
     "services/laboratory/heads/expm_nf.py": (
         {"Generator", "manual_seed", "randperm"},
         "a method without a guarantee, and candidates",
