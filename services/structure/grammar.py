@@ -1,0 +1,114 @@
+"""Translates JSON Schemas, regular expressions, choices and grammars to grammars of llguidance.
+
+A grammar is a string: it travels with a generation, and two equal strings admit the same texts. JSON is written on one
+line with one space after `:` and `,`, so that most of its punctuation is forced.
+
+Sources: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md and docs/json_schema.md.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from services.structure.errors import StructureError
+from services.structure.limits import MAX_CHOICES, check_schema, check_size
+from services.structure.satisfiable import has_finite_value
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+Schema = Mapping[str, Any] | bool
+
+
+def of_json_schema(schema: Schema) -> str:
+    """Returns the grammar of the JSON values of a schema, on one line.
+
+    Raises:
+        StructureError: the schema is too large, refers to another document, or admits no finite value.
+    """
+    return str(LLMatcher.grammar_from_json_schema(_checked(schema)))
+
+
+def of_json_object() -> str:
+    """Returns the grammar of all JSON objects, on one line."""
+    return of_json_schema({"type": "object"})
+
+
+def of_regex(pattern: str) -> str:
+    """Returns the grammar of the texts that a regular expression matches as a whole.
+
+    Raises:
+        StructureError: the expression is too large.
+    """
+    check_size(pattern)
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def of_choice(choices: Sequence[str]) -> str:
+    """Returns the grammar of a set of texts.
+
+    Raises:
+        StructureError: there are no or too many texts, or one of them is empty.
+    """
+    if not choices or not all(choices):
+        raise StructureError("give at least one string, and no empty string")
+    if len(choices) > MAX_CHOICES:
+        raise StructureError(f"give at most {MAX_CHOICES} strings")
+    check_size("".join(choices))
+    return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices))))
+
+
+def of_grammar(text: str) -> str:
+    """Returns a context-free grammar, which is in the Lark format or in GBNF.
+
+    Raises:
+        StructureError: the grammar is too large, or its GBNF is invalid.
+    """
+    check_size(text)
+    try:
+        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+    except Exception:  # the converter raises whatever its parser meets
+        raise StructureError("the GBNF of this grammar cannot be read") from None
+
+
+def of_tool_call(tools: Mapping[str, Schema]) -> str:
+    """Returns the grammar of one call, `{"name": NAME, "arguments": OBJECT}`, of one of several tools.
+
+    Args:
+        tools: the schemas of the arguments, by the name of the tool.
+
+    Raises:
+        StructureError: there is no tool, or a schema is not accepted (see `of_json_schema`).
+    """
+    if not tools:
+        raise StructureError("give at least one tool")
+    # Each schema is a grammar of its own, so that its references stay within it.
+    calls = [f'{_quoted(call_prefix(name))} arguments_{index} "}}"' for index, name in enumerate(tools)]
+    rules = [f"arguments_{index}: %json {_checked(schema)}" for index, schema in enumerate(tools.values())]
+    return str(LLMatcher.grammar_from_lark("\n".join(["start: " + " | ".join(calls), *rules])))
+
+
+def call_prefix(name: str) -> str:
+    """Returns the text of a tool call up to its arguments."""
+    return f'{{"name": {json.dumps(name)}, "arguments": '
+
+
+def _checked(schema: Schema) -> str:
+    """Returns a schema that passed the checks as JSON, with the options of `ONE_LINE`."""
+    if isinstance(schema, bool):
+        if not schema:
+            raise StructureError("the schema admits no value")
+        schema = {}
+    check_schema(schema)
+    text = json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False)
+    check_size(text)
+    if not has_finite_value(schema):
+        raise StructureError("the schema admits no finite value: a required property contains itself")
+    return text
+
+
+def _quoted(text: str) -> str:
+    """Returns a string literal of the Lark format, whose escapes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False)

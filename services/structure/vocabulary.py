@@ -1,0 +1,37 @@
+"""Prepares a model's tokenizer for the grammar engine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from services.structure.errors import StructureError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Holds the tokens of a model as the grammar engine reads them.
+
+    Attributes:
+        ends: the bits of the tokens that end a completion.
+    """
+
+    tokenizer: LLTokenizer
+    ends: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ends: Iterable[int]) -> Self:
+        """Reads a tokenizer of the `tokenizers` library. This takes about half a second.
+
+        Raises:
+            StructureError: the engine cannot read this tokenizer, or no token ends a completion.
+        """
+        last = sorted(ends)
+        if not last:
+            raise StructureError("this model has no token that ends an answer, which structured answers need")
+        try:
+            return cls(LLTokenizer(tokenizer.to_str(), eos_token=last), sum(1 << end for end in last))
+        except ValueError:
+            raise StructureError("the grammar engine cannot read this model's tokenizer") from None

@@ -1,0 +1,151 @@
+"""Claim: a grammar that is invalid, too large or without a text is refused, in bounded time, and quotes no text."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from services.structure import compiler, grammar
+from services.structure.compiler import Compiler
+from services.structure.errors import StructureError
+from services.structure.limits import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, MAX_NODES
+from services.structure.satisfiable import has_finite_value
+from tests.services.structure.test_matcher import GRAMMARS, vocabulary
+
+SECRET = "Xyzzy"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+LOOP = {"type": "object", "properties": {SECRET: {"$ref": "#"}}, "required": [SECRET]}
+MUTUAL = {
+    "$ref": "#/$defs/a",
+    "$defs": {
+        "a": {"type": "array", "items": {"$ref": "#/$defs/b"}, "minItems": 1},
+        "b": {"allOf": [{"$ref": "#/$defs/a"}]},
+    },
+}
+REFUSED: dict[str, Callable[[], str]] = {
+    "large": lambda: grammar.of_json_schema({"description": SECRET * MAX_BYTES}),
+    "deep": lambda: grammar.of_json_schema(nested(MAX_DEPTH)),
+    "wide": lambda: grammar.of_json_schema({"anyOf": [{"type": "string"}] * MAX_NODES}),
+    "enumeration": lambda: grammar.of_json_schema({"enum": list(range(MAX_CHOICES + 1))}),
+    "remote": lambda: grammar.of_json_schema({"$ref": f"https://example.com/{SECRET}"}),
+    "dangling": lambda: grammar.of_json_schema({"$ref": f"#/$defs/{SECRET}"}),
+    "false": lambda: grammar.of_json_schema(False),
+    "empty enumeration": lambda: grammar.of_json_schema({"enum": []}),
+    "unknown type": lambda: grammar.of_json_schema({"type": SECRET}),
+    "contradiction": lambda: grammar.of_json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
+    "keyword": lambda: grammar.of_json_schema({"type": "array", "uniqueItems": True}),
+    "pattern": lambda: grammar.of_json_schema({"type": "string", "pattern": f"{SECRET}["}),
+    "itself": lambda: grammar.of_json_schema({"$ref": "#"}),
+    "endless object": lambda: grammar.of_json_schema(LOOP),
+    "endless array": lambda: grammar.of_json_schema(MUTUAL),
+    "surrogate": lambda: grammar.of_json_schema({"const": "\ud800"}),
+    "regex": lambda: grammar.of_regex(f"{SECRET}["),
+    "look-around": lambda: grammar.of_regex(f"(?={SECRET})a"),
+    "backreference": lambda: grammar.of_regex(rf"({SECRET})\1"),
+    "long regex": lambda: grammar.of_regex("a" * (MAX_BYTES + 1)),
+    "lark": lambda: grammar.of_grammar(f"start: {SECRET}"),
+    "not a grammar": lambda: grammar.of_grammar(SECRET),
+    "endless grammar": lambda: grammar.of_grammar('start: "a" start'),
+    "unproductive grammar": lambda: grammar.of_grammar("start: x\nx: x"),
+    "no choice": lambda: grammar.of_choice([]),
+    "empty choice": lambda: grammar.of_choice([SECRET, ""]),
+    "choices": lambda: grammar.of_choice([str(number) for number in range(MAX_CHOICES + 1)]),
+    "no tool": lambda: grammar.of_tool_call({}),
+    "a tool without calls": lambda: grammar.of_tool_call({SECRET: LOOP}),
+}
+
+
+def compiled(make: Callable[[], str]) -> None:
+    asyncio.run(Compiler(vocabulary()).matcher(make()))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_answered_is_refused(kind: str) -> None:
+    with pytest.raises(StructureError) as refusal:
+        compiled(REFUSED[kind])
+    assert SECRET.lower() not in str(refusal.value).lower()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}},
+        {"enum": [1, "a", None]},
+        nested(MAX_DEPTH // 2 - 1),
+    ],
+)
+def test_recursion_that_can_end_is_accepted(schema: dict[str, Any] | bool) -> None:
+    assert has_finite_value(schema)
+    compiled(lambda: grammar.of_json_schema(schema))
+
+
+def test_references_of_a_tool_stay_within_its_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tools = {
+        "first": {**schema, "$defs": {"x": {"const": 1}}},
+        "second": {**schema, "$defs": {"x": {"const": 2}}},
+    }
+    follower = asyncio.run(Compiler(vocabulary()).matcher(grammar.of_tool_call(tools)))
+    tokenizer = vocabulary().tokenizer
+    for name, value in (("first", 1), ("second", 2)):
+        start = follower.after(()).forced
+        begun = tokenizer.tokenize_str(json.dumps({"name": name})[:-2].removeprefix(tokenizer.decode_str(list(start))))
+        end = follower.after((*start, *begun))
+        assert tokenizer.decode_str(list(end.forced)) == f'", "arguments": {{"a": {value}}}}}'
+        assert end.complete
+
+
+def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_GRAMMARS", 2)
+    made: list[str] = []
+    compile_ = Compiler._compile
+
+    def counted(self: Compiler, text: str) -> LLMatcher:
+        made.append(text)
+        return compile_(self, text)
+
+    monkeypatch.setattr(Compiler, "_compile", counted)
+
+    async def run() -> None:
+        own = Compiler(vocabulary())
+        first, second, third = list(GRAMMARS.values())[:3]
+        for text in (first, second, first, third, first, second):
+            await own.matcher(text)
+        assert made == [first, second, third, second], "the least recently used grammar leaves"
+        await asyncio.gather(*(own.matcher(third) for _ in range(5)))
+        assert made.count(third) == 2, "concurrent requests compile a grammar once"
+
+    asyncio.run(run())
+
+
+def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
+    monkeypatch.setattr(Compiler, "_compile", lambda self, text: time.sleep(0.5))
+
+    async def run() -> None:
+        with pytest.raises(StructureError, match="too long"):
+            await Compiler(vocabulary()).matcher(GRAMMARS["choice"])
+
+    asyncio.run(run())
