@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
     {"errors", "files", "metrics", "progress", "tracing"},
-    {"privacy", "engine"},
+    {"privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "shard"},
     {"budget", "keys", "training"},
     {"ensembles", "fleet", "generation"},
@@ -26,7 +26,7 @@ LAYERS: tuple[set[str], ...] = (
 )
 """The packages of the server, from the lowest. A package imports only lower ones."""
 
-INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "progress"}
+INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
 """The packages that import no other one. `privacy` is mathematics only; errors must cost the command line nothing."""
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "generate", "heads", "tune"}
