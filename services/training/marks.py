@@ -8,6 +8,7 @@ key derives from the partition's salt. Only with the salt can a guess be tested,
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import InputError
-from services.files import write_atomically
+from services.files import sha256, sync_directory, write_atomically
 from services.training.corpus import Document
 from services.training.manifest import FILE as MANIFEST
 from services.training.manifest import Manifest
 from services.training.partition import salt_id
 
 FILE = "corpus.marks"
+NEXT = "corpus.marks.next"
 _TYPE = np.dtype("<u8")
+
+
+def marks_file(directory: Path) -> Path:
+    """Returns the file of the marks that the manifest names, also if a crash kept it from getting its final name."""
+    unnamed = directory / NEXT
+    if unnamed.exists() and (directory / MANIFEST).exists() and Manifest.load(directory).marks == sha256(unnamed):
+        return unnamed
+    return directory / FILE
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class Marks:
             InputError: the ensemble has no marks.
         """
         try:
-            return cls(salt, np.frombuffer((directory / FILE).read_bytes(), _TYPE).tolist())
+            return cls(salt, np.frombuffer(marks_file(directory).read_bytes(), _TYPE).tolist())
         except OSError as error:
             raise InputError(
                 f"{directory}: has no marks of its corpus ({FILE}); restore them, or train into another directory"
@@ -118,9 +128,17 @@ class Marks:
         """Returns whether a marked document has the same user."""
         return self._user(document) in self._marks
 
-    def save(self, directory: Path) -> None:
-        """Writes the marks, sorted so that their order reveals nothing, to a file that only its owner can read."""
-        write_atomically(directory / FILE, self._content, mode=0o600)
+    @contextmanager
+    def saving(self, directory: Path) -> Iterator[None]:
+        """Writes the marks, sorted so that their order reveals nothing, to a file that only its owner can read.
+
+        The block writes the manifest that names them. A crash at any moment leaves a manifest with its marks: before
+        the manifest the former file is in place, and after it `marks_file` finds the new one.
+        """
+        write_atomically(directory / NEXT, self._content, mode=0o600)
+        yield
+        (directory / NEXT).replace(directory / FILE)
+        sync_directory(directory)
 
     @property
     def _content(self) -> bytes:

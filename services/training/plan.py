@@ -114,8 +114,8 @@ class Training:
     def finish(self, trained: int) -> Trained:
         """Writes the manifest and removes the adapters that it does not name."""
         manifest = self.manifest().model_copy(update={"marks": self.marks.digest})
-        self.marks.save(self.output)
-        manifest.save(self.output)
+        with self.marks.saving(self.output):
+            manifest.save(self.output)
         remove_others(self.output, manifest)
         return Trained(manifest, trained, len(self.adapters) - trained, self.skipped, self.left_out)
 

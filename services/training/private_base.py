@@ -18,6 +18,7 @@ from services.files import building
 from services.training import public_model
 from services.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase
 from services.training.marks import FILE as MARKS
+from services.training.marks import marks_file
 
 _COPIED = (".json", ".txt", ".model", ".jinja")
 
@@ -62,7 +63,7 @@ def merged(directory: Path) -> Path:
             with building(target) as unfinished:
                 _merge(origin, manifest.adapter_path(directory, adapter), unfinished)
                 _complete(origin, unfinished, described)
-                shutil.copy(directory / MARKS, unfinished)
+                shutil.copy(marks_file(directory), unfinished / MARKS)
     return target
 
 

@@ -62,7 +62,8 @@ def test_the_text_of_the_deployed_ensemble_is_refused(sample: Path, ensemble: Pa
     (deployed / SALT).write_bytes(bytes(32))
     marks = Marks(bytes(32))
     list(marks.of([Document("user-3", "a text that only they have")]))
-    marks.save(deployed)
+    with marks.saving(deployed):
+        pass
     refused = tune(sample, tmp_path / "out", "--private-ensemble", deployed)
     assert refused.exit_code == 2
     assert "1 of its users and 0 of its 60 texts are in the text that" in refused.stderr

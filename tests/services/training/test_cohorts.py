@@ -1,5 +1,6 @@
 """Claim: no user is in two ensembles of a cohort, and a manifest records which ensembles were kept apart."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from services.training.corpus import Corpus, Document
 from services.training.directory import SALT
 from services.training.manifest import Adapter, Apart, Manifest, Part
 from services.training.marks import FILE as MARKS
-from services.training.marks import Marks
+from services.training.marks import NEXT, Marks
 from services.training.options import TrainingOptions
-from services.training.partition import salt_id
+from services.training.partition import read_salt, salt_id
 from services.training.train import train
 from tests.services.training.conftest import write_corpus
 
@@ -47,8 +48,8 @@ def earlier(tmp_path: Path) -> list[Path]:
         (directory / SALT).write_bytes(salt)
         marks = Marks(salt)
         list(marks.of(Document(user, f"A text of {user}.") for user in USERS[name]))
-        marks.save(directory)
-        manifest(name, salt, marks.digest).save(directory)
+        with marks.saving(directory):
+            manifest(name, salt, marks.digest).save(directory)
     return [tmp_path / name for name in SALTS]
 
 
@@ -150,6 +151,32 @@ def test_marks_that_were_lost_or_rolled_back_stop_the_training(room: Room) -> No
     marks.unlink()
     with pytest.raises(InputError, match="has no marks of its corpus"):
         room.train("c", "ada")
+
+
+@pytest.mark.parametrize("crash", [(Path, "replace"), (Manifest, "save")], ids=["after", "before"])
+def test_a_crash_around_the_manifest_loses_no_mark_and_the_next_training_continues(
+    room: Room, monkeypatch: pytest.MonkeyPatch, crash: tuple[type, str]
+) -> None:
+    """Before, the marks of the new text were in place and the manifest named the old ones: every training stopped."""
+    room.train("c", "ada")
+    owner, name = crash
+    real = getattr(owner, name)
+
+    def killed(self: object, target: Path) -> None:
+        if owner is Manifest or target.name == MARKS:
+            raise KeyboardInterrupt
+        real(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            room.train("c", "ada", "bob")
+    directory, salt = room.directory("c"), read_salt(room.directory("c") / SALT)
+    assert Marks.of_ensemble(directory, salt).has_user(Document("bob", "")) == (owner is Path)
+    room.train("c", "ada")
+    assert not (directory / NEXT).exists()
+    assert Manifest.load(directory).marks == hashlib.sha256((directory / MARKS).read_bytes()).hexdigest()
+    assert Marks.of_ensemble(directory, salt).has_user(Document("bob", "")) == (owner is Path), "released or not"
 
 
 @pytest.mark.slow

@@ -55,9 +55,9 @@ def test_users_of_an_earlier_ensemble_are_left_out(ensemble: Ensemble, tmp_path:
     (earlier / DIRECTORY_SALT).write_bytes(SALT)
     marks = Marks(SALT)
     list(marks.of([Document("dora", "A text of last year.")]))
-    marks.save(earlier)
     last_year = Apart(ensemble="last-year", marks=marks.digest)
-    ensemble.trained.manifest.model_copy(update={"ensemble": "last-year", "marks": marks.digest}).save(earlier)
+    with marks.saving(earlier):
+        ensemble.trained.manifest.model_copy(update={"ensemble": "last-year", "marks": marks.digest}).save(earlier)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(ensemble.corpus.read_bytes() + b'{"user": "dora", "text": "A text of this year."}\n')
     words = ["train", str(corpus), *flags(ensemble, directory), "--earlier", str(earlier), "--json"]

@@ -16,7 +16,8 @@ PRIVATE = [Document("ada", "The ferry leaves at nine."), Document("bob", "Nobody
 def directory(tmp_path: Path) -> Path:
     marks = Marks(SALT)
     assert list(marks.of(PRIVATE)) == PRIVATE
-    marks.save(tmp_path)
+    with marks.saving(tmp_path):
+        pass
     return tmp_path
 
 
@@ -47,6 +48,7 @@ def test_only_the_owner_can_read_the_file_and_its_order_is_not_the_corpus_order(
     other.mkdir()
     marks = Marks(SALT)
     list(marks.of(reversed(PRIVATE)))
-    marks.save(other)
+    with marks.saving(other):
+        pass
     assert (other / FILE).read_bytes() == (directory / FILE).read_bytes()
     assert b"ferry" not in (directory / FILE).read_bytes()
