@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,14 @@ Bounds = Annotated[
     Path | None,
     typer.Option(help='A JSON file with public bounds of all features, {"age": [0, 120]}; certified methods need it.'),
 ]
+PopulationOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="About how many rows (users, with --user-field) your own table has, as is publicly known; for dp-sgd and "
+        "gnmax.",
+    ),
+]
 
 
 @heads.command()
@@ -54,6 +63,7 @@ def compare(
     target: Target = None,
     user_field: UserField = None,
     bounds: Bounds = None,
+    population: PopulationOption = None,
     output: Annotated[
         Path, typer.Option(help="The directory for results and report. An interrupted comparison continues there.")
     ] = Path("run/heads"),
@@ -66,7 +76,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare all methods at several epsilons on the same split of a table."""
-    table = open_table(dataset, target, user_field, bounds)
+    table = open_table(dataset, target, user_field, bounds, population)
     epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
     if any(not 0 < value <= 100 for value in epsilons):
         raise bad("epsilon", "must be above 0 and at most 100")
@@ -93,6 +103,7 @@ def train(
     target: Target = None,
     user_field: UserField = None,
     bounds: Bounds = None,
+    population: PopulationOption = None,
     method: Annotated[MethodName, typer.Option(help="The training method.")] = "expm-certified",
     epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
     unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
@@ -110,7 +121,7 @@ def train(
     """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
     if not unproven:
         demand_certified(method)
-    table = open_table(dataset, target, user_field, bounds)
+    table = open_table(dataset, target, user_field, bounds, population)
     manifest = head.train(table, method, epsilon, output, ledger=ledger, budget=budget, neighbours=neighbours)
     if as_json:
         typer.echo(manifest.model_dump_json())
@@ -238,18 +249,20 @@ def texts(
     typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")
 
 
-def open_table(dataset: str, target: str | None, user: str | None, bounds: Path | None) -> Table:
+def open_table(
+    dataset: str, target: str | None, user: str | None, bounds: Path | None, population: int | None = None
+) -> Table:
     """Loads a built-in data set by its name, or the user's own table."""
     if dataset in DATASETS:
-        for option, value in (("target", target), ("user-field", user), ("bounds", bounds)):
+        for option, value in (("target", target), ("user-field", user), ("bounds", bounds), ("population", population)):
             if value is not None:
                 raise bad(option, f"describes your own table, but {dataset} is built in; leave it out")
         return DATASETS[dataset]()
     if dataset.endswith(".npz"):
-        return read_npz(Path(dataset))
+        return replace(read_npz(Path(dataset)), population=population)
     if target is None:
         raise bad("target", f"is missing; name the column of {dataset} to predict")
-    return read_table(dataset, target=target, user=user, bounds=bounds)
+    return replace(read_table(dataset, target=target, user=user, bounds=bounds), population=population)
 
 
 def _show(result: comparison.Comparison) -> None:

@@ -57,7 +57,7 @@ def lever(rows: int = 40, features: int = 2, height: float = 1000.0) -> tuple[Ta
     y[-1] = 1.0
     changed = y.copy()
     changed[-1] = 0.0
-    table = Table("lever", x, y, np.arange(rows), "public")
+    table = Table("lever", x, y, np.arange(rows), population=rows)
     return table, replace(table, y=changed)
 
 

@@ -25,7 +25,7 @@ def clinic(stays: int = STAYS, seed: int = 0) -> Table:
     measured = rng.random(chance.shape) < np.minimum(1.0, chance * (1 - MISSING) / chance.mean())
     risk = severity[:, -6:].mean(axis=1) + 0.5 * rng.normal(size=stays)
     target = risk > np.quantile(risk, 0.75)
-    return Table("clinic", series(values, measured), target.astype(np.float32), np.arange(stays), "public")
+    return Table("clinic", series(values, measured), target.astype(np.float32), np.arange(stays), population=stays)
 
 
 def series(values: NDArray[np.float64], measured: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def rand() -> Table:
         "hlthp": (0.0, 1.0),
     }
     target = frame["mdvis"].to_numpy() > 0
-    return _scaled("rand", frame[list(bounds)], target, bounds, None)
+    return replace(_scaled("rand", frame[list(bounds)], target, bounds, None), population=20_190)
 
 
 def breast_cancer() -> Table:
@@ -53,7 +54,7 @@ def breast_cancer() -> Table:
     for column in dataset.data.columns:
         name = column.removeprefix("mean ").removeprefix("worst ").removesuffix(" error")
         bounds[column] = (0.0, float((errors if column.endswith(" error") else high)[name]))
-    return _scaled("breast-cancer", dataset.data, dataset.target.to_numpy(), bounds, None)
+    return replace(_scaled("breast-cancer", dataset.data, dataset.target.to_numpy(), bounds, None), population=569)
 
 
 def read_table(

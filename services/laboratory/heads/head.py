@@ -116,7 +116,9 @@ def train(
         _charge(ledger, selection, table, budget or epsilon)
         theta = certified.release(model, table, selection, methods.CERTIFIED, public=public, seed=0)
     elif name == "dp-sgd":
-        noise = sgd.noise_for(epsilon, methods.DELTA, len(table.x), methods.DP_SGD.batch, methods.DP_SGD.epochs)
+        noise = sgd.noise_for(
+            epsilon, methods.DELTA, table.stated_population, methods.DP_SGD.batch, methods.DP_SGD.epochs
+        )
         event = training = DpSgdEvent("record", noise.multiplier, noise.rate, noise.steps, uuid.uuid4().hex)
         _charge(ledger, training, table, budget or _RENYI_SHARE * epsilon)
         theta = methods.train_with_noise(make, table, noise, methods.DP_SGD)

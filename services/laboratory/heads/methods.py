@@ -16,7 +16,7 @@ from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from services.laboratory.heads.pate import PateSettings
 from services.laboratory.heads.sgd import DpSgdSettings, Noise, SgdSettings
-from services.laboratory.heads.table import Scaling, Table
+from services.laboratory.heads.table import UNSTATED, Scaling, Table
 from services.privacy import accounting
 from services.privacy.events import Status
 
@@ -95,7 +95,7 @@ def _train_dp_sgd(
     make: Callable[[], nn.Module], table: Table, epsilon: float, settings: DpSgdSettings, seed: int
 ) -> Tensor:
     torch.manual_seed(seed)  # the initial weights
-    noise = sgd.noise_for(epsilon, DELTA, len(table.x), settings.batch, settings.epochs)
+    noise = sgd.noise_for(epsilon, DELTA, table.stated_population, settings.batch, settings.epochs)
     return train_with_noise(make, table, noise, settings)[None]
 
 
@@ -126,7 +126,13 @@ def _train_pate(
 
 
 def _hides_rows(table: Table) -> str | None:
-    return None if table.unit == "record" else "it hides single rows, and users have several; leave --user-field out"
+    if table.unit != "record":
+        return "it hides single rows, and users have several; leave --user-field out"
+    return _needs_population(table)
+
+
+def _needs_population(table: Table) -> str | None:
+    return UNSTATED if table.population is None else None
 
 
 def _needs_public_scaling(table: Table) -> str | None:
@@ -136,7 +142,7 @@ def _needs_public_scaling(table: Table) -> str | None:
 def _needs_queries(table: Table) -> str | None:
     if table.series:
         return "its queries are drawn from all features between their bounds, and a time series has no such bounds"
-    return _needs_public_scaling(table)
+    return _needs_population(table) or _needs_public_scaling(table)
 
 
 def _refine_sgd(best: SgdSettings) -> Sequence[SgdSettings]:

@@ -100,7 +100,7 @@ class LabellingEvent(Event):
             assumes=(
                 f"each part's model depends on that part alone, and a {self.unit}'s part on nothing private",
                 "the queries, the scaling of the features and every setting were chosen without the private rows",
-                f"the number of {self.unit}s, rounded up to a power of two, is public",
+                f"the number of {self.unit}s that was stated does not come from the private rows",
             ),
             seen="any number of predictions, or the model itself",
         )
@@ -163,11 +163,11 @@ def _queries(table: Table, count: int, public: Table | None) -> Tensor:
 def _parts(table: Table, settings: PateSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns features [P, R, ...], targets [P, R] and a mask [P, R] of the rows of each part.
 
-    R follows from the number of owners, rounded up to a power of two. So an owner who comes or goes changes neither the
-    shape nor the rounding of another part's training. Rows that do not fit are left out, a negligible number.
+    R follows from the stated number of owners. So an owner who comes or goes changes neither the shape nor the rounding
+    of another part's training. Rows that do not fit are left out: a negligible number, if the statement is about right.
     """
     per_owner = settings.rows_per_user if table.unit == "user" else 1
-    mean = 2.0 ** np.ceil(np.log2(len(np.unique(table.users)))) / settings.parts
+    mean = table.stated_population / settings.parts
     rows = int(np.ceil(mean + _DEVIATIONS * np.sqrt(mean + 1))) * per_owner
     part = np.where(_nth(table.users) < per_owner, _part_of(table, settings.parts, seed), -1)
     row = _nth(part)

@@ -56,6 +56,7 @@ class Noise:
         steps: the number of steps.
         epsilon: an upper bound of their cost at the requested delta.
         accountant: the method that computed the cost.
+        batch: the expected number of rows in a step, by which a step divides.
     """
 
     multiplier: float
@@ -63,6 +64,7 @@ class Noise:
     steps: int
     epsilon: float
     accountant: str
+    batch: float
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: int) -> nn.Module:
@@ -103,7 +105,7 @@ def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settin
             torch.optim.SGD(wrapped.parameters(), lr=settings.learning_rate),
             noise_multiplier=noise.multiplier,
             max_grad_norm=settings.clip,
-            expected_batch_size=max(1.0, noise.rate * len(x)),
+            expected_batch_size=noise.batch,
         )
         for _ in range(noise.steps):
             chosen = list(poisson_subsample(len(x), noise.rate))
@@ -119,8 +121,11 @@ def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settin
 
 
 @lru_cache(maxsize=256)
-def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) -> Noise:
+def noise_for(epsilon: float, delta: float, population: int, batch: int, epochs: int) -> Noise:
     """Returns the smallest noise that meets (epsilon, delta) for one row added or removed.
+
+    The rate, the steps and the divisor of a step follow from `population`, the number of rows that the operator states.
+    Taken from the table, they would tell whether a row is in it.
 
     Opacus' PRV accountant computes the cost of Poisson batches (Gopi, Lee, Wutschitz 2021). If a batch contains all
     rows, the steps are one Gaussian mechanism with an exact cost (Balle & Wang 2018). Below `_FINEST`, where the
@@ -129,12 +134,14 @@ def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) 
     Raises:
         ValueError: no noise meets (epsilon, delta).
     """
-    rate = 1.0 if epsilon < _FINEST else min(1.0, batch / rows)
+    rate = 1.0 if epsilon < _FINEST else min(1.0, batch / population)
     steps = math.ceil(epochs / rate)
     if rate == 1.0:
         multiplier = math.sqrt(steps) / brentq(lambda mu: _gaussian_delta(mu, epsilon) - delta, 1e-9, 100.0)
         multiplier *= 1 + 1e-6
-        return Noise(multiplier, rate, steps, epsilon, "Gaussian mechanism, exact (Balle & Wang 2018)")
+        return Noise(
+            multiplier, rate, steps, epsilon, "Gaussian mechanism, exact (Balle & Wang 2018)", float(population)
+        )
     from opacus.accountants import PRVAccountant
     from opacus.accountants.utils import get_noise_multiplier
 
@@ -154,7 +161,7 @@ def noise_for(epsilon: float, delta: float, rows: int, batch: int, epochs: int) 
         accountant = PRVAccountant()
         accountant.history = [(multiplier, rate, steps)]
         cost = float(accountant.get_epsilon(delta, eps_error=error))
-    return Noise(multiplier, rate, steps, cost, "PRV (Gopi, Lee, Wutschitz 2021), Opacus")
+    return Noise(multiplier, rate, steps, cost, "PRV (Gopi, Lee, Wutschitz 2021), Opacus", rate * population)
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:

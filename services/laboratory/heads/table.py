@@ -17,6 +17,11 @@ from services.errors import InputError
 
 Scaling = Literal["public", "private"]
 
+UNSTATED = (
+    "about how many rows (or users, with --user-field) it has is not stated; give --population. The number is public, "
+    "so it is not counted"
+)
+
 SHARES = (0.7, 0.1, 0.2)
 """The shares of the rows for training, validation and test, as in the paper."""
 
@@ -37,6 +42,7 @@ class Table:
             the unit is a record.
         scaling: "public" if the features were scaled by publicly known bounds, "private" if by statistics of the rows.
         unit: what an owner is.
+        population: about how many owners the table has, as it is publicly known; None if nobody stated it.
     """
 
     name: str
@@ -45,6 +51,7 @@ class Table:
     users: NDArray[np.int64]
     scaling: Scaling = "public"
     unit: Literal["record", "user"] = "record"
+    population: int | None = None
 
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.y) == len(self.users):
@@ -58,6 +65,17 @@ class Table:
     def features(self) -> int:
         """F, the number of features; for time series, the number of variables."""
         return int(self.x.shape[-1]) // (3 if self.series else 1)
+
+    @property
+    def stated_population(self) -> int:
+        """The number of owners that was stated.
+
+        Raises:
+            DataError: none was. It is public, so it is never counted.
+        """
+        if self.population is None:
+            raise DataError(f"table {self.name}: {UNSTATED}")
+        return self.population
 
     @property
     def series(self) -> bool:
@@ -87,7 +105,13 @@ def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Spli
     owners = np.unique(table.users)
     order = np.random.default_rng(seed).permutation(owners)
     edges = np.floor(np.cumsum(shares)[:-1] * len(order)).astype(int)
-    return Split(*(table.rows(np.isin(table.users, part)) for part in np.split(order, edges)))
+    tables = (table.rows(np.isin(table.users, part)) for part in np.split(order, edges))
+    return Split(*(_share(part, share) for part, share in zip(tables, shares, strict=True)))
+
+
+def _share(part: Table, share: float) -> Table:
+    stated = part.population
+    return part if stated is None else replace(part, population=max(1, round(share * stated)))
 
 
 def owners(users: Iterable[str]) -> NDArray[np.int64]:
@@ -101,6 +125,7 @@ def fingerprint(table: Table) -> str:
     digest = hashlib.sha256()
     for array in (table.x, table.y, table.users):
         digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update(str(table.population).encode())
     return digest.hexdigest()
 
 

@@ -1,5 +1,6 @@
 """Claim: every method learns, and with a required guarantee only a certified method can be chosen."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from services.errors import InputError
-from services.laboratory.heads import certified, compare, data, methods
+from services.laboratory.heads import certified, compare, data, head, methods, sgd
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
 from services.laboratory.heads.data import read_table
-from services.laboratory.heads.methods import METHODS
+from services.laboratory.heads.methods import METHODS, MethodName
 from services.laboratory.heads.models import GRUD, Parametrised
 from services.laboratory.heads.score import auc_of
 from services.laboratory.heads.sgd import Noise
@@ -27,7 +28,7 @@ def generated(rows: int = 600, users: int | None = None) -> Table:
     x = rng.uniform(-1, 1, size=(rows, 3)).astype(np.float32)
     y = (x @ [2.0, -1.0, 0.5] + 0.3 * rng.normal(size=rows) > 0).astype(np.float32)
     owners = np.arange(rows) if users is None else rng.integers(0, users, size=rows)
-    return Table("generated", x, y, owners, "public", "record" if users is None else "user")
+    return Table("generated", x, y, owners, "public", "record" if users is None else "user", users or rows)
 
 
 def test_every_method_learns() -> None:
@@ -177,12 +178,50 @@ def test_the_data_sets_of_libraries_are_available() -> None:
     assert abs(rand.x).max() <= 1
 
 
+@pytest.mark.parametrize(
+    ("method", "users"), [("dp-sgd", None), ("gnmax", None), ("gnmax", 400), ("expm-certified", 400)]
+)
+def test_a_row_changes_no_number_of_a_release(method: MethodName, users: int | None, tmp_path: Path) -> None:
+    """The rate, the noise and the steps of DP-SGD were computed from the number of rows, and tell it."""
+    table = generated(2049, users)
+    costs = [
+        json.loads(head.train(rows, method, 1.0, tmp_path / str(n)).event or "")
+        for n, rows in enumerate([table, _without_one(table)])
+    ]
+    for cost in costs:
+        cost.pop("run")
+    assert costs[0] == costs[1]
+
+
+def _without_one(table: Table) -> Table:
+    return table.rows(table.users != table.users[0])
+
+
+def test_a_row_changes_no_factor_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step divided the noise by the number of rows. With empty batches, only noise is released."""
+    monkeypatch.setattr(sgd, "poisson_subsample", lambda rows, rate: range(0))
+    monkeypatch.setattr(sgd, "normal", np.ones)
+    table, noise = generated(200), sgd.noise_for(1.0, methods.DELTA, 200, 100, 1)
+    model = methods.build(table)()
+    released = [
+        methods.train_with_noise(lambda: deepcopy(model), rows, noise, methods.DP_SGD)
+        for rows in (table, table.rows(table.users < 100))
+    ]
+    assert torch.equal(*released)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "gnmax"])
+def test_a_number_that_nobody_stated_is_not_counted(method: MethodName, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give --population"):
+        head.train(replace(generated(300), population=None), method, 1.0, tmp_path / "head")
+
+
 def test_batches_and_noise_of_dp_sgd_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """A generator with a short seed can be searched: with it, an observer of a head computes the gradients."""
     table = generated(200)
     make = methods.build(table)
     model = make()
-    noise = Noise(multiplier=1.0, rate=0.1, steps=5, epsilon=1.0, accountant="none")
+    noise = Noise(multiplier=1.0, rate=0.1, steps=5, epsilon=1.0, accountant="none", batch=20.0)
     drawn = 0
 
     def from_system(count: int) -> bytes:
