@@ -36,6 +36,17 @@ ACCOUNTS_NOTE = (
     "tokens and never end. What the accounts hold, and how many are empty, is private."
 )
 
+MEASURED_NOTE = (
+    "No epsilon is promised: the service stops when losses that are measured on the private text reach a limit, and "
+    "clients see that it stops. epsilon_spent bounds the charges so far without regard to the text, where such a bound "
+    "is known: an estimate, and no guarantee at a moment that is chosen after looking at answers."
+)
+
+UNLIMITED_NOTE = (
+    "No epsilon is promised, because the budget has no limit. epsilon_spent is an account of the charges so far: an "
+    "estimate, and no guarantee at a moment that is chosen after looking at answers."
+)
+
 _STATUSES: tuple[str, ...] = get_args(Status)
 
 
@@ -82,7 +93,7 @@ class Statement(BaseModel):
     guarantee: str
     epsilon_spent: float | None
     epsilon_left: float | None
-    note: str = NOTE
+    note: str
     tokens_charged: int
     tokens_left: int | None
     exhausted: bool
@@ -200,7 +211,7 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         tokens_held=sum(balance.held.values()),
         tokens_left=left,
         stopped=balance.stopped,
-        note=NOTE if terms.horizon is None else ACCOUNTS_NOTE,
+        note=_note(terms),
         accounts=AccountsStatement.of(balance.accounts),
         event=None if event is None else json.loads(event.to_json()),
         charges=tuple(
@@ -211,6 +222,15 @@ def statement(balance: Balance, event: Event | None = None) -> OperatorStatement
         rows=balance.rows,
         head=balance.head,
     )
+
+
+def _note(terms: PrivacyBudget) -> str:
+    """Returns what the numbers of the statement mean, and whether they promise anything."""
+    if terms.enforced == "measured":
+        return MEASURED_NOTE
+    if terms.epsilon is None:
+        return UNLIMITED_NOTE
+    return NOTE if terms.horizon is None else ACCOUNTS_NOTE
 
 
 def promise_sentence(terms: PrivacyBudget, guarantee: Guarantee, tokens: int | None) -> str:

@@ -12,12 +12,16 @@ from services.generation.job import OUTPUT, Job
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 
-NOTES = (
+COVERED = (
     "The guarantee is the service's. It covers all tokens that the service ever releases: these texts and all other "
-    "answers. Any later use of the texts has no further privacy cost.",
+    "answers. Any later use of the texts has no further privacy cost."
+)
+UNCOVERED = "The service promises no epsilon for these texts. Protect them as you protect the private text."
+
+NOTES = (
     "The prompts are not protected: they are the client's text.",
-    "Differential privacy hides whether a user's text was in the corpus. It does not make the texts true, harmless or "
-    "free of bias, and it does not hide what many users have in common.",
+    "Differential privacy, where it is promised, hides whether a user's text was in the corpus. It does not make the "
+    "texts true, harmless or free of bias, and it does not hide what many users have in common.",
     "A killed process can lose tokens that the service released and charged: at most the tokens in transit in each "
     "stream. tokens_delivered does not count them.",
 )
@@ -70,7 +74,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
         "sampling": json.loads(json.dumps(described["sampling"])),
         "begun": described["begun"],
         "finished": described.get("finished"),
-        "notes": list(NOTES),
+        "notes": [UNCOVERED if statement.get("epsilon") is None else COVERED, *NOTES],
     }
 
 
@@ -91,10 +95,10 @@ def _markdown(card: Mapping[str, Any]) -> str:
         "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
         "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
         "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
-        "Guarantee": f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}",
+        "Guarantee": _guarantee(card),
         "Tokens delivered": f"{budget['tokens_delivered']:,}",
         "Tokens charged during the job, including other clients'": f"{budget['tokens_charged_by_service']:,}",
-        "Estimate of epsilon spent": f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after",
+        "Estimate of epsilon spent": _spent(budget),
         "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
         "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
         "Generated": f"{card['date']} with {card['made_with']}",
@@ -109,6 +113,18 @@ def _markdown(card: Mapping[str, Any]) -> str:
         lines += ["", f"`{_cell(name)}`: {_cell(values)}"]
     lines += ["", "## Notes", "", *(f"- {note}" for note in card["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def _guarantee(card: Mapping[str, Any]) -> str:
+    if card["epsilon"] is None:
+        return "no epsilon is promised"
+    return f"epsilon {card['epsilon']}, delta {card['delta']}, adjacency: {card['adjacency']}"
+
+
+def _spent(budget: Mapping[str, Any]) -> str:
+    if budget["epsilon_spent_after"] is None:
+        return "no bound is known"
+    return f"{budget['epsilon_spent_before']} before, {budget['epsilon_spent_after']} after"
 
 
 def _cell(text: str) -> str:

@@ -29,6 +29,7 @@ def statement(charged: int, left: int | None, **changes: Any) -> Statement:
         "enforced": "bound",
         "stop_within": None,
         "guarantee": "-",
+        "note": "-",
         "epsilon_spent": 1.0,
         "epsilon_left": 7.0,
         "tokens_charged": charged,

@@ -69,6 +69,15 @@ def test_the_spent_epsilon_of_measured_losses_is_called_an_estimate(balance: Bal
     assert statement(gone).client().exhausted
 
 
+@pytest.mark.parametrize("changes", [{"enforced": "measured"}, {"epsilon": None}])
+def test_a_note_promises_no_epsilon_where_none_is_promised(balance: Balance, changes: dict[str, object]) -> None:
+    """The note of a budget with a limit would say "The guarantee is epsilon and delta" beside an epsilon of None."""
+    for_clients = statement(replace(balance, terms=balance.terms.model_copy(update=changes))).client()
+    assert for_clients.epsilon is None
+    assert for_clients.note.startswith("No epsilon is promised")
+    assert "The guarantee is epsilon" not in for_clients.note
+
+
 def test_a_ledger_whose_tokens_cost_more_than_its_budget_is_exhausted(balance: Balance) -> None:
     """An analysis that is corrected can make events dearer than the ledger counted them."""
     stated = statement(replace(balance, charged=Counter({COARSE: 10_000})))

@@ -16,6 +16,7 @@ def stated(epsilon: float | None, delta: float, **changes: Any) -> Statement:
         "adjacency": "user",
         "enforced": "bound",
         "stop_within": None,
+        "note": "-",
         "guarantee": "-",
         "epsilon_spent": 0.0,
         "epsilon_left": epsilon,

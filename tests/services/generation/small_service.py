@@ -25,6 +25,7 @@ class SmallService:
     budget: int = 10_000
     pause_s: float = 0.0
     break_after: int | None = None
+    epsilon: float | None = 8.0
     refuse: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     url: str = ""
     charged: int = 0
@@ -45,10 +46,10 @@ class SmallService:
         left = max(0, self.budget - self.charged)
         return {
             "guarantee": "Small promise.",
-            "epsilon": 8.0,
+            "epsilon": self.epsilon,
             "delta": 1e-5,
             "adjacency": "user",
-            "epsilon_spent": self.charged / 1000,
+            "epsilon_spent": None if self.epsilon is None else self.charged / 1000,
             "tokens_charged": self.charged,
             "tokens_left": left,
             "event": {"kind": "small"},

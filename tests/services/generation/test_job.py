@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import InputError
-from services.generation.card import write_card
+from services.generation.card import COVERED, UNCOVERED, write_card
 from services.generation.client import BudgetEndedError, GenerationError, Sampling, Service
 from services.generation.job import JOURNAL, OUTPUT, Progress, Request, load_output, opened
 from services.generation.template import items
@@ -207,3 +207,12 @@ def test_the_card_states_the_guarantee_and_the_cost(tmp_path: Path) -> None:
     assert "> Small promise." in markdown
     assert "2 of 2 requested texts" in markdown
     assert TEMPLATE in markdown
+
+
+def test_the_card_of_a_service_that_promises_no_epsilon_says_so(tmp_path: Path) -> None:
+    with serving(SmallService(epsilon=None)) as service:
+        run(tmp_path, service.url, request(1))
+    markdown = (tmp_path / "CARD.md").read_text()
+    assert "| Guarantee | no epsilon is promised |" in markdown
+    assert UNCOVERED in markdown and COVERED not in markdown
+    assert "None" not in markdown
