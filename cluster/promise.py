@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cluster.configuration import ConfigurationError, EnsembleConfiguration
 from cluster.topology import parts_served
 from services.budget.errors import LedgerMissing
-from services.budget.filter import UNLIMITED, Filter, cost
+from services.budget.filter import UNLIMITED, Filter, cost, counted
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
@@ -34,13 +34,15 @@ class Promise:
 def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise:
     """Plans the ensemble's protocol for the configured budget.
 
-    The Rényi order of a ledger never changes: an order chosen after tokens were seen would void the guarantee.
+    The Rényi order and the counter of a ledger never change: chosen after tokens were seen, they would void the
+    guarantee.
 
     Raises:
         ConfigurationError: the settings are invalid or cannot meet the budget.
         LedgerError: the ledger exists but cannot be read.
     """
-    order = _order_of(configuration.budget.ledger)
+    kept = _kept(configuration.budget.ledger)
+    order = None if kept is None else kept.order
     try:
         base = None if manifest.private_base is None else manifest.private_base.training.event
         settings = configuration.privacy.for_training(manifest.dp_sgd).on_base(None if manifest.base_apart else base)
@@ -53,10 +55,14 @@ def promise(configuration: EnsembleConfiguration, manifest: Manifest) -> Promise
             base=base,
             base_apart=manifest.base_apart,
             partition=manifest.partition,
+            counter=None if kept is None else kept.counter,
         )
         _check_base(terms)
         if terms.enforced == "bound" and terms.epsilon is not None and math.isinf(cost(protocol.event, terms.order)):
             raise ValueError(f"protocol: {protocol.name} has no bound at order {terms.order:g}, that of the ledger")
+        terms = counted(terms, protocol.event) if kept is None else terms
+        if terms.counter is not None:
+            Filter(terms).affordable({}, protocol.event)  # raises if the ledger's counter has no price for this event
     except ValueError as error:
         raise ConfigurationError(f"privacy: {error}") from error
     return Promise(settings, protocol, terms, _when_exhausted(configuration, settings, terms))
@@ -94,8 +100,8 @@ def sentence(terms: PrivacyBudget, protocol: Protocol) -> str:
     return promise_sentence(terms, protocol.guarantee, None if tokens == UNLIMITED else tokens)
 
 
-def _order_of(ledger: str) -> float | None:
+def _kept(ledger: str) -> PrivacyBudget | None:
     try:
-        return read(ledger).terms.order
+        return read(ledger).terms
     except LedgerMissing:
         return None

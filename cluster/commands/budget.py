@@ -98,7 +98,9 @@ def _totals(stated: "LedgerStatement") -> Table:
     limits = "what the budget limits" if stated.enforced == "bound" else "of the bounds"
     table.add_row("promised", promised, f"epsilon at delta {stated.delta:g}; {escape(stated.adjacency)}")
     table.add_row("spent", _number(stated.epsilon_spent), "an estimate, at the best order")
-    table.add_row("", _number(stated.epsilon_bound), f"at the fixed order {stated.order:g}, {limits}")
+    counter, order = stated.counter, f"at the fixed order {stated.order:g}"
+    how = order if counter is None else f"of {counter.tokens} tokens by exact composition"
+    table.add_row("", _number(stated.epsilon_bound), f"{how}, {limits}")
     table.add_row("left", _number_left(stated.epsilon_left), "")
     if isinstance(stated, OperatorStatement):
         enforced = "; the budget limits this number" if stated.enforced == "measured" else ""

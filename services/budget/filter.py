@@ -1,17 +1,19 @@
-"""Implements the Rényi filter, which decides what fits into the budget at one fixed order (Feldman & Zrnic 2021)."""
+"""Decides what fits into the budget: by the Rényi filter at one fixed order (Feldman & Zrnic 2021), or by a counter."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import accumulate, islice, takewhile, zip_longest
 
 import numpy as np
 
 from services.budget.privacy_budget import PrivacyBudget
+from services.budget.token_counter import TokenCounter
 from services.privacy import accounting
+from services.privacy.accounting import counting
 from services.privacy.events import Divergences, Event
 
 # Means "no limit": more tokens than any service will ever release.
@@ -20,6 +22,9 @@ UNLIMITED = 2**62
 # Counts are composed exactly, but the conversion to an epsilon rounds a few times. The filter keeps this margin,
 # relative to 1 + epsilon, below the budget.
 SLACK = 2.0**-50
+
+# The number of values of a counter's epsilon: each takes a fraction of a second, and is computed once.
+_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,10 @@ class Filter:
         """Returns the epsilon of these tokens and the private base at the budget's delta and order.
 
         It is subject to float rounding. If the budget limits measured losses, `losses` replace the bounds of the tokens
-        with measured events.
+        with measured events. A counter rounds up to the next 32nd of its tokens.
         """
+        if self.terms.counter is not None:
+            return self._counted(self.terms.counter, spent)
         if (base := self.terms.base_event) is None:
             return self._composed(spent, losses)
         if self.terms.base_apart:  # a user is in the base or in a part, never in both
@@ -105,6 +112,11 @@ class Filter:
             return [spent]
         return [spent, {base: 1}] if self.terms.base_apart else [{**spent, base: 1}]
 
+    def _counted(self, counter: TokenCounter, spent: Mapping[Event, int]) -> float:
+        used, step = counter.used(spent, self.terms.delta), -(-counter.tokens // _STEPS)
+        rounded = used if used > counter.tokens else min(counter.tokens, -(-used // step) * step)
+        return _counted_epsilon(self.terms, rounded)
+
     def _composed(self, spent: Mapping[Event, int], losses: Losses) -> float:
         measured = self.terms.enforced == "measured"
         bounded = {event: count for event, count in spent.items() if count and not (measured and event.measured)}
@@ -124,6 +136,8 @@ class Filter:
         Raises:
             ValueError: the event has no finite bound, so it fits no budget.
         """
+        if (counter := self.terms.counter) is not None and not self.is_free(spent, event) and not event.once:
+            return min(wanted, counter.affordable(spent, event, self.terms.delta))
         if self.terms.epsilon is not None and math.isinf(cost(event, self.terms.order)):
             raise ValueError(f"{event} costs inf at order {self.terms.order:g}; a budget needs a finite cost")
 
@@ -163,7 +177,40 @@ class Filter:
     def _fits(self, spent: Mapping[Event, int], losses: Losses) -> bool:
         if self.terms.epsilon is None:
             return True
+        if (counter := self.terms.counter) is not None:
+            return counter.used(spent, self.terms.delta) <= counter.tokens
         return self.epsilon(spent, losses) <= self.terms.epsilon - SLACK * (1 + self.terms.epsilon)
+
+
+def counted(terms: PrivacyBudget, event: Event) -> PrivacyBudget:
+    """Returns the budget with a counter of tokens of `event`, where that allows more of them than the filter does.
+
+    Call it only for a ledger that does not exist yet: the number must be fixed before the first token.
+    """
+    fixed = not event.measured and not event.once and math.isfinite(cost(event, terms.order))
+    if terms.epsilon is None or terms.enforced != "bound" or not fixed:
+        return terms
+    by_filter = Filter(terms).affordable({}, event)
+    before = {} if terms.base_event is None or terms.base_apart else {terms.base_event: 1}
+    if not 0 < by_filter < UNLIMITED:
+        return terms
+    exact = counting.largest_count(event, terms.epsilon, terms.delta, before, by_filter)
+    if exact is None or exact == by_filter:
+        return terms
+    return terms.model_copy(update={"counter": TokenCounter(event=event.to_json(), tokens=exact)})
+
+
+@lru_cache(maxsize=1024)
+def _counted_epsilon(terms: PrivacyBudget, used: int) -> float:
+    """Returns the epsilon of so many tokens of the counter's event and the private base."""
+    assert terms.counter is not None
+    event, delta = terms.counter.unit, terms.delta
+    alone = counting.epsilon(event, used, delta, {}) if used else 0.0
+    if (base := terms.base_event) is None:
+        return alone
+    if terms.base_apart or not used:
+        return max(alone, counting.epsilon(base, 1, delta, {}))
+    return counting.epsilon(event, used, delta, {base: 1})
 
 
 def _divergences(spent: Mapping[Event, int]) -> Divergences:

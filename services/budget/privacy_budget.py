@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.budget.errors import LedgerMismatch
+from services.budget.token_counter import TokenCounter
 from services.privacy import accounting
 from services.privacy.events import Event, from_json
 from services.privacy.protocol import Protocol
@@ -39,6 +40,8 @@ class PrivacyBudget(BaseModel):
         base: the event of the private base, as JSON, which the ledger charges once, from its creation on; None where
             the base is a public model.
         base_apart: whether no user of the base is in a part. Then a person pays for the base or for the tokens.
+        counter: the number of tokens of one event that exact composition allows, fixed when the ledger is created; it
+            then replaces the filter at `order`. None where the filter allows as many (`filter.counted`).
         horizon: the number of tokens over which the parts' accounts should last; None without accounts.
         partition: identifies the assignment of users to parts, of a ledger that charges the parts separately; None for
             one that charges all parts alike. Under another assignment, a user who spent one part's account would get
@@ -58,6 +61,7 @@ class PrivacyBudget(BaseModel):
     partition: str | None = None
     base: str | None = None
     base_apart: bool = False
+    counter: TokenCounter | None = None
 
     @model_validator(mode="after")
     def _check_base(self) -> Self:
@@ -66,6 +70,8 @@ class PrivacyBudget(BaseModel):
                 raise ValueError("base_apart: there is no base")
         elif from_json(self.base).adjacency != self.adjacency:
             raise ValueError("base: its guarantee is for other neighbouring corpora than the tokens'")
+        if self.counter is not None and (self.epsilon is None or self.enforced != "bound" or self.horizon is not None):
+            raise ValueError("counter: it limits tokens of a fixed cost, in a budget with an epsilon and no accounts")
         return self
 
     @property
@@ -82,6 +88,7 @@ class PrivacyBudget(BaseModel):
         base: Event | None = None,
         base_apart: bool = False,
         partition: str | None = None,
+        counter: TokenCounter | None = None,
     ) -> Self:
         """Returns the budget of an ensemble that serves with `protocol`, planned from `settings`.
 
@@ -89,7 +96,7 @@ class PrivacyBudget(BaseModel):
             ensemble: the manifest's id.
             partition: the manifest's; ignored where all parts are charged alike.
             order: the Rényi order of the existing ledger; None chooses the order at which the budget lasts longest.
-            base, base_apart: see the attributes.
+            base, base_apart, counter: see the attributes.
         """
         return cls(
             ensemble=ensemble,
@@ -101,6 +108,7 @@ class PrivacyBudget(BaseModel):
             stop_within=settings.stop_within,
             base=None if base is None else base.to_json(),
             base_apart=base_apart,
+            counter=counter,
             horizon=settings.horizon,
             partition=partition if settings.horizon is not None or settings.enforced == "measured" else None,
         )

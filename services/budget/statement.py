@@ -14,6 +14,7 @@ from services.budget.accounts import Accounts
 from services.budget.filter import UNLIMITED, Filter
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
+from services.budget.token_counter import TokenCounter
 from services.privacy import accounting
 from services.privacy.events import Event, Guarantee, Status
 from services.privacy.protocols.individual import WHOLE
@@ -64,9 +65,9 @@ class Statement(BaseModel):
     """States what clients may know. Nothing here depends on the private text, except when measured losses end it.
 
     The guarantee is `epsilon` and `delta`, for everything that is ever released. A Rényi filter at `order` enforces it,
-    even if events depend on earlier answers (Feldman & Zrnic 2021). A filter guarantees nothing at a moment that is
-    chosen after looking at answers, so `epsilon_spent` is an estimate (`note`). Numbers are None if they are unknown,
-    unlimited or private.
+    even if events depend on earlier answers (Feldman & Zrnic 2021), or a `counter` does (`TokenCounter`). Neither
+    guarantees anything at a moment that is chosen after looking at answers, so `epsilon_spent` is an estimate (`note`).
+    Numbers are None if they are unknown, unlimited or private.
 
     Attributes:
         epsilon: None, too, if the budget limits measured losses: `exhausted` and `stopped` depend on the text then.
@@ -89,6 +90,7 @@ class Statement(BaseModel):
     order: float
     adjacency: str
     enforced: Enforced
+    counter: TokenCounter | None = None
     stop_within: int | None
     guarantee: str
     epsilon_spent: float | None
@@ -111,7 +113,8 @@ class LedgerStatement(Statement):
     Attributes:
         partition: the id of the partition to which a ledger with accounts belongs; None for another ledger.
         epsilon_bound: the epsilon that the filter compares with `epsilon`: by the data-independent bounds of all
-            charged tokens at `order`, or by the privacy loss distribution if there was only one release, paid once.
+            charged tokens at `order`, or by the privacy loss distribution if there was only one release, paid once, or
+            a counter.
         tokens_held: the number of tokens in open leases. They are charged, but may never be released.
         charges: the tokens charged, by event.
         rows, head: the length of the chain and the hash of its last row. A copy kept elsewhere proves later that no

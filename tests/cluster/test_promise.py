@@ -32,9 +32,15 @@ def configured(folder: Path, ensemble: Path, **privacy: Any) -> EnsembleConfigur
         {"q": 0.1, "tokens": 1024, "mollifier": "renyi"},
     ],
 )
-def test_the_budget_lasts_exactly_as_long_as_promised(ensemble: Path, tmp_path: Path, privacy: dict[str, Any]) -> None:
+def test_the_budget_lasts_as_long_as_planned_and_longer_with_a_counter(
+    ensemble: Path, tmp_path: Path, privacy: dict[str, Any]
+) -> None:
     promised = promise(configured(tmp_path, ensemble, **privacy), Manifest.load(ensemble))
-    assert Filter(promised.terms).affordable({}, promised.protocol.event) == privacy["tokens"]
+    by_order = Filter(promised.terms.model_copy(update={"counter": None}))
+    assert by_order.affordable({}, promised.protocol.event) == privacy["tokens"]
+    counter = promised.terms.counter
+    allowed = privacy["tokens"] if counter is None else counter.tokens
+    assert Filter(promised.terms).affordable({}, promised.protocol.event) == allowed >= privacy["tokens"]
 
 
 def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None:
@@ -43,7 +49,7 @@ def test_a_radius_that_is_given_is_taken(ensemble: Path, tmp_path: Path) -> None
     assert promised.protocol.radius == 0.123
 
 
-def test_the_ledgers_order_stays_when_the_configuration_changes(ensemble: Path, tmp_path: Path) -> None:
+def test_the_ledgers_order_and_counter_stay_when_the_configuration_changes(ensemble: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(ensemble)
     first = promise(configured(tmp_path, ensemble, tokens=1000), manifest)
     Ledger(tmp_path / "ledger.db", first.terms)
