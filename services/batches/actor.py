@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
 from services.batches.store import BatchStore, OpenBatch, Page
+from services.database.deadline import in_time
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable
 from services.keys.fair_queue import background_capacity
@@ -28,6 +29,8 @@ MOST_OPEN = 50
 PURGE_S = 60.0
 LEASE_S = 30
 LEASE_RENEWAL_S = 5.0
+CLOCK_S = 1
+"""The resolution of the database's clock, by which a lease may end early."""
 
 T = TypeVar("T")
 
@@ -55,6 +58,7 @@ class Batches:
         self._requests = requests
         self._capacity = background_capacity(capacity)
         self._runner: Runner | None = None
+        self._lapse: asyncio.TimerHandle | None = None
         self._loading = asyncio.Lock()
         self._tasks = {asyncio.get_running_loop().create_task(self._watch())}
 
@@ -171,8 +175,26 @@ class Batches:
         return Runner.load(self._store, self._settings, requests, self._capacity, self._holder)
 
     async def _may_run(self) -> bool:
-        """Takes or extends the lease. Returns whether this deployment runs batches."""
-        return self._route_serves.is_set() and await self._do(lambda: self._store.take_lease(self._holder, LEASE_S))
+        """Takes or extends the lease. Returns whether this deployment runs batches.
+
+        Lines that run are cancelled once the lease ends, because another deployment may run them then.
+        """
+        if not self._route_serves.is_set():
+            return False
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        held = await self._do(lambda: self._store.take_lease(self._holder, LEASE_S))
+        if self._lapse is not None:
+            self._lapse.cancel()
+        if held:
+            self._lapse = loop.call_at(asked + LEASE_S - CLOCK_S, self._abandon)
+        else:
+            self._abandon()
+        return held
+
+    def _abandon(self) -> None:
+        if self._runner is not None:
+            self._runner.abandon()
 
     async def _watch(self) -> None:
         """Runs the open batches while this deployment has the lease, and deletes expired files and batches."""
@@ -192,8 +214,8 @@ class Batches:
             await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """Runs a transaction in a thread. The cancellation of a caller does not interrupt it."""
-        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+        """Runs a transaction in a thread (`in_time`)."""
+        return await in_time(asyncio.ensure_future(asyncio.to_thread(work)))
 
 
 BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)

@@ -40,18 +40,26 @@ class Job:
     Attributes:
         ending: the final status of the batch.
         generating: the workers whose line may already have been charged. They finish their line before they stop.
+        abandoned: whether another deployment may run the lines now, so that this one may not.
     """
 
     open_batch: OpenBatch
     ending: Ending = "completed"
     workers: set[asyncio.Task[None]] = field(default_factory=set)
     generating: set[asyncio.Task[None]] = field(default_factory=set)
+    abandoned: bool = False
 
     def stop(self, ending: Ending) -> None:
         """Starts no more lines. Lines that may have been charged still finish."""
         if self.ending == "completed":
             self.ending = ending
         for worker in self.workers - self.generating:
+            worker.cancel()
+
+    def abandon(self) -> None:
+        """Cancels all lines, also those that may have been charged."""
+        self.abandoned = True
+        for worker in self.workers:
             worker.cancel()
 
 
@@ -116,6 +124,11 @@ class Runner:
         if job := self._jobs.get(batch_id):
             job.stop("cancelled")
 
+    def abandon(self) -> None:
+        """Cancels all lines that run. Their batches stay open, for the deployment that has the lease."""
+        for job in self._jobs.values():
+            job.abandon()
+
     async def _run(self, job: Job) -> None:
         batch_id = job.open_batch.batch.id
         try:
@@ -162,6 +175,8 @@ class Runner:
         await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s, self._holder))
 
     async def _run_lines(self, job: Job, lines: Sequence[Line]) -> None:
+        if job.abandoned:
+            raise LeaseLost
         if job.ending != "completed":
             return
         queue = iter(lines)
@@ -174,6 +189,8 @@ class Runner:
                     raise result
         finally:
             expiry.cancel()
+        if job.abandoned:
+            raise LeaseLost
 
     async def _work(self, job: Job, lines: Iterator[Line]) -> None:
         semaphore = self._semaphores.setdefault(job.open_batch.owner, asyncio.Semaphore(self._capacity))

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import pickle
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from services.batches import actor
 from services.batches.actor import Batches
 from services.batches.records import Batch, BatchesError, BatchRequest
+from services.batches.runner import Job
 from services.batches.settings import BatchSettings
+from services.database import deadline
 from services.ensembles.records import Ensemble
+from services.errors import KeysUnavailable
 from services.requests.settings import RequestSettings
 from services.training import public_model
 
@@ -94,6 +99,46 @@ async def test_a_new_deployment_runs_no_batch_before_it_serves_and_while_another
             await asyncio.sleep(0.05)
     await new.cancel("alice", batch.id)
     await until(new, batch.id, "cancelled")
+
+
+async def test_a_line_whose_lease_ended_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another deployment may run the line then. It used to continue here too, so its tokens were charged twice."""
+    monkeypatch.setattr(actor, "LEASE_RENEWAL_S", 0.1)
+    batches = start(tmp_path / "keys.db")
+    batch = await begin(batches)
+    job = await running_job(batches, batch)
+    job.generating |= job.workers  # charged already
+    monkeypatch.setattr(batches._store, "take_lease", lambda holder, seconds: False)
+    await asyncio.wait(job.workers, timeout=10)
+    assert all(worker.cancelled() for worker in job.workers)
+    assert (await batches.batch("alice", batch.id)).status == "in_progress", "it belongs to the other deployment"
+    monkeypatch.undo()
+    assert await running_job(batches, batch) is not job, "with the lease, it continues"
+
+
+async def test_a_line_ends_with_its_lease_while_the_database_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "LEASE_RENEWAL_S", 0.1)
+    monkeypatch.setattr(actor, "LEASE_S", 3)
+    monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.3)
+    batches = start(tmp_path / "keys.db")
+    job = await running_job(batches, await begin(batches))
+    with closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as hanging:
+        hanging.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(KeysUnavailable, match="does not answer"):
+            await batches.batches("alice", None, 10)
+        done, _ = await asyncio.wait(job.workers, timeout=10)
+        assert done == job.workers
+        hanging.execute("ROLLBACK")
+
+
+async def running_job(batches: Batches, batch: Batch) -> Job:
+    """Returns the batch's job once its line runs. Without a service, the line is tried again and again."""
+    async with asyncio.timeout(60):
+        while not (batches._runner and (job := batches._runner._jobs.get(batch.id)) and job.workers):
+            await asyncio.sleep(0.02)
+    return job
 
 
 async def test_a_file_without_requests_fails_its_batch(tmp_path: Path) -> None:
