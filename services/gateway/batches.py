@@ -23,7 +23,7 @@ from services.batches.store import Page
 from services.errors import KeysUnavailable
 from services.gateway.openapi import REFUSALS, body
 from services.requests.errors import ApiError, invalid, unavailable
-from services.requests.keys import KeyService
+from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
 from services.requests.schema import Body, refused
 from services.requests.settings import RequestSettings
@@ -261,7 +261,7 @@ class BatchRoutes:
         """Calls a method of the batches actor.
 
         Raises:
-            ApiError: the actor refused the call, or 503 if it does not answer.
+            ApiError: the actor refused the call, or 503 if it does not answer within `ANSWER_S`.
         """
         name = self._settings.batches_actor
         if name is None:
@@ -269,12 +269,15 @@ class BatchRoutes:
         try:
             if not ray.is_initialized():
                 raise RuntimeError("Ray is not initialised")
-            actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
-            return await getattr(actor, method).remote(*arguments)
+            async with asyncio.timeout(ANSWER_S):
+                actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
+                return await getattr(actor, method).remote(*arguments)
         except RayTaskError as error:
             raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):
             raise unavailable(f"the actor {name!r} does not answer") from None
+        except TimeoutError:
+            raise unavailable(f"the actor {name!r} does not answer within {ANSWER_S:g} s") from None
 
 
 def _translate(error: RayTaskError) -> Exception:

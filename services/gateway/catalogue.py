@@ -71,8 +71,9 @@ class Health(BaseModel):
 def health_routes(models: Models, keys: KeyService) -> APIRouter:
     """Returns the routes `/livez`, `/readyz` and `/health`.
 
-    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and some model can generate and
-    charge a private token now. `/health` adds the reasons.
+    `/livez` succeeds while this process runs. `/readyz` succeeds if keys can be checked and some model works: its
+    ledger can be written and its shards answer. A spent budget does not change it: no other process could answer more.
+    `/health` adds the reasons.
     """
     router = APIRouter()
 

@@ -14,10 +14,11 @@ import ray
 from ray.actor import ActorHandle
 
 from services.database.clock import now
+from services.database.deadline import DATABASE_TIMEOUT_S
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable
 from services.keys.fair_queue import FairQueue, QueueFull
-from services.keys.grouping import DATABASE_TIMEOUT_S, GroupedTransactions
+from services.keys.grouping import GroupedTransactions
 from services.keys.messages import AdmissionLimits, Admitted, Identity, InvalidKey, Refused, TrafficUpdate
 from services.keys.metrics import ShareMetrics
 from services.keys.rate_limiter import RateLimiter
@@ -25,7 +26,7 @@ from services.keys.records import Key, KeyAccount, Scope, Share
 from services.keys.store import KeyStore
 from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
-from services.keys.transactions import Exhausted, Find, ReadShares, Reservation, Reserve, Reserved, Settle
+from services.keys.transactions import AreRequired, Exhausted, Find, ReadShares, Reservation, Reserve, Reserved, Settle
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -74,6 +75,7 @@ class Keys:
         self._store = KeyStore(ServiceDatabase(database))
         self._transactions = GroupedTransactions(self._store)
         self._identities: dict[str, tuple[float, Key]] = {}
+        self._required = False
         self._settling: set[asyncio.Task[Reservation | None]] = set()
         self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
@@ -95,7 +97,7 @@ class Keys:
         """Returns the identity of the key whose secret has this hash."""
         key = await self._find(hash_) if hash_ else None
         if key is None:
-            return InvalidKey("unknown", required=await self._transactions.alone(self._store.required))
+            return InvalidKey("unknown", required=await self._are_required())
         return _identity(key)
 
     async def health(self) -> None:
@@ -373,6 +375,12 @@ class Keys:
         if settled is not None:
             self._wake_waiting(settled.subjects)
         return settled
+
+    async def _are_required(self) -> bool:
+        """Returns whether clients need a key. Once they do, they always do, so that answer is never read again."""
+        if not self._required:
+            self._required = await self._transactions.run(AreRequired())
+        return self._required
 
     async def _find(self, hash_: str) -> Key | None:
         """Returns the key of a secret. Keys that were found lately are not read again."""

@@ -5,12 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from services.errors import KeysUnavailable
+from services.database.deadline import in_time
 from services.keys.store import KeyStore
 from services.keys.transactions import Operation
 
-DATABASE_TIMEOUT_S = 10.0
-"""How long a caller waits for the database. The operation itself continues, because it may be committed later."""
 LARGEST_GROUP = 256
 
 T = TypeVar("T")
@@ -38,7 +36,7 @@ class GroupedTransactions:
         self._waiting.append((operation, outcome))
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run_waiting())
-        return await _in_time(outcome)
+        return await in_time(outcome)
 
     async def alone(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, which is a transaction of its own.
@@ -51,7 +49,7 @@ class GroupedTransactions:
             async with self._transaction:
                 return await asyncio.to_thread(work)
 
-        return await _in_time(asyncio.ensure_future(exclusively()))
+        return await in_time(asyncio.ensure_future(exclusively()))
 
     async def _run_waiting(self) -> None:
         while self._waiting:
@@ -66,18 +64,3 @@ class GroupedTransactions:
                     continue
             for (_, outcome), result in zip(group, results, strict=True):
                 outcome.set_result(result)
-
-
-async def _in_time(outcome: "asyncio.Future[T]") -> T:
-    outcome.add_done_callback(_retrieve)
-    try:
-        async with asyncio.timeout(DATABASE_TIMEOUT_S):
-            return await asyncio.shield(outcome)
-    except TimeoutError:
-        raise KeysUnavailable(f"the keys' database does not answer within {DATABASE_TIMEOUT_S:g} s") from None
-
-
-def _retrieve(outcome: "asyncio.Future[Any]") -> None:
-    """Retrieves the exception, so that asyncio does not log it when its caller has left."""
-    if not outcome.cancelled():
-        outcome.exception()

@@ -31,6 +31,7 @@ from services.keys.transactions import (
     Settle,
     Wait,
     apply,
+    are_required,
     key_of,
     reservations,
     shares,
@@ -45,9 +46,9 @@ class KeyStore:
         self._database = database
 
     def required(self) -> bool:
-        """Returns whether a key was ever created. From then on clients need one, even if all were revoked."""
+        """Returns whether a key was ever created (`are_required`)."""
         with self._database.transaction() as connection:
-            return connection.execute(select(keys_table.c.id).limit(1)).first() is not None
+            return are_required(connection)
 
     def create(
         self,

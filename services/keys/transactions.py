@@ -24,6 +24,11 @@ class Find:
 
 
 @dataclass(frozen=True)
+class AreRequired:
+    """Asks whether a key was ever created. The result is a bool."""
+
+
+@dataclass(frozen=True)
 class ReadShares:
     """Asks for the shares of subjects. The result is a dictionary."""
 
@@ -49,7 +54,7 @@ class Settle:
     used: int | None
 
 
-Operation = Find | ReadShares | Reserve | Settle
+Operation = Find | AreRequired | ReadShares | Reserve | Settle
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ def apply(connection: Connection, operations: Sequence[Operation]) -> list[Any]:
     state = _State(
         day=today(),
         keys=_keys(connection, {operation.hash for operation in operations if isinstance(operation, Find)}),
+        required=AreRequired() in operations and are_required(connection),
         shares=shares(connection, charged | read),
         usages=usages(connection, charged),
         open=_open(connection, {operation.id for operation in operations if isinstance(operation, Reserve | Settle)}),
@@ -110,6 +116,7 @@ class _State:
 
     day: str
     keys: dict[str, Key]
+    required: bool
     shares: dict[str, Share]
     usages: dict[str, Usage]
     open: dict[str, Reservation]
@@ -123,6 +130,8 @@ class _State:
         match operation:
             case Find():
                 return self.keys.get(operation.hash)
+            case AreRequired():
+                return self.required
             case ReadShares():
                 return {subject: self.shares.get(subject, Share()) for subject in operation.subjects}
             case Reserve():
@@ -236,6 +245,11 @@ def usages(connection: Connection, subjects: Iterable[str] | None = None) -> dic
 def reservations(connection: Connection) -> list[Reservation]:
     """Returns all reservations that are not settled."""
     return [_reservation(row) for row in connection.execute(select(reservations_table)).mappings()]
+
+
+def are_required(connection: Connection) -> bool:
+    """Returns whether a key was ever created. From then on clients need one, even if all were revoked."""
+    return connection.execute(select(keys_table.c.id).limit(1)).first() is not None
 
 
 def key_of(row: Any) -> Key:

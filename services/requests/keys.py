@@ -147,7 +147,7 @@ class KeyService:
         Raises:
             ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer.
         """
-        outcome = await self._call(
+        outcome = await self._wait(
             "admit", id_, identity.subjects, limits, wanted, generations, self._gateway, background
         )
         if isinstance(outcome, Refused):
@@ -158,7 +158,7 @@ class KeyService:
     async def enter(self, id_: str, generations: int) -> bool:
         """See `Keys.enter`. Returns False if the actor does not answer."""
         with suppress(ApiError):
-            await self._call("enter", id_, generations)
+            await self._wait("enter", id_, generations)
             return True
         return False
 
@@ -221,6 +221,20 @@ class KeyService:
                 return await self._call(method, *arguments)
         except TimeoutError:
             raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
+
+    async def _wait(self, method: str, *arguments: object) -> Any:
+        """Calls a method of the keys actor that may wait for other requests, for as long as the actor is alive.
+
+        Raises:
+            ApiError: as in `ask`. An actor that hangs is noticed within twice `ANSWER_S`.
+        """
+        call = asyncio.ensure_future(self._call(method, *arguments))
+        try:
+            while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
+                await self.ask("ready")
+            return call.result()
+        finally:
+            call.cancel()
 
     async def _call(self, method: str, *arguments: object) -> Any:
         if self._actor is None:

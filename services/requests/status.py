@@ -90,7 +90,7 @@ class Status:
         return [Shard.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
-        """Returns why no private token can be generated and charged now, by actor; empty if one can.
+        """Returns why no private token could be generated and charged with any budget, by actor; empty if one could.
 
         One working coordinator suffices. Caches the result for a second to limit the load on the actors.
         """

@@ -21,6 +21,14 @@ def test_a_check_writes_nothing(place: str, terms: PrivacyBudget) -> None:
     assert ledger.balance() == before
 
 
+def test_an_exhausted_budget_is_healthy(place: str, terms: PrivacyBudget) -> None:
+    """Clients then get 429, or answers without private text, as configured: nothing that a restart would mend."""
+    ledger = Ledger(place, terms)
+    ledger.lease(COARSE, 10_000)
+    assert ledger.lease(COARSE, 1).count == 0
+    ledger.check()
+
+
 def test_a_writer_that_was_replaced_is_fenced(place: str, terms: PrivacyBudget) -> None:
     replaced = Ledger(place, terms)
     Ledger(place, terms).check()

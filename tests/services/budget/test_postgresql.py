@@ -25,7 +25,7 @@ from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.grant_log import GrantLog
 from tests.services.budget.processes import spawn
-from tests.services.budget.wire import Wire
+from tests.wire import Wire
 
 
 @pytest.fixture(scope="module")

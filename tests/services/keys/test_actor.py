@@ -3,15 +3,17 @@
 import asyncio
 import random
 import sqlite3
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
+from services.database import deadline
 from services.errors import KeysUnavailable
 from services.keys import actor as keys_actor
-from services.keys import grouping
 from services.keys.actor import Keys
 from services.keys.messages import (
     AdmissionLimits,
@@ -25,6 +27,8 @@ from services.keys.messages import (
 from services.keys.records import KeyAccount, Secret, Share
 from services.keys.store import KeyStore
 from services.keys.usage import usage_by_key
+from tests.postgresql import Server
+from tests.wire import Wire
 
 pytestmark = pytest.mark.anyio
 
@@ -166,7 +170,7 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     keys = start(place, capacity=1)
     identity = await new_key(keys, "k", Share(tokens=10))
     await admitted(keys, "before", identity.subjects, 4)
-    for module in (grouping, keys_actor):
+    for module in (deadline, keys_actor):
         monkeypatch.setattr(module, "DATABASE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(keys_actor, "RETRY_S", 0.05)
     with closing(sqlite3.connect(place, isolation_level=None)) as hanging:
@@ -184,6 +188,47 @@ async def test_a_database_that_hangs_is_given_up_and_settled_later(place: str, m
     assert (usage.spent, usage.held) == (3, 0)
     await keys.health()
     assert await admitted(keys, "after", identity.subjects, 20) == 7, "capacity and share are free again"
+
+
+async def test_an_established_connection_that_falls_silent_is_given_up(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection stays open and its peer acknowledges what it gets, so neither keepalives nor time-outs end it."""
+    with tempfile.TemporaryDirectory() as folder:
+        wire, database = Wire(Path(folder), postgresql.folder), postgresql.database()
+        keys = start(f"{database.partition('?')[0]}?host={folder}")
+        identity = await new_key(keys, "k", Share(tokens=10))
+        monkeypatch.setattr(deadline, "DATABASE_TIMEOUT_S", 0.5)
+        wire.silent = True
+        for call in (keys.health, lambda: keys.request("silent", identity.subjects, 2, 1, GATEWAY)):
+            async with asyncio.timeout(5):
+                with pytest.raises(KeysUnavailable, match="does not answer"):
+                    await call()
+        wire.silent = False
+        monkeypatch.undo()
+        assert await admitted(keys, "after", identity.subjects, 20) == 10
+        wire.close()
+
+
+async def test_refused_clients_share_a_transaction_and_need_none_once_keys_are_required(place: str) -> None:
+    """A client with an unknown key, or with none, used to cost a transaction of its own under the lock of all."""
+    keys = start(place)
+    statements: list[str] = []
+    event.listen(keys._store._database._database._engine, "commit", lambda _: statements.append("commit"))
+    assert (
+        await asyncio.gather(*(keys.identify(None) for _ in range(100)))
+        == [InvalidKey("unknown", required=False)] * 100
+    )
+    assert len(statements) <= 3
+    await new_key(keys, "k", Share())
+    assert await keys.identify(None) == InvalidKey("unknown", required=True)
+    statements.clear()
+    assert (
+        await asyncio.gather(*(keys.identify(None) for _ in range(100))) == [InvalidKey("unknown", required=True)] * 100
+    )
+    assert not statements
+    await asyncio.gather(*(keys.identify(f"{n:064x}") for n in range(100)))
+    assert len(statements) <= 3
 
 
 async def test_a_request_needs_few_statements_and_a_thousand_accounts_no_more_than_one(place: str) -> None:
