@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from services.laboratory.audit.attacks import extraction, likelihood, membership, one_run, published
+from services.laboratory.audit.attacks.accounts import audit_accounts
 from services.laboratory.audit.attacks.extraction import ExtractionResult
 from services.laboratory.audit.attacks.frequencies import audit_draws
 from services.laboratory.audit.attacks.membership import Observation
@@ -94,20 +95,21 @@ def likelihood_section(
 
 
 def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> Section:
-    """Compares the draws of every subject with their distribution, and its releases with its formula."""
+    """Compares the draws of every subject with their distribution, its releases with its formula, and its accounts."""
     findings: list[Finding] = []
     for subject in {subject.name: subject for subject in subjects}.values():
         show_step(f"{subject.name}, {draws} draws")
         findings.append(audit_draws(subject.protocol, draws, subject.name))
-        released = audit_releases(subject.protocol, subject.name)
-        findings += [] if released is None else [released]
+        exact = (audit(subject.protocol, subject.name) for audit in (audit_releases, audit_accounts))
+        findings += [finding for finding in exact if finding is not None]
     return Section(
         title="Draws and releases",
         text=(
             "Exact binomial tests compare the number of drawn parts, each part's frequency, and repeated draws with "
             "the protocol's description; their joint false-alarm rate is one in a million audits. Releases are "
             "compared exactly with the published formula, on worst-case distributions and on random ones. A protocol "
-            "whose noise has no such formula is compared by its tokens alone, in the likelihood-ratio test."
+            "whose noise has no such formula is compared by its tokens alone, in the likelihood-ratio test. What "
+            "accounts are charged is compared, exactly, with what the releases tell, and with the accounts after a restart."
         ),
         findings=findings,
         rows=[

@@ -1,7 +1,8 @@
 """Claim: the audits call every planted fault broken, and no sound mechanism, in three consecutive runs."""
 
+import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import isabstract
 from pkgutil import iter_modules
@@ -9,8 +10,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from services.budget.chain import Row
+from services.budget.state import LedgerState
 from services.laboratory.audit.attacks import likelihood, one_run
+from services.laboratory.audit.attacks.accounts import audit_accounts
 from services.laboratory.audit.attacks.frequencies import audit_draws
 from services.laboratory.audit.attacks.releases import audit_releases
 from services.laboratory.audit.report.finding import Finding
@@ -20,7 +26,7 @@ from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS, audited, exponential, gnmax, pmixed, subsample_aggregate
 from services.privacy.protocols.exponential import Exponential
-from services.privacy.protocols.individual import Individual
+from services.privacy.protocols.individual import WHOLE, Individual
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.noise import Integers, discrete_gaussian, discrete_laplace
@@ -114,6 +120,69 @@ def test_accounts_that_are_charged_5_percent_too_little_are_detected_in_the_rele
     grain = Individual._grain.func(protocol)  # type: ignore[attr-defined]
     monkeypatch.setattr(Individual, "_grain", property(lambda self: grain / 0.95))
     assert verdicts(of_releases(protocol)) == {"broken"}
+
+
+def of_accounts(tokens: int, epsilon: float = 8.0) -> tuple[str, tuple[str, ...]]:
+    finding = audit_accounts(planned("individual", tokens, epsilon))
+    assert finding is not None
+    return finding.verdict, finding.refuted
+
+
+@pytest.mark.parametrize(("tokens", "epsilon"), [(1, 2.0), (64, 0.5), (1024, 8.0), (131_072, 8.0)])
+def test_sound_accounts_hold(tokens: int, epsilon: float) -> None:
+    assert of_accounts(tokens, epsilon) == ("holds", ())
+
+
+@pytest.mark.parametrize("tokens", [64, 1024, 131_072])
+def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens do not change, so that neither they nor the formula show it."""
+    add = Individual._add_tilts
+    monkeypatch.setattr(Individual, "_add_tilts", lambda *given: (add(*given) * 0.95).long())
+    assert verdicts(of_releases(planned("individual", tokens, 8.0))) == {"holds"}
+    verdict, (reason,) = of_accounts(tokens)
+    assert verdict == "broken"
+    assert "tells 1.05 times as much" in reason
+
+
+def test_a_strength_that_looks_at_another_part_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Individual._add_tilts
+
+    def by_the_loudest(self: Individual, ratios: Tensor, p0: Tensor, allowances: Tensor, sums: Tensor) -> Tensor:
+        loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
+        return add(self, ratios, p0, (allowances / (1 + loudest)).long(), sums)
+
+    monkeypatch.setattr(Individual, "_add_tilts", by_the_loudest)
+    verdict, reasons = of_accounts(1024)
+    assert verdict == "broken"
+    assert "what a part says or pays depends on another part" in reasons
+
+
+def test_a_part_that_speaks_when_its_account_is_empty_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    tilts = Individual.tilts
+
+    def never_silent(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
+        sums, charges = tilts(self, ratios, public, allowances.clamp(min=WHOLE // self.tokens))
+        return sums, torch.minimum(charges, allowances.to(charges.device))
+
+    monkeypatch.setattr(Individual, "tilts", never_silent)
+    verdict, reasons = of_accounts(1024)
+    assert verdict == "broken"
+    assert "a part whose account is empty changes a token" in reasons
+
+
+@pytest.mark.parametrize("forgotten", ["charged", "held"])
+def test_an_account_that_a_restart_resets_is_detected(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = LedgerState.replay.__func__  # type: ignore[attr-defined]
+
+    def forgetful(cls: type[LedgerState], rows: Iterable[Row], before: Row | None = None) -> LedgerState:
+        state: LedgerState = replay(cls, rows, before)
+        state.accounts = dataclasses.replace(state.accounts, **{forgotten: ()})
+        return state
+
+    monkeypatch.setattr(LedgerState, "replay", classmethod(forgetful))
+    assert of_accounts(1024) == ("broken", ("a restart of the ledger changes what the accounts were charged",))
 
 
 def test_scores_that_count_twice_are_detected_in_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
