@@ -2,6 +2,8 @@
 
 import asyncio
 from pathlib import Path
+from shutil import copyfile
+from uuid import uuid4
 
 import pytest
 import ray
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from services.budget.accounts import NO_ACCOUNTS, Accounts
 from services.budget.actor import start
+from services.budget.anchor import DirectoryAnchor
 from services.budget.client import BudgetClient
-from services.budget.errors import LeaseRefused, LedgerMismatch
+from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerError, LedgerMismatch, LedgerRolledBack
 from services.budget.export import export, verify
 from services.budget.filter import UNLIMITED
 from services.budget.in_memory import InMemoryBudget
@@ -23,6 +26,7 @@ from services.budget.statement import statement
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
 from tests.services.budget.conftest import NAMESPACE
+from tests.services.budget.tampering import tamper
 
 PARTS = 3
 HORIZON = 2048
@@ -169,6 +173,39 @@ def test_tokens_lost_with_a_backup_are_charged_the_most_that_they_can_have_cost(
     assert ledger.forfeit(8) == {EVENT: 8}
     assert all(after > own for after, own in zip(ledger.balance().accounts.charged, before, strict=True))
     assert not ledger.balance().stopped
+
+
+def test_a_ledger_with_accounts_that_is_cut_short_or_changed_is_refused(tmp_path: Path, terms: PrivacyBudget) -> None:
+    (tmp_path / "anchors").mkdir()
+    place, anchors = tmp_path / "ledger.db", (DirectoryAnchor(tmp_path / "anchors"),)
+    ledger = Ledger(place, terms, anchors=anchors)
+    for name in ("first", "second"):
+        grant = ledger.lease(EVENT, 8, name, PARTS)
+        ledger.settle(name, grant.count, grant.allowances)
+    whole, paid = ledger.balance(), sum(grant.allowances)
+
+    def changed(statement: str) -> Path:
+        """Returns a copy of the ledger after a change by somebody with access to its database."""
+        copied = tmp_path / f"{uuid4().hex}.db"
+        copyfile(place, copied)
+        tamper(copied, statement)
+        return copied
+
+    def opened(where: Path) -> Ledger:
+        return Ledger(where, terms, create=False, anchors=anchors)
+
+    with pytest.raises(LedgerRolledBack):  # without the last lease and its charges
+        opened(changed(f"DELETE FROM privmix_ledger WHERE seq > {whole.rows - 2}"))
+    with pytest.raises(LedgerCorrupt):
+        opened(changed(f"DELETE FROM privmix_ledger WHERE seq = {whole.rows - 2}"))
+    with pytest.raises(LedgerCorrupt):
+        opened(changed(f"UPDATE privmix_ledger SET body = replace(body, '{grant.allowances[0]}', '1')"))
+    half = tmp_path / "half.db"
+    half.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
+    with pytest.raises(LedgerError):
+        opened(half)
+    assert paid > 0
+    assert opened(place).balance().accounts == whole.accounts, "the ledger itself is as it was"
 
 
 def test_a_ledger_of_another_protocol_or_horizon_is_refused(place: str, ledger: Ledger, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ the charges: it compares them with the exact divergences of the releases, withou
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,17 +115,19 @@ def _released(protocol: Individual, public: Reals, rows: Reals, own: int) -> tup
 
 def _told(protocol: Individual, case: _Case, spent_before: bool, spent_after: bool) -> float:
     """Returns the divergence between two worlds as a share of what both worlds charge; inf beyond an allowance."""
-    share, laws, norms = WHOLE // protocol.tokens, [], 0.0
+    share, norms = WHOLE // protocol.tokens, 0.0
+    laws: list[Reals] = []
     for rows, spent in ((case.before, spent_before), (case.after, spent_after)):
         allowed = 0 if spent else share
         law, charges = _released(protocol, case.public, rows, allowed)
         if not 0 <= int(charges[-1]) <= allowed:
-            return np.inf
+            return math.inf
         laws.append(law)
-        norms += (int(charges[-1]) / WHOLE * protocol.size) ** 0.5
+        norms += math.sqrt(int(charges[-1]) / WHOLE * protocol.size)
     bounds = moment_factor(_ORDERS, protocol.ratio) * norms**2
-    told = [max(renyi_divergence(*laws, order), renyi_divergence(*laws[::-1], order)) for order in _ORDERS]
-    shares = [own / bound if bound else np.inf for own, bound in zip(told, bounds, strict=True) if own > _LEAST]
+    p, q = laws
+    told = [max(renyi_divergence(p, q, order), renyi_divergence(q, p, order)) for order in _ORDERS]
+    shares = [own / bound if bound else math.inf for own, bound in zip(told, bounds, strict=True) if own > _LEAST]
     return max(shares, default=0.0)
 
 

@@ -109,7 +109,7 @@ def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowSt
             "the protocol's description; their joint false-alarm rate is one in a million audits. Releases are "
             "compared exactly with the published formula, on worst-case distributions and on random ones. A protocol "
             "whose noise has no such formula is compared by its tokens alone, in the likelihood-ratio test. What "
-            "accounts are charged is compared, exactly, with what the releases tell, and with the accounts after a restart."
+            "accounts are charged is compared with what the releases tell, exactly, and with them after a restart."
         ),
         findings=findings,
         rows=[
