@@ -25,6 +25,7 @@ from services.batches import actor as batches
 from services.budget import actor as budget
 from services.budget.anchor import is_writable
 from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
+from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Unavailable
@@ -52,7 +53,7 @@ CLOSING_S = 10.0
 PATIENCE_S = 60.0
 """How long a start waits for shards that run but are too busy to answer."""
 KEYED = "keys.receipt"
-"""The file in an ensemble's directory that records that a service of the ensemble has had keys."""
+"""The file in an ensemble's directory that records that a service of the ensemble has had keys, as the ledger does."""
 
 Report = Callable[[str], None]
 
@@ -134,6 +135,7 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
         ConfigurationError: other machines could use the service without a key, or the service had keys and they are
             gone.
         KeysError: the keys' database cannot be opened.
+        LedgerError: a ledger cannot be read.
     """
     http, database = configuration.http, ServiceDatabase(keys_database(configuration))
     marks = [ensemble.ensemble / KEYED for ensemble in configuration.served]
@@ -142,7 +144,7 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
             if not mark.exists() and is_writable(mark.parent):
                 write_atomically(mark, b"A service of this ensemble has had keys. It does not start without them.\n")
         return
-    if any(mark.exists() for mark in marks):
+    if any(mark.exists() for mark in marks) or any(map(_had_keys, configuration.served)):
         raise ConfigurationError(
             f"keys.database: this service had keys, but {database.name} has none, so everybody could use it: set "
             "keys.database to the database that has them, or restore it"
@@ -155,6 +157,13 @@ def check_keys(configuration: Configuration, report: Report = lambda step: None,
             f"(privmix keys create NAME --database {database.name}), listen on 127.0.0.1, or set http.anonymous: true"
         )
     report("WARNING: there are no keys: every client that reaches this service can spend its privacy budget")
+
+
+def _had_keys(configuration: EnsembleConfiguration) -> bool:
+    """Returns whether the ensemble's ledger records keys. Its directory may be one that no service can write."""
+    with suppress(LedgerMissing):
+        return read(configuration.budget.ledger).keyed
+    return False
 
 
 def keys_database(configuration: Configuration) -> str:
@@ -293,7 +302,8 @@ def start_ensemble(
             raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
-        budget_actor = (keep and _kept_budget(configuration, promised)) or _start_budget(configuration, checked)
+        kept = _kept_budget(configuration, promised) if keep else None
+        budget_actor = kept or _start_budget(configuration, checked, database)
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
@@ -434,7 +444,7 @@ def _ledger_of(configuration: EnsembleConfiguration, promised: Promise, report: 
     return identity
 
 
-def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> ActorHandle:
+def _start_budget(configuration: EnsembleConfiguration, checked: Checked, database: str) -> ActorHandle:
     return budget.start(
         configuration.budget.ledger,
         checked.promise.terms,
@@ -443,6 +453,7 @@ def _start_budget(configuration: EnsembleConfiguration, checked: Checked) -> Act
         identity=checked.ledger,
         lifetime="detached",
         anchors=anchors_of(configuration.ensemble, configuration.budget.anchor),
+        keyed=KeyStore(ServiceDatabase(database)).required(),
     )
 
 

@@ -157,8 +157,12 @@ def move(
         keys = None if keys_stay else moved_database(source, target)
         with _ledger_errors_printed():
             balance = moving.move(source, target)
+    except KeysError as error:
+        raise _refusal(error) from error
+    try:
         count = move_keys(*keys) if keys else 0
     except KeysError as error:
+        typer.echo("The ledger has moved, and its keys have not. Run this command again to move them.", err=True)
         raise _refusal(error) from error
     print(f"{balance.rows} rows, last hash {balance.head}, are verified in the new ledger; set budget.ledger to it.")
     print("The old one can still be read, and never be written again.")

@@ -47,12 +47,14 @@ class Budget:
         identity: str | None = None,
         holder: str | None = None,
         anchors: Sequence[Anchor] = (),
+        keyed: bool = False,
     ) -> None:
         self._where = ledger
         self._anchors = tuple(anchors)
         self._terms = terms
         self._identity = identity
         self._holder = holder
+        self._keyed = keyed
         # A restarted actor had a ledger. If it is missing now, a new one would forget what was spent.
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
@@ -159,6 +161,7 @@ class Budget:
                     identity=self._identity,
                     holder=self._holder,
                     anchors=self._anchors,
+                    keyed=self._keyed,
                 )
                 _log.info("ledger %s: %d rows", self._ledger.name, self._ledger.balance().rows)
             return self._ledger
@@ -174,6 +177,7 @@ def start(
     identity: str | None = None,
     lifetime: Literal["detached"] | None = None,
     anchors: Sequence[Anchor] = (),
+    keyed: bool = False,
 ) -> ActorHandle:
     """Starts the budget actor under a name (coordinators find it with `ray.get_actor`) and waits for its ledger.
 
@@ -181,13 +185,14 @@ def start(
         create: create the ledger if it does not exist.
         identity: the expected id of the ledger; None accepts any.
         anchors: the places outside the database that store the end of the ledger's chain.
+        keyed: record in the ledger that clients of this service need a key.
 
     Raises:
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
     actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
-        ledger, terms, create, identity, uuid4().hex, tuple(anchors)
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed
     )
     try:
         ray.get(actor.ready.remote())

@@ -93,6 +93,7 @@ class Ledger:
         holder: the name of the deployment, which does not change when the process restarts.
         anchors: the places that store the end of the chain outside the database. A grant waits until all have it.
         restored: accept a ledger that lacks rows which an anchor knows. Only `forfeit` may follow.
+        keyed: record that clients of the deployment need a key, when this writer takes over.
 
     Raises:
         LedgerMismatch: the ledger keeps another budget than `terms`, or has another id.
@@ -110,11 +111,13 @@ class Ledger:
         holder: str | None = None,
         anchors: Sequence[Anchor] = (),
         restored: bool = False,
+        keyed: bool = False,
     ) -> None:
         self.terms = terms
         self.filter = Filter(terms)
         self._writer = uuid4().hex
         self._holder = holder
+        self._keyed = keyed
         self._epoch: int | None = None
         self._waiting: deque[_Call] = deque()
         self._turn = threading.Condition()
@@ -376,7 +379,7 @@ class Ledger:
                 self._state = None  # `state` now gets rows that are not on disk yet
                 written: list[Row] = []
                 if takes_over:
-                    written += applied(state, [Epoch(writer=self._writer, holder=self._holder)])
+                    written += applied(state, [Epoch(writer=self._writer, holder=self._holder, keyed=self._keyed)])
                     beat(connection, state.epoch)
                 for call in calls:
                     written += applied(state, call.decide(state))

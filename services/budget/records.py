@@ -35,12 +35,14 @@ class Opened(Record):
 class Epoch(Record):
     """Records that a writer took over: the row begins its epoch and fences out all earlier writers.
 
-    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor.
+    `writer` identifies the writer, `holder` its deployment, which outlives restarts of the budget actor. `keyed` says
+    that clients of the deployment needed a key.
     """
 
     kind = "epoch"
     writer: str | None = None
     holder: str | None = None
+    keyed: bool = False
 
 
 class Leased(Record):
@@ -113,6 +115,7 @@ class Checkpoint(Record):
         alike, parts: the measured losses (`Losses`).
         writer: the writer of the current epoch.
         holders: the last deployments that held the ledger; the current one comes last.
+        keyed: whether clients of a deployment ever needed a key.
     """
 
     kind = "checkpoint"
@@ -131,6 +134,7 @@ class Checkpoint(Record):
     stopped: bool
     writer: str | None
     holders: tuple[str | None, ...]
+    keyed: bool = False
 
 
 class Moved(Record):

@@ -91,6 +91,7 @@ class Balance:
         moved: the place where the ledger continues, if it was moved.
         id: the permanent id of the ledger.
         accounts: what was charged to each part's account. It is private.
+        keyed: whether clients of a service with this ledger ever needed a key.
     """
 
     terms: PrivacyBudget
@@ -105,6 +106,7 @@ class Balance:
     moved: str | None = None
     id: str = ""
     accounts: Accounts = NO_ACCOUNTS
+    keyed: bool = False
 
 
 class LedgerState:
@@ -122,6 +124,7 @@ class LedgerState:
         self.losses = NO_LOSSES
         self.accounts = NO_ACCOUNTS
         self.stopped = False
+        self.keyed = False
         self.moved: str | None = None
         self.charged: Counter[Event] = Counter()
         self.held: Counter[Event] = Counter()
@@ -171,6 +174,7 @@ class LedgerState:
         match record:
             case Epoch():
                 self.epoch, self.writer = row.epoch, record.writer
+                self.keyed |= record.keyed
                 others = (holder for holder in self.holders if holder != record.holder)
                 self.holders = (*others, record.holder)[-REMEMBERED_HOLDERS:]
             case Leased() if record.lease not in self.leases:
@@ -220,6 +224,7 @@ class LedgerState:
             stopped=self.stopped,
             writer=self.writer,
             holders=self.holders,
+            keyed=self.keyed,
         )
 
     @property
@@ -243,6 +248,7 @@ class LedgerState:
             moved=self.moved,
             id=self.id,
             accounts=self.accounts,
+            keyed=self.keyed,
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -264,6 +270,7 @@ class LedgerState:
         self.losses = Losses(checkpoint.alike, checkpoint.parts)
         self.stopped = checkpoint.stopped
         self.writer, self.holders = checkpoint.writer, checkpoint.holders
+        self.keyed = checkpoint.keyed
 
     def _forget(self) -> None:
         self._closed = dict.fromkeys(_last(self._closed))

@@ -8,12 +8,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
+from cluster.commands import ledger as ledger_command
 from cluster.configuration import Configuration, ConfigurationError
 from cluster.launch import check_keys, keys_database
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.database.service import ServiceDatabase
+from services.errors import KeysUnavailable
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
@@ -116,6 +118,44 @@ def test_a_service_that_had_keys_does_not_start_without_them(tmp_path: Path) -> 
         with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
             check_keys(Configuration.of(values, tmp_path))
     check_keys(Configuration.of({**elsewhere, "keys": {"database": "keys.db"}}, tmp_path))
+
+
+def test_a_ledger_remembers_keys_where_the_ensembles_directory_cannot(tmp_path: Path) -> None:
+    """On Kubernetes, the service only reads that directory."""
+    (tmp_path / "ensemble").mkdir()
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+    Ledger(tmp_path / "ledger.db", terms)
+    check_keys(configured(tmp_path))
+    Ledger(tmp_path / "ledger.db", terms, keyed=True)
+    Ledger(tmp_path / "ledger.db", terms)
+    with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
+        check_keys(configured(tmp_path))
+    moved = CliRunner().invoke(app, ["ledger", "move", str(tmp_path / "ledger.db"), str(tmp_path / "other.db")])
+    assert moved.exit_code == 0, moved.output
+    with pytest.raises(ConfigurationError, match=r"keys\.database: this service had keys"):
+        check_keys(Configuration.of({"ensemble": "ensemble", "budget": {"ledger": "other.db"}}, tmp_path))
+
+
+def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
+    tmp_path: Path, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
+    source, target = str(tmp_path / "ledger.db"), postgresql.database()
+    Ledger(source, terms)
+    key, secret = KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
+
+    def fails(*_: object) -> int:
+        raise KeysUnavailable("the server is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_command, "move_keys", fails)
+        failed = CliRunner().invoke(app, ["ledger", "move", source, target])
+    assert failed.exit_code == 1
+    assert "Run this command again" in failed.output
+    assert read(source).moved is not None
+    repeated = CliRunner().invoke(app, ["ledger", "move", source, target])
+    assert repeated.exit_code == 0, repeated.output
+    assert KeyStore(ServiceDatabase(target)).find(secret.hash) == key
 
 
 def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Server) -> None:
