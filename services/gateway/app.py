@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from ray.util.metrics import Counter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -18,6 +17,7 @@ from services.gateway.access_log import REQUEST_ID, AccessLog
 from services.gateway.catalogue import CatalogueRoutes, health_routes, version_route
 from services.gateway.console import ConsoleRoutes
 from services.gateway.generation import ANSWERED_BY, GenerationRoutes
+from services.gateway.metrics import refusals
 from services.gateway.openapi import describe
 from services.requests.errors import ApiError, from_http
 from services.requests.keys import CLIENT_GONE, LIMITED, RATES, KeyService
@@ -52,7 +52,6 @@ def _page(text: str) -> Callable[[], Awaitable[HTMLResponse]]:
 
 BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, *administration.BODIES, *batches.BODIES)
 EXPOSED = [REQUEST_ID, ANSWERED_BY, "retry-after", *(f"x-ratelimit-{what}-{of}" for what in RATES for of in LIMITED)]
-refusals = Counter("privmix_refusals", "Requests that were refused, by the code of OpenAI's error shape.", ("reason",))
 HEARTBEAT_S = 1.0
 
 

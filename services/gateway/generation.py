@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from services.gateway.metrics import requests
 from services.gateway.openapi import REFUSALS, body
 from services.requests.admission import (
     Admission,
@@ -57,6 +58,7 @@ class GenerationRoutes:
         return await self._answer(request, "/v1/chat/completions")
 
     async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
+        requests.inc()
         identity = await self._keys.identify(request, "generate")
         prepared = await self._preparation.prepare(endpoint, await read_body(request, self._settings.max_body_bytes))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer

@@ -14,6 +14,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.database.service import ServiceDatabase
+from services.errors import KeysError
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from tests.k8s.manifests import K8S, Manifests
@@ -84,6 +85,22 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
     assert KeyStore(ServiceDatabase(tmp_path / "kept.db")).find(secret.hash) is not None
 
 
+def test_a_key_that_was_revoked_stays_revoked_after_a_restore(tmp_path: Path) -> None:
+    backups = tmp_path / "backup"
+    backups.mkdir()
+    keys = KeyStore(ServiceDatabase(tmp_path / "keys.db"))
+    secrets = {name: keys.create(name)[1] for name in ("before", "after")}
+    keys.revoke("before")
+    copy = script("backup-sqlite", "backup.sh", str(tmp_path / "keys.db"), str(backups)).strip()
+    keys.revoke("after")
+    script("backup-sqlite", "restore.sh", copy, str(tmp_path / "restored.db"))
+    restored = KeyStore(ServiceDatabase(tmp_path / "restored.db"))
+    assert [restored.find(secret.hash) for secret in secrets.values()] == [None, None]
+    assert restored.account("before").key.revoked
+    with pytest.raises(KeysError, match="revoked"):
+        restored.rotate("before")
+
+
 def test_a_damaged_sqlite_ledger_is_not_kept_as_a_backup(tmp_path: Path) -> None:
     place, backups = tmp_path / "first.db", tmp_path / "backup"
     backups.mkdir()
@@ -100,9 +117,11 @@ def test_only_the_last_copies_are_kept(tmp_path: Path) -> None:
     for day in (1, 2, 3):
         (backups / f"first-2026010{day}T000000Z.db").touch()
     (backups / "other-20260101T000000Z.db").touch()
+    (backups / "first-2-20260101T000000Z.db").touch()  # of the database first-2.db
     newest = script("backup-sqlite", "backup.sh", str(place), str(backups), KEPT="2").splitlines()[-1]
     kept = {file.name for file in backups.iterdir()}
-    assert kept == {Path(newest).name, "first-20260103T000000Z.db", "other-20260101T000000Z.db"}
+    others = {"other-20260101T000000Z.db", "first-2-20260101T000000Z.db"}
+    assert kept == {Path(newest).name, "first-20260103T000000Z.db", *others}
 
 
 @pytest.mark.slow

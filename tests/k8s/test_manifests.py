@@ -389,7 +389,7 @@ def test_the_dashboard_is_grafanas(manifests: Manifests) -> None:
 def exported() -> set[str]:
     """Returns the names of the services' own metrics, as Ray exports them."""
     endings = {"Counter": "_total", "Histogram": "_bucket", "Gauge": ""}
-    defined = (found for file in SERVICES.glob("*/metrics.py") for found in DEFINITION.findall(file.read_text()))
+    defined = (found for file in SERVICES.glob("**/*.py") for found in DEFINITION.findall(file.read_text()))
     return {f"ray_{name}{endings[kind]}" for kind, name in defined}
 
 

@@ -4,11 +4,12 @@
 # files of batches are left out: they expire, and would fill the volume. One failure does not stop the others.
 set -u
 directory=$1 kept=${KEPT:-168} failed=0
+TIME='[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]T[0-9]*Z' # not the copies of a database whose name begins alike
 
 backup() {
     name=$1 url=$2
     copy=$directory/$name-$(date -u +%Y%m%dT%H%M%SZ).dump
-    rm -f "$directory/$name"-*.dump.part
+    rm -f "$directory/$name"-$TIME.dump.part
     pg_dump --format=custom --no-owner --exclude-table-data='privmix_files' --exclude-table-data='privmix_batch*' \
         --file="$copy.part" "$url" &&
         pg_restore --list "$copy.part" >"$copy.list.part" &&
@@ -20,7 +21,7 @@ backup() {
         echo "$url was not backed up: it does not answer, has no ledger and no keys, or the volume is full" |
             sed 's#://[^@]*@#://#' >&2
     fi
-    ls -1 "$directory/$name"-2*.dump 2>/dev/null | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
+    ls -1 "$directory/$name"-$TIME.dump 2>/dev/null | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
     return $status
 }
 

@@ -4,11 +4,12 @@
 # left out of the keys' copies: they expire, and would fill the volume. One failure does not stop the others.
 set -u
 source=$1 directory=$2 kept=${KEPT:-168} failed=0
+TIME='[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]T[0-9]*Z' # not the copies of a database whose name begins alike
 
 backup() {
     name=$(basename "$1" .db)
     copy=$directory/$name-$(date -u +%Y%m%dT%H%M%SZ).db
-    rm -f "$directory/$name"-*.db.part
+    rm -f "$directory/$name"-$TIME.db.part
     python - "$1" "$copy.part" <<'COPY' && mv "$copy.part" "$copy" && echo "$copy"
 import sqlite3
 import subprocess
@@ -35,7 +36,7 @@ if "privmix_keys" not in tables or "privmix_ledger" in tables:
 COPY
     status=$?
     rm -f "$copy.part"
-    ls -1 "$directory/$name"-2*.db 2>/dev/null | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
+    ls -1 "$directory/$name"-$TIME.db 2>/dev/null | sort -r | tail -n "+$((kept + 1))" | xargs -r rm --
     return $status
 }
 
