@@ -29,6 +29,8 @@ from services.coordinator.text import Detokenizer
 from services.fleet.shard_map import ShardMap
 from services.privacy.settings import WhenExhausted
 from services.shard import ShardStatus
+from services.structure.compiler import Compiler
+from services.structure.matcher import Matcher, Position
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Coordinator:
         self._use(shard_map or self._current_shard_map())
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
+        self._compiler = Compiler(self._detokenizer.vocabulary)
         self._live: dict[str, Live] = {}
         self._queues: dict[str, DeltaQueue] = {}
         self._stepping: asyncio.Task[None] | None = None
@@ -117,11 +120,17 @@ class Coordinator:
 
         Raises:
             Overloaded: the queue is full. No generation has started.
+            StructureError: a grammar is invalid. No generation has started.
         """
+        sequences = [
+            Live(channel, generation, self._detokenizer, await self._matcher(generation)) for generation in generations
+        ]
+        positions = await self._positions([(live, ()) for live in sequences])
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
             raise Overloaded
-        for generation in generations:
-            self._live[generation.id] = Live(channel, generation, self._detokenizer)
+        self._live |= {live.id: live for live in sequences}
+        begun = [live.begin(position) for live, position in zip(sequences, positions, strict=True)]
+        self._deliver([delta for delta in begun if delta is not None])
         self._metrics.live(len(self._live))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._run())
@@ -211,10 +220,10 @@ class Coordinator:
         ingested = 0
         row_limit = max(1, self._settings.max_rows // self._ensemble.rows_of_a_query)
         for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
-            if not live.cached:
-                if ingested and ingested + len(live.tokens) > self._settings.prefill_tokens:
+            if live.uncached > 1:
+                if ingested and ingested + live.uncached > self._settings.prefill_tokens:
                     continue
-                ingested += len(live.tokens)
+                ingested += live.uncached
             batch.append(live)
         return batch
 
@@ -248,7 +257,7 @@ class Coordinator:
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 
     async def _step(self, batch: list[Live]) -> None:
-        """Reserves budget and advances each sequence by one token.
+        """Reserves budget and advances each sequence by one sampled token and those that its grammar forces after it.
 
         The span is a child of the first sequence's trace and has links to the other traces.
         """
@@ -272,31 +281,42 @@ class Coordinator:
         )
         received = time.perf_counter()
         private = [live for live, is_private in zip(batch, rows.private, strict=True) if is_private]
-        options = [live.generation.options for live in batch]
+        options = [live.options for live in batch]
         allowances = reserved.allowances[: len(private)]
         pending = await self._arithmetic.release(self._protocol, rows, options, allowances)
         losses = [loss for share in pending for loss in share.losses or ()]
         granted = min(len(private), await reserved.charge(losses)) if private else 0
         self._exhaust(private[granted:])
         tokens = await self._arithmetic.sample(pending, granted)
+        positions = await self._positions([(live, (token,)) for live, token in zip(batch, tokens, strict=True)])
         sampled = time.perf_counter()
         await asyncio.sleep(max(0.0, started + self._settings.pace_s - sampled))
         paid = {live.id: index for index, live in enumerate(private[:granted])}
-        released = [(live, token) for live, token in zip(batch, tokens, strict=True) if live.id in self._live]
-        paid_tokens = [paid[live.id] for live, _ in released if live.id in paid]
+        released = [next_ for next_ in zip(batch, tokens, positions, strict=True) if next_[0].id in self._live]
+        paid_tokens = [paid[live.id] for live, *_ in released if live.id in paid]
         if self._protocol.event.accounts:
             charges = [charge for share in pending for charge in share.charges or ()]
             reserved.release_charged({token: charges[token] for token in paid_tokens})
         else:
             reserved.release(len(paid_tokens))
         self._metrics.step(len(batch), rows.computed)
-        self._deliver([self._accept(live, token) for live, token in released])
+        self._deliver([self._accept(*next_) for next_ in released])
         self._steps.add(rows.computed, rows.received, received - started, sampled - received)
 
-    def _accept(self, live: Live, token: int) -> Delta:
+    def _accept(self, live: Live, token: int, position: Position | None) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
-        live.cached = True
-        return live.accept(token)
+        delta = live.accept(token, position)
+        self._metrics.free(delta.free)
+        return delta
+
+    async def _matcher(self, generation: Generation) -> Matcher | None:
+        return None if generation.grammar is None else await self._compiler.matcher(generation.grammar)
+
+    async def _positions(self, texts: Sequence[tuple[Live, tuple[int, ...]]]) -> Sequence[Position | None]:
+        """Returns what follows each sequence and then some tokens; None for sequences without a grammar."""
+        if not any(live.structured for live, _ in texts):
+            return [None] * len(texts)
+        return await asyncio.to_thread(lambda: [live.position(*tokens) for live, tokens in texts])
 
     def _exhaust(self, unpaid: Sequence[Live]) -> None:
         """Ends sequences for which no budget is left, or continues them with the public model."""
@@ -367,7 +387,7 @@ CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator
 
 def _forget_caches(sequences: Iterable[Live]) -> None:
     for live in sequences:
-        live.cached = False
+        live.forget_cache()
 
 
 def _safe_message(error: Exception) -> str:

@@ -22,6 +22,8 @@ class Generation:
         released: the tokens that a lost coordinator released for this completion. They follow the prompt and count
             towards `max_tokens`; their text is not sent again.
         cache_salt: see `services.engine.engine.Request`.
+        grammar: the grammar of the completion (`services.structure.grammar`); None allows every text. A token without
+            an alternative is released without a question to any model, and is not charged.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Generation:
     ignore_eos: bool = False
     released: tuple[int, ...] = ()
     cache_salt: str | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,10 @@ class Delta:
 
     Attributes:
         text: the text that has become final. It is empty while it may still become a stop string or a whole character.
-        token_ids: the tokens released, and charged, since the previous delta.
+        token_ids: the tokens released since the previous delta.
         finish_reason: set in the last delta only.
         public: the base model alone answered, public or private, at no charge.
+        free: the number of these tokens that had no alternative under the grammar, and were not charged.
         retry_after: after "error", the number of seconds after which the request may succeed; None if a retry does not
             help.
     """
@@ -54,11 +58,17 @@ class Delta:
     finish_reason: FinishReason | None = None
     public: bool = False
     retry_after: float | None = None
+    free: int = 0
 
     @property
     def tokens(self) -> int:
         """The number of tokens released."""
         return len(self.token_ids)
+
+    @property
+    def charged(self) -> int:
+        """The number of tokens charged to the budget."""
+        return 0 if self.public else self.tokens - self.free
 
 
 class CoordinatorError(Exception):

@@ -13,6 +13,9 @@ class CoordinatorMetrics:
 
     def __init__(self) -> None:
         self._tokens = of_ensemble(Counter("privmix_tokens", "Tokens released.", ("answered_by", ENSEMBLE)))
+        self._free = of_ensemble(
+            Counter("privmix_free_tokens", "Tokens without an alternative, at no charge.", (ENSEMBLE,))
+        )
         self._rows = of_ensemble(
             Counter("privmix_rows", "Rows asked of the models, the public model's included.", (ENSEMBLE,))
         )
@@ -28,6 +31,11 @@ class CoordinatorMetrics:
         self._token = of_ensemble(
             Histogram("privmix_token_seconds", "From one token to the next.", SECONDS, (ENSEMBLE,))
         )
+
+    def free(self, tokens: int) -> None:
+        """Records tokens that had no alternative and were released without a question to any model."""
+        if tokens:
+            self._free.inc(tokens)
 
     def live(self, sequences: int) -> None:
         """Records the number of sequences that wait for a token."""

@@ -1,9 +1,13 @@
 """Tracks one live generation inside the coordinator."""
 
 import time
+from dataclasses import replace
 
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.text import Detokenizer, TextStream
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.structure.errors import StructureError
+from services.structure.matcher import Matcher, Position
 
 
 class Sequence:
@@ -13,17 +17,28 @@ class Sequence:
         channel: the channel of the gateway that submitted it.
         tokens: the whole context, prompt and output.
         public: whether the public model alone answers from now on, at no charge.
-        cached: whether the shards should still hold the context in their caches.
+        options: the sampling options of the next token.
+        started: whether a token was released.
+        uncached: the number of the latest tokens of the context that the shards have not read.
+
+    Args:
+        matcher: follows the completion through `generation.grammar`; None without a grammar. `begin` comes first.
     """
 
-    def __init__(self, channel: str, generation: Generation, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self, channel: str, generation: Generation, detokenizer: Detokenizer, matcher: Matcher | None = None
+    ) -> None:
         self.channel = channel
         self.generation = generation
         self.tokens = (*generation.prompt, *generation.released)
         self.public = False
         self.finish_reason: FinishReason | None = None
         self.waiting_since = time.monotonic()
-        self.cached = False
+        self.options: SamplingOptions = generation.options
+        self.started = bool(generation.released)
+        self.uncached = len(self.tokens)
+        self._matcher = matcher
+        self._held = Delta(generation.id, "")
         self._text = TextStream(detokenizer, generation.prompt, generation.stop, ignore_eos=generation.ignore_eos)
         for token in generation.released:
             self._text.push(token)  # the client has this text; only an unfinished character or stop string is held back
@@ -34,11 +49,6 @@ class Sequence:
         return self.waiting_since - previous
 
     @property
-    def started(self) -> bool:
-        """Whether a token was accepted."""
-        return len(self.tokens) > len(self.generation.prompt)
-
-    @property
     def remaining(self) -> int:
         """The number of tokens that it may still release."""
         return self.generation.max_tokens - (len(self.tokens) - len(self.generation.prompt))
@@ -47,21 +57,86 @@ class Sequence:
     def id(self) -> str:
         return self.generation.id
 
-    def accept(self, token: int) -> Delta:
-        """Appends a sampled token, which must be paid for, and returns the new text."""
-        self.tokens = (*self.tokens, token)
-        text = self._text.push(token)
-        if self._text.stopped:
-            self.finish_reason = "stop"
-        elif not self.remaining:
-            self.finish_reason = "length"
-            text += self._text.finish()
-        return self._delta(text, (token,))
+    @property
+    def structured(self) -> bool:
+        """Whether a grammar restricts the completion."""
+        return self._matcher is not None
+
+    def position(self, *token: int) -> Position | None:
+        """Returns what follows the completion and then `token`; None without a grammar, or if the engine gives up.
+
+        It may take milliseconds, and changes nothing.
+        """
+        if self._matcher is None:
+            return None
+        completion = self.tokens[len(self.generation.prompt) :]
+        try:
+            return self._matcher.after((*completion, *token), self.remaining - len(token))
+        except StructureError:
+            return None
+
+    def begin(self, position: Position | None) -> Delta | None:
+        """Takes the tokens that are forced before any model is asked. Returns a delta if they can be released now.
+
+        Otherwise they wait for the first sampled token, so that a request that is refused for lack of budget has
+        released nothing.
+        """
+        self._held = self._take((), position)
+        ready = self.finish_reason is not None or (self.started and self._held.tokens)
+        return self._with_held() if ready else None
+
+    def accept(self, token: int, position: Position | None = None) -> Delta:
+        """Appends a sampled token, which must be paid for, and those forced after it, and returns the new text.
+
+        Args:
+            position: what follows the token (`position`).
+        """
+        self.started = True
+        self.uncached = 0
+        return self._with_held(self._take((token,), position))
+
+    def forget_cache(self) -> None:
+        """Assumes that the shards have lost the whole context."""
+        self.uncached = len(self.tokens)
 
     def end(self, reason: FinishReason, retry_after: float | None = None) -> Delta:
-        """Ends the generation and returns its last delta. See `Delta.retry_after`."""
+        """Ends the generation and returns its last delta. See `Delta.retry_after`. Drops forced tokens that wait."""
         self.finish_reason = reason
-        return self._delta(self._text.finish(), (), retry_after)
+        text = "" if self._held.tokens else self._text.finish()
+        return Delta(self.id, text, (), reason, self.public, retry_after)
 
-    def _delta(self, text: str, token_ids: tuple[int, ...], retry_after: float | None = None) -> Delta:
-        return Delta(self.id, text, token_ids, self.finish_reason, self.public, retry_after)
+    def _take(self, sampled: tuple[int, ...], position: Position | None) -> Delta:
+        """Appends a sampled token and those forced after it, until one of them ends the generation."""
+        text, begun = "", len(self.tokens)
+        for token in (*sampled, *(position.forced if position else ())):
+            self.tokens = (*self.tokens, token)
+            text += self._text.push(token)
+            if self._text.stopped:
+                break
+        self.finish_reason = self._reason(position)
+        if self.finish_reason is not None:
+            text += self._text.finish()
+        elif position is not None:
+            self.options = replace(self.generation.options, legal=position.legal)
+        taken = self.tokens[begun:]
+        self.uncached += len(taken)
+        return Delta(self.id, text, taken, self.finish_reason, self.public, free=len(taken) - len(sampled))
+
+    def _reason(self, position: Position | None) -> FinishReason | None:
+        if self._text.stopped or (position is not None and position.complete):
+            return "stop"
+        if self.structured and position is None:
+            return "error"
+        return None if self.remaining else "length"
+
+    def _with_held(self, delta: Delta | None = None) -> Delta:
+        """Returns the tokens that wait and those of a delta as one delta."""
+        held, self._held = self._held, Delta(self.id, "")
+        if delta is None:
+            return held
+        return replace(
+            delta,
+            text=held.text + delta.text,
+            token_ids=held.token_ids + delta.token_ids,
+            free=held.free + delta.free,
+        )

@@ -7,6 +7,8 @@ from typing import Self
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
+from services.structure.vocabulary import Vocabulary
+
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so an incomplete one has at most three.
 LONGEST_PARTIAL = 3
@@ -39,6 +41,10 @@ class Detokenizer:
             raise ValueError(f"{model}: the tokenizer has no tokenizer.json form, which detokenisation needs")
         ends = {tokenizer.eos_token_id, *_ids(_generation_ends(model))} - {None}
         return cls(tokenizer.backend_tokenizer, frozenset(ends))
+
+    def vocabulary(self) -> Vocabulary:
+        """Returns the vocabulary for grammars (see `Vocabulary.of`)."""
+        return Vocabulary.of(self._tokenizer, self.ends)
 
     def textual(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens that are not special."""

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.requests.errors import NO_RETRY, ApiError, budget_exhausted, generation_failed
+from services.structure.grammar import call_prefix
 
-ApiFinishReason = Literal["stop", "length"]
+ApiFinishReason = Literal["stop", "length", "tool_calls"]
 """The reasons of OpenAI's API that apply. Any limit on tokens ends an answer with `length`, which clients treat as
 truncated; `Privmix.ended_by` names the limit. `content_filter` would claim something about the text."""
 
@@ -20,6 +21,10 @@ AnsweringBase = Literal["public", "base"]
 """The model that answers at no charge: the public model, or a private base, whose training was charged."""
 
 EndedBy = Literal["privacy_budget", "share"]
+
+
+def _absent(value: object) -> bool:
+    return value is None
 
 
 def finish_reason(reason: FinishReason | None) -> ApiFinishReason | None:
@@ -34,16 +39,18 @@ def ended_by(reason: FinishReason | None) -> EndedBy | None:
     return reason if reason in ("privacy_budget", "share") else None
 
 
-def _absent(value: object) -> bool:
-    return value is None
-
-
 class Usage(BaseModel):
-    """The numbers of tokens. `completion_tokens` counts every released token of every choice."""
+    """The numbers of tokens. `completion_tokens` counts every released token of every choice.
+
+    Attributes:
+        free_tokens: how many of these the structure of the answer left no alternative, so that they cost nothing.
+            Absent without a structure.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    free_tokens: int | None = Field(default=None, exclude_if=_absent)
 
 
 class Substituted(TypedDict, total=False):
@@ -101,10 +108,27 @@ class Completion(_Body):
     choices: list[CompletionChoice]
 
 
+class FunctionCall(BaseModel):
+    """A call of a function. In a chunk, `arguments` holds what is new of them; the name is in the first chunk."""
+
+    name: str | None = Field(default=None, exclude_if=_absent)
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool. `index` is only in chunks; `id` and `type` are in the first of them."""
+
+    index: int | None = Field(default=None, exclude_if=_absent)
+    id: str | None = Field(default=None, exclude_if=_absent)
+    type: Literal["function"] | None = Field(default=None, exclude_if=_absent)
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=_absent)
 
 
 class ChatChoice(BaseModel):
@@ -124,6 +148,7 @@ class ChatCompletion(_Body):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = Field(default=None, exclude_if=_absent)
     content: str | None = Field(default=None, exclude_if=_absent)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=_absent)
 
 
 class ChatChunkChoice(BaseModel):
@@ -275,6 +300,74 @@ class ChatStyle(Style):
         return ChatChunk(**frame, choices=[choice], privmix=privmix)
 
 
+class ToolStyle(ChatStyle):
+    """Formats answers of `/v1/chat/completions` whose text is a call of a tool (`grammar.of_tool_call`).
+
+    Args:
+        names: the names of the tools.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._calls: dict[int, PartialCall] = {}
+
+    def complete(self, frame: Frame, pieces: Sequence[Piece], usage: Usage, privmix: Privmix | None) -> ChatCompletion:
+        choices = []
+        for piece in pieces:
+            call = PartialCall(self._names).push(piece.text, complete=piece.finish_reason == "stop")
+            message = ChatMessage(content=None, tool_calls=call and [call])
+            choices.append(ChatChoice(index=piece.index, message=message, finish_reason=_called(piece.finish_reason)))
+        return ChatCompletion(**frame, choices=choices, usage=usage, privmix=privmix)
+
+    def chunk(self, frame: Frame, piece: Piece, privmix: Privmix | None) -> ChatChunk:
+        call = self._calls.setdefault(piece.index, PartialCall(self._names))
+        new = call.push(piece.text, complete=piece.finish_reason == "stop")
+        delta = ChatDelta(tool_calls=new and [new.model_copy(update={"index": 0})])
+        return self._chunk(frame, piece.index, delta, _called(piece.finish_reason), privmix)
+
+
+def _called(reason: FinishReason | None) -> ApiFinishReason | None:
+    """Returns OpenAI's finish reason of an answer that calls a tool."""
+    return "tool_calls" if reason == "stop" else finish_reason(reason)
+
+
+class PartialCall:
+    """Splits the growing text of a call into its name and the new part of its arguments."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._prefixes = {call_prefix(name): name for name in names}
+        self._name: str | None = None
+        self._text = ""
+
+    def push(self, text: str, *, complete: bool) -> ToolCall | None:
+        """Returns what is new in the call; None if there is nothing.
+
+        Args:
+            complete: whether the text ends the call. The brace that closes the call does not belong to the arguments,
+                so the latest character is held back until more text follows.
+        """
+        self._text += text
+        begins = self._name is None and self._begin()
+        if self._name is None:
+            return None
+        new, self._text = self._text[:-1], self._text[-1:]
+        if complete:
+            self._text = ""
+        if not begins:
+            return ToolCall(function=FunctionCall(arguments=new)) if new else None
+        return ToolCall(
+            id=f"call_{uuid4().hex}", type="function", function=FunctionCall(name=self._name, arguments=new)
+        )
+
+    def _begin(self) -> bool:
+        """Takes the name of the tool from the text if it is there."""
+        for prefix, name in self._prefixes.items():
+            if self._text.startswith(prefix):
+                self._name, self._text = name, self._text.removeprefix(prefix)
+                return True
+        return False
+
+
 @dataclass
 class Choice:
     """Holds the state of one generation."""
@@ -282,11 +375,13 @@ class Choice:
     index: int
     text: str = ""
     tokens: int = 0
+    free: int = 0
     finish_reason: FinishReason | None = None
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.tokens += delta.tokens
+        self.free += delta.free
         self.finish_reason = delta.finish_reason
 
 
@@ -304,6 +399,7 @@ class Answer:
     ) -> None:
         self._style = style
         self._frame = Frame(id=style.id_prefix + uuid4().hex, created=int(time.time()), model=model)
+        self._structured = any(generation.grammar is not None for generation in generations)
         self._choices = {generation.id: Choice(index) for index, generation in enumerate(generations)}
         self._prompt_tokens = prompt_tokens
         self._sources: set[bool] = set()
@@ -314,7 +410,10 @@ class Answer:
     def usage(self) -> Usage:
         released = sum(choice.tokens for choice in self._choices.values())
         return Usage(
-            prompt_tokens=self._prompt_tokens, completion_tokens=released, total_tokens=self._prompt_tokens + released
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=released,
+            total_tokens=self._prompt_tokens + released,
+            free_tokens=sum(choice.free for choice in self._choices.values()) if self._structured else None,
         )
 
     @property
@@ -391,5 +490,5 @@ class Answer:
 
 
 def _sources(deltas: Sequence[Delta]) -> set[bool]:
-    """Returns for each token whether it came from the base model alone, as a set."""
-    return {delta.public for delta in deltas if delta.tokens}
+    """Returns for each token that a model answered whether the base model alone did, as a set."""
+    return {delta.public for delta in deltas if delta.tokens > delta.free}

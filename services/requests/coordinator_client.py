@@ -245,7 +245,7 @@ class ResponseQueue:
 
     Attributes:
         open: the generations whose last delta has not arrived, by id.
-        charged: the number of released tokens without the free tokens of the public model.
+        charged: the number of released tokens without those of the public model and those without an alternative.
         may_have_started: whether a coordinator may have started a generation.
         closed: whether the request is over. Its open generations are cancelled and not submitted again.
         submitting: held while generations are submitted.
@@ -304,7 +304,7 @@ class ResponseQueue:
             self._has_news.set()
 
     def _count(self, delta: Delta) -> None:
-        self.charged += 0 if delta.public else delta.tokens
+        self.charged += delta.charged
         self._counters.tokens(delta.tokens)
         if delta.tokens and not self._has_token:
             self._counters.first_token(time.monotonic() - self._arrived)

@@ -1,6 +1,7 @@
 """Holds the ensembles that a service serves, by model name, and tokenises prompts with their tokenizers."""
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,22 +16,44 @@ from jinja2 import TemplateError
 from ray.exceptions import RayError
 from transformers import AutoTokenizer
 
+from services.coordinator.text import Detokenizer
 from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, State
 from services.keys.messages import TrafficUpdate
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
-from services.requests.schema import Message, PromptText
+from services.requests.schema import Function, Message, PromptText
 from services.requests.settings import RequestSettings
 from services.requests.status import Status
+from services.structure.compiler import Compiler
 
 # Longer text is tokenised in a thread. A thousand characters take about half a millisecond.
 INLINE_CHARACTERS = 2048
 
 
-class Prompts:
-    """Tokenises prompts and chats. Thread-safe, because the Rust tokenizer has no mutable state."""
+CALL_INSTRUCTIONS = """Answer with a call of one of these functions, as JSON on one line:
+{"name": NAME, "arguments": ARGUMENTS}
+The functions, with a JSON Schema of their arguments:
+"""
 
-    def __init__(self, tokenizer: Any) -> None:
+
+def with_instructions(messages: Sequence[dict[str, str]], tools: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Returns the messages of a chat with the description of its tools in the system message."""
+    described = CALL_INSTRUCTIONS + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": described}, *messages]
+    first = {"role": "system", "content": f"{messages[0]['content']}\n\n{described}"}
+    return [first, *messages[1:]]
+
+
+class Prompts:
+    """Tokenises prompts and chats. Thread-safe, because the Rust tokenizer has no mutable state.
+
+    Attributes:
+        compiler: compiles the grammars of answers, to check them.
+    """
+
+    def __init__(self, tokenizer: Any, compiler: Compiler) -> None:
+        self.compiler = compiler
         self._tokenizer = tokenizer
         self._rust = tokenizer.backend_tokenizer
         self._vocabulary = len(tokenizer)
@@ -45,7 +68,7 @@ class Prompts:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the gateway needs a tokenizer with a tokenizer.json")
-        return cls(tokenizer)
+        return cls(tokenizer, Compiler(lambda: Detokenizer.load(model).vocabulary()))
 
     async def tokens(self, prompts: Sequence[PromptText]) -> list[tuple[int, ...]]:
         """Returns the token ids of each prompt of a completion request.
@@ -58,8 +81,11 @@ class Prompts:
             raise invalid("prompt", "a prompt has no tokens; give some text to continue")
         return tokenised
 
-    async def chat_tokens(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+    async def chat_tokens(self, messages: Sequence[Message], tools: Sequence[Function] = ()) -> list[tuple[int, ...]]:
         """Returns the token ids of the prompt that the model's chat template generates from a chat, as a list of one.
+
+        Args:
+            tools: functions that the answer can call. A template that does not know tools gets them as instructions.
 
         Raises:
             ApiError: the model has no chat template, or the template refuses these messages.
@@ -67,13 +93,26 @@ class Prompts:
         if not self._tokenizer.chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions", "chat_not_supported")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [message.for_template() for message in messages], tokenize=False, add_generation_prompt=True
-            )
+            text = self._apply_template([message.for_template() for message in messages], tools)
         except TemplateError:
             # The template's error message is not shown, because it could quote a message of the chat.
             raise invalid("messages", "the model's chat template does not allow this sequence of roles") from None
         return [await self.encode(text, add_special_tokens=False)]
+
+    def _apply_template(self, messages: list[dict[str, str]], tools: Sequence[Function]) -> str:
+        described: list[dict[str, Any]] | None = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+            }
+            for tool in tools
+        ]
+        if tools and "tools" not in self._tokenizer.chat_template:
+            messages, described = with_instructions(messages, described or []), None
+        rendered = self._tokenizer.apply_chat_template(
+            messages, tools=described or None, tokenize=False, add_generation_prompt=True
+        )
+        return str(rendered)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Returns the vocabulary entry of each token id."""

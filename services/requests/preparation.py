@@ -9,11 +9,12 @@ from starlette.requests import Request
 
 from services import tracing
 from services.coordinator.messages import Generation
-from services.requests.answers import Answer, AnsweringBase, ChatStyle, CompletionStyle, Style, Substituted
+from services.requests.answers import Answer, AnsweringBase, ChatStyle, CompletionStyle, Style, Substituted, ToolStyle
 from services.requests.errors import ApiError, invalid
 from services.requests.models import Models, ServedModel
 from services.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.requests.settings import RequestSettings
+from services.requests.structure import grammar_of
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -119,17 +120,21 @@ class Preparation:
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt)
+        grammar = await grammar_of(request, served.prompts.compiler)
         echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
         style = CompletionStyle(echoes if request.echo else None)
-        return self._prepared(request, served, prompts, style, settings.default_max_tokens)
+        return self._prepared(request, served, prompts, style, settings.default_max_tokens, grammar)
 
     async def _chat(self, body: bytes) -> Prepared:
         settings = self._settings
         request = ChatRequest.parse(body, settings.fallbacks)
         served = self._models.named(request.model)
         check_counts(request, 1, settings)
-        prompts = await served.prompts.chat_tokens(request.messages)
-        return self._prepared(request, served, prompts, ChatStyle(), settings.default_chat_max_tokens)
+        tools = request.callable_tools
+        prompts = await served.prompts.chat_tokens(request.messages, tools)
+        grammar = await grammar_of(request, served.prompts.compiler)
+        style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
+        return self._prepared(request, served, prompts, style, settings.default_chat_max_tokens, grammar)
 
     def _prepared(
         self,
@@ -138,12 +143,22 @@ class Preparation:
         prompts: Sequence[tuple[int, ...]],
         style: Style,
         default_length: int,
+        grammar: str | None,
     ) -> Prepared:
         length = answer_length(request, prompts, default_length, self._settings, served.ensemble.context_length)
         options = request.options(self._settings.fallbacks)
         trace = tracing.traceparent()
         generations = [
-            Generation(uuid4().hex, prompt, options, length, tuple(request.stop), trace, request.ignore_eos)
+            Generation(
+                uuid4().hex,
+                prompt,
+                options,
+                length,
+                tuple(request.stop),
+                trace,
+                request.ignore_eos,
+                grammar=grammar,
+            )
             for prompt in prompts
             for _ in range(request.n)
         ]

@@ -197,7 +197,9 @@ PENALTIES = "penalties for repeated tokens are not supported; remove it"
 FILTERS = "sampling supports only temperature, top_p and top_k; remove it"
 SEARCH = "answers are sampled; search is not supported; remove it"
 ENDS = "an answer ends at the model's end token, a stop string or max_tokens; remove it"
-NO_TOOLS = "tools are not supported; remove it"
+MAX_TOOLS = 64
+NO_TOOLS = "earlier calls of tools are not supported; remove it"
+OWN_CHOICE = "give tool_choice: required, a function or none; whether to call a tool is not left to the model"
 NOTHING_STORED = "requests and answers are not stored; remove it"
 TEXT_ONLY = "answers are plain text only; remove it"
 OWN_TEMPLATE = "the model's own chat template is used; remove it"
@@ -223,7 +225,7 @@ class Body(BaseModel):
     def _drop_fields_without_effect(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        known = cls.model_fields
+        known = {field.alias or name for name, field in cls.model_fields.items()}
         return {key: value for key, value in data.items() if value is not None and (key in known or _has_effect(value))}
 
     @classmethod
@@ -251,6 +253,47 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Any, Neutral("chunks are not padded; use false", False)] = None
 
 
+class JsonSchemaFormat(Body):
+    """The schema of `response_format`. A name and a description are accepted; every schema is followed strictly."""
+
+    name: IgnoredText = None
+    description: IgnoredText = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: IgnoredFlag = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refused("invalid_value", "give json_schema with the type json_schema, and only with it")
+        return self
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: exactly one of the ways to describe the answer."""
+
+    json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="In the Lark format or in GBNF.")
+    json_object: bool | None = None
+    disable_any_whitespace: IgnoredFlag = None
+    disable_fallback: IgnoredFlag = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        wishes = [self.json_, self.regex, self.choice, self.grammar, self.json_object or None]
+        if sum(wish is not None for wish in wishes) != 1:
+            raise refused("invalid_value", "give exactly one of json, regex, choice, grammar and json_object")
+        return self
+
+
 class GenerationRequest(Body):
     """The fields that both generation routes share."""
 
@@ -271,6 +314,10 @@ class GenerationRequest(Body):
     ignore_eos: bool = Field(False, description="Continue after the model's end token, up to max_tokens.")
     seed: Seed = None
     user: IgnoredText = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM's: the answer matches a JSON Schema, a regular expression, a choice or a grammar."
+    )
 
     frequency_penalty: Zero = None
     presence_penalty: Zero = None
@@ -362,6 +409,31 @@ class Message(Body):
         return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
 
 
+class Function(Body):
+    """A function that an answer can call. `parameters` is a JSON Schema of its arguments."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    strict: IgnoredFlag = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
@@ -387,14 +459,38 @@ class ChatRequest(GenerationRequest):
     prompt_cache_options: Annotated[Any, Neutral(NOTHING_STORED, {})] = None
     prompt_cache_retention: Annotated[Any, Neutral(NOTHING_STORED)] = None
     reasoning_effort: Annotated[Any, Neutral("separate reasoning is not supported; remove it", "none")] = None
-    response_format: Annotated[Any, Neutral(TEXT_ONLY, {"type": "text"})] = None
     safety_identifier: IgnoredText = None
     service_tier: Annotated[Any, Neutral("there is only one service tier; remove it", "auto", "default")] = None
     store: Annotated[Any, Neutral(NOTHING_STORED, False)] = None
-    tool_choice: Annotated[Any, Neutral(NO_TOOLS, "none", "auto")] = None
-    tools: Annotated[Any, Neutral(NO_TOOLS, [])] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="`auto` is accepted only without tools: whether to call one is not left to the model."
+    )
+    tools: list[Tool] = Field([], max_length=MAX_TOOLS, validate_default=True)
     verbosity: Annotated[Any, Neutral("max_tokens sets the length of answers; remove it", "medium")] = None
     web_search_options: Annotated[Any, Neutral("web search is not supported; remove it")] = None
+
+    @property
+    def callable_tools(self) -> list[Function]:
+        """The functions one of which the answer must call; empty if the answer is text."""
+        if self.tool_choice in (None, "none", "auto"):
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool.function for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return [tool.function for tool in self.tools]
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_are_called(cls, tools: list[Tool], info: ValidationInfo) -> list[Tool]:
+        choice, names = info.data.get("tool_choice"), [tool.function.name for tool in tools]
+        if tools and choice in (None, "auto"):
+            raise refused("unsupported_parameter", OWN_CHOICE)
+        if choice == "required" and not tools:
+            raise refused("invalid_value", "tool_choice requires a call; give the functions")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise refused("invalid_value", "tool_choice names a function that is not here")
+        if len(set(names)) < len(names):
+            raise refused("invalid_value", "two functions have the same name")
+        return tools
 
     @field_validator("max_completion_tokens")
     @classmethod

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from hashlib import sha256
 
 from llguidance import LLMatcher, LLParserLimits
@@ -11,8 +13,9 @@ from services.structure.errors import StructureError
 from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
 
-COMPILE_S = 5.0
-"""The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
+COMPILE_S = 10.0
+"""The limit of a compilation. The limits below end almost every one in less than 0.3 s; the first one also reads the
+vocabulary."""
 CHECKED_TOKENS = 4096
 """The length up to which the forced beginning of a grammar is computed, to see whether it leads to a text."""
 MAX_GRAMMARS = 64
@@ -32,10 +35,15 @@ LIMITS = LLParserLimits(
 
 
 class Compiler:
-    """Returns matchers of grammars. Compiles one grammar at a time, in a thread."""
+    """Returns matchers of grammars. Compiles one grammar at a time, in a thread.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    Args:
+        read_vocabulary: returns the model's vocabulary. It is called for the first grammar, because it takes time and
+            refuses some tokenizers.
+    """
+
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = cache(read_vocabulary)
         self._compiled: OrderedDict[bytes, tuple[int, LLMatcher]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "compile-grammar")
         self._turn = asyncio.Lock()
@@ -44,8 +52,8 @@ class Compiler:
         """Returns a matcher at the beginning of a text.
 
         Raises:
-            StructureError: the engine does not accept the grammar, the grammar admits no text of this vocabulary's
-                tokens, or its compilation exceeds a limit.
+            StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
+                of its tokens, or its compilation exceeds a limit.
         """
         key = sha256(grammar.encode()).digest()
         async with self._turn:
@@ -58,13 +66,14 @@ class Compiler:
                     raise StructureError("it takes too long to compile; make it simpler") from None
                 self._keep(key, len(grammar), compiled)
         self._compiled.move_to_end(key)
-        return Matcher(self._compiled[key][1], self._vocabulary)
+        return Matcher(self._compiled[key][1], self._vocabulary())
 
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+        vocabulary = self._vocabulary()
+        matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise StructureError(_explained(matcher.get_error()))
-        Matcher(matcher, self._vocabulary).after((), CHECKED_TOKENS)
+        Matcher(matcher, vocabulary).after((), CHECKED_TOKENS)
         return matcher
 
     def _keep(self, key: bytes, size: int, compiled: LLMatcher) -> None:

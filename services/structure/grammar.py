@@ -102,7 +102,10 @@ def _checked(schema: Schema) -> str:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
-    text = json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False)
+    try:
+        text = json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number that is not finite, or has thousands of digits
+        raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)
     if not has_finite_value(schema):
         raise StructureError("the schema admits no finite value: a required property contains itself")

@@ -22,11 +22,20 @@ _BITS = 1 / math.log(2)  # bits per nat
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Holds the options of one sequence: temperature > 0, top_p in (0, 1], and top_k (None keeps all tokens)."""
+    """Holds the options of one sequence.
+
+    Attributes:
+        temperature: above 0.
+        top_p: in (0, 1].
+        top_k: None keeps all tokens.
+        legal: the tokens that may be released: bit i % 8 of byte i // 8 is set for token i, absent bytes are zero. None
+            allows all tokens. It must be a function of public data: the request and the tokens released so far.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    legal: bytes | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -35,6 +44,13 @@ class SamplingOptions:
             raise ValueError(f"top_p must lie above 0 and at most 1, got {self.top_p}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or None to keep every token, got {self.top_k}")
+
+    def illegal(self, vocabulary: int, device: torch.device) -> Tensor | None:
+        """Returns the tokens that may not be released, bool [vocabulary]; None if there are none."""
+        if self.legal is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(self.legal, np.uint8), count=vocabulary, bitorder="little")
+        return torch.from_numpy(bits == 0).to(device)
 
 
 def shape(
@@ -47,9 +63,10 @@ def shape(
 ) -> Answers:
     """Shapes log-probabilities into the answers that a protocol processes.
 
-    It applies the temperature; then it keeps the public model's top_k and top_p tokens (with all ties) that are above
-    the support floor, and restricts the parts to the kept tokens. A part's row with NaN or +inf, or without mass on the
-    kept tokens, is replaced by the public model's row: an error must not depend on a part's output.
+    It keeps the legal tokens and applies the temperature; then it keeps the public model's top_k and top_p tokens (with
+    all ties) that are above the support floor, and restricts the parts to the kept tokens. A part's row with NaN or
+    +inf, or without mass on the kept tokens, is replaced by the public model's row: an error must not depend on a
+    part's output.
 
     Args:
         public: [S, V], natural log-probabilities of the public model, one row for each sequence.
@@ -92,6 +109,10 @@ def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor
     """
     logs = scratch("logs", out)
     torch.mul(log_p, column(np.array([_BITS / option.temperature for option in options]), out), out=logs)
+    for row, option in zip(logs, options, strict=True):
+        illegal = option.illegal(len(row), row.device)
+        if illegal is not None:
+            row.masked_fill_(illegal, -math.inf)
     largest = logs.amax(dim=1, keepdim=True)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("a row of the public model's log-probabilities holds NaN or +inf, or has no mass")

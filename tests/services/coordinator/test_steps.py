@@ -117,9 +117,9 @@ def shard_map(protocol: Protocol, names: Sequence[str] = ("shard-0", "shard-1"))
 
 @asynccontextmanager
 async def coordinating(
-    engines: Sequence[EngineSettings], ledger: Path, serving: ShardMap, **settings: Any
+    engines: Sequence[EngineSettings], ledger: Path, serving: ShardMap, epsilon: float = 1000.0, **settings: Any
 ) -> AsyncIterator[Coordinator]:
-    terms = PrivacyBudget(ensemble="e", epsilon=1000.0, delta=1e-5, order=4.0, adjacency="part, add or remove")
+    terms = PrivacyBudget(ensemble="e", epsilon=epsilon, delta=1e-5, order=4.0, adjacency="part, add or remove")
     name = f"budget-{ledger.parent.name}"
     keeper = budget.start(str(ledger), terms, namespace=NAMESPACE, name=name)
     chosen = CoordinatorSettings(engines[0].model, NAMESPACE, name, **settings)

@@ -15,6 +15,7 @@ from tests.services.gateway.conftest import MakeClient
 
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": "Good morning"}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": "Good morning"}]}
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -27,6 +28,15 @@ SHARED: list[dict[str, Any]] = [
     {"stop": "\n", "user": "someone"},
     {"stop": ["a", "b", "c", "d"]},
     {"stop": []},
+    {"response_format": {"type": "text"}, "structured_outputs": None},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}},
+    {"structured_outputs": {"json": {"type": "integer"}, "disable_any_whitespace": True}},
+    {"structured_outputs": {"json": '{"type": "integer"}'}},
+    {"structured_outputs": {"regex": "[0-9]+"}, "stop": "5", "ignore_eos": True},
+    {"structured_outputs": {"choice": ["yes", "no"]}, "n": 2, "stream": True},
+    {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
+    {"structured_outputs": {"json_object": True}},
     {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
     dict.fromkeys(("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stream", "stream_options", "user")),
@@ -49,6 +59,9 @@ COMPLETION_ONLY: list[dict[str, Any]] = [
 ]
 CHAT_ONLY: list[dict[str, Any]] = [
     {"max_completion_tokens": 5},
+    {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "find"}}},
+    {"tools": TOOLS, "tool_choice": "none"},
     {"max_tokens": 5, "max_completion_tokens": 5},
     {"logprobs": False, "top_logprobs": None, "tools": [], "tool_choice": "none", "functions": []},
     {"parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {}},

@@ -17,6 +17,8 @@ SECRET = "the patient is called Wilhelmina"
 COMPLETION: dict[str, Any] = {"model": "privmix", "prompt": SECRET}
 CHAT: dict[str, Any] = {"model": "privmix", "messages": [{"role": "user", "content": SECRET}]}
 
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 # Refused by both routes: the changed fields, the parameter that the error names, and its code.
@@ -46,6 +48,27 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"top_k": -2}, "top_k", "invalid_value"),
     ({"top_k": 4.5}, "top_k", "invalid_type"),
     ({"stop": 7}, "stop", "invalid_type"),
+    ({"response_format": "json"}, "response_format", "invalid_type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+    ({"response_format": {"type": SECRET}}, "response_format.type", "invalid_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": SECRET}}}},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
+    ({"structured_outputs": {"regex": f"{SECRET}["}}, "structured_outputs.regex", "invalid_value"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),
+    ({"structured_outputs": {"grammar": SECRET}}, "structured_outputs.grammar", "invalid_value"),
+    ({"structured_outputs": {"json": SECRET}}, "structured_outputs.json", "invalid_value"),
+    ({"structured_outputs": {"json": {"$ref": SECRET}}}, "structured_outputs.json", "invalid_value"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "unknown_parameter"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs.regex",
+        "invalid_value",
+    ),
     ({"stop": ""}, "stop", "invalid_value"),
     ({"stop": ["a", ""]}, "stop", "invalid_value"),
     ({"stop": ["a", 1]}, "stop", "invalid_type"),
@@ -138,11 +161,19 @@ OF_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_completion_tokens": 257}, "max_completion_tokens", "invalid_value"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "invalid_value"),
     ({"top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": TOOLS}, "tools", "unsupported_parameter"),
+    ({"tools": TOOLS, "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+    ({"tools": TOOLS * 2, "tool_choice": "required"}, "tools", "invalid_value"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": SECRET}}}, "tools", "invalid_value"),
+    ({"tool_choice": "required"}, "tools", "invalid_value"),
+    (
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "invalid_value",
+    ),
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "ash"}}, "audio", "unsupported_parameter"),
     ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),

@@ -222,7 +222,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("completions", {"model": "part-000"}, 404, "model"),
     ("completions", {"prompt": "x" * 2_000_000}, 413, "body"),
     ("chat/completions", {"messages": CHAT, "logprobs": True}, 400, "logprobs"),
-    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+    ("chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    ("completions", {"structured_outputs": {"regex": f"{SECRET}["}}, 400, "structured_outputs.regex"),
 ]
 
 

@@ -68,7 +68,7 @@ REFUSED: dict[str, Callable[[], str]] = {
 
 
 def compiled(make: Callable[[], str]) -> None:
-    asyncio.run(Compiler(vocabulary()).matcher(make()))
+    asyncio.run(Compiler(vocabulary).matcher(make()))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -107,7 +107,7 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
         "first": {**schema, "$defs": {"x": {"const": 1}}},
         "second": {**schema, "$defs": {"x": {"const": 2}}},
     }
-    follower = asyncio.run(Compiler(vocabulary()).matcher(grammar.of_tool_call(tools)))
+    follower = asyncio.run(Compiler(vocabulary).matcher(grammar.of_tool_call(tools)))
     tokenizer = vocabulary().tokenizer
     for name, value in (("first", 1), ("second", 2)):
         start = follower.after(()).forced
@@ -129,7 +129,7 @@ def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Compiler, "_compile", counted)
 
     async def run() -> None:
-        own = Compiler(vocabulary())
+        own = Compiler(vocabulary)
         first, second, third = list(GRAMMARS.values())[:3]
         for text in (first, second, first, third, first, second):
             await own.matcher(text)
@@ -146,6 +146,6 @@ def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) 
 
     async def run() -> None:
         with pytest.raises(StructureError, match="too long"):
-            await Compiler(vocabulary()).matcher(GRAMMARS["choice"])
+            await Compiler(vocabulary).matcher(GRAMMARS["choice"])
 
     asyncio.run(run())

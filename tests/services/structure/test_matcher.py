@@ -55,7 +55,7 @@ def vocabulary() -> Vocabulary:
 
 
 def matcher(text: str) -> Matcher:
-    return asyncio.run(Compiler(vocabulary()).matcher(text))
+    return asyncio.run(Compiler(vocabulary).matcher(text))
 
 
 def tokens_of(legal: bytes) -> list[int]:

@@ -1,0 +1,199 @@
+"""Claim: a token without an alternative asks no model and costs nothing, and the text always follows its grammar."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from services.budget.reader import read
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.messages import Delta, Generation
+from services.coordinator.sequence import Sequence as Live
+from services.engine.engine import EngineSettings
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed
+from services.structure import grammar
+from services.structure.errors import StructureError
+from tests.ensembles import write_adapters
+from tests.services.coordinator.test_steps import NAMESPACE, RecordingShard, coordinating, reasons, shard_map
+from tests.services.coordinator.test_text import smollm
+from tests.services.structure.test_matcher import GRAMMARS, TICKET, matcher, vocabulary
+from tests.tiny import write_tiny_model
+
+PARTS = 4
+PROMPT = (504, 253, 260)
+OPTIONS = SamplingOptions(top_k=200)
+STRUCTURED = Generation("ticket", PROMPT, OPTIONS, 120, grammar=GRAMMARS["schema"])
+FORCED = Generation("constant", PROMPT, OPTIONS, 120, grammar=GRAMMARS["constant"])
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineSettings, ...]:
+    folder = tmp_path_factory.mktemp("structure")
+    model = write_tiny_model(folder / "model")
+    names = [f"part-{index:03d}" for index in range(PARTS)]
+    adapters = write_adapters(folder / "parts", names, model)
+    return (EngineSettings(model, "transformers", "float32", 128, adapters=adapters),)
+
+
+@pytest.fixture(scope="module")
+def shard(engines: tuple[EngineSettings, ...]) -> Iterator[ActorHandle]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    recording = ray.remote(concurrency_groups={"status": 1})(RecordingShard)
+    started = recording.options(name="shard-0", num_cpus=0).remote(engines[0])
+    ray.get(started.status.remote())
+    yield started
+    ray.shutdown()
+
+
+async def generate(coordinator: Coordinator, *generations: Generation) -> list[Delta]:
+    await coordinator.submit("channel", generations)
+    deltas: list[Delta] = []
+    async for batch in coordinator.events("channel"):
+        deltas += batch
+        if len(reasons(deltas)) == len(generations):
+            return deltas
+    raise AssertionError("the channel ended before the generations")
+
+
+def asked(shard: ActorHandle) -> list[dict[str, int]]:
+    """Returns the number of tokens of each sequence in each call of the engine since the last call."""
+    operations = ray.get(shard.operations.remote())
+    return [{name: length for name, length, _ in calls[0]} for calls in operations if calls[0] != "release"]
+
+
+def run(
+    engines: Sequence[EngineSettings], ledger: Path, *generations: Generation, **budget: Any
+) -> tuple[list[Delta], int]:
+    """Returns the deltas of these generations and the number of tokens that the ledger charged for them."""
+
+    async def serve() -> list[Delta]:
+        serving = shard_map(PMixed(PARTS, 0.5, 0.4), ("shard-0",))
+        async with coordinating(engines, ledger, serving, **budget) as coordinator:
+            return await generate(coordinator, *generations)
+
+    deltas = asyncio.run(serve())
+    return deltas, sum(read(ledger).charged.values())
+
+
+def text(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def test_forced_tokens_ask_nothing_and_cost_nothing(
+    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
+) -> None:
+    asked(shard)
+    deltas, charged = run(engines, tmp_path / "ledger.db", STRUCTURED)
+    jsonschema.validate(json.loads(text(deltas)), TICKET)
+    assert reasons(deltas) == {"ticket": "stop"}
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    assert vocabulary().tokenizer.decode_str(list(tokens)) == text(deltas), "no end token was sampled"
+    free = sum(delta.free for delta in deltas)
+    calls = asked(shard)
+    assert free > 15
+    assert charged == len(calls) == len(tokens) - free == sum(delta.charged for delta in deltas)
+
+    follower = matcher(GRAMMARS["schema"])
+    at = 0
+    for call in calls:
+        at += len(follower.after(tokens[:at]).forced)
+        assert call == {"ticket": len(PROMPT) + at}, "only a position with an alternative is asked"
+        at += 1
+
+
+def test_a_text_without_an_alternative_is_free_even_without_budget(
+    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
+) -> None:
+    asked(shard)
+    deltas, charged = run(engines, tmp_path / "ledger.db", FORCED, STRUCTURED, epsilon=1e-6)
+    constant = [delta for delta in deltas if delta.id == "constant"]
+    assert (text(constant), constant[-1].finish_reason) == ('{"a": [1, null, "é"]}', "stop")
+    assert all(delta.free == delta.tokens for delta in constant)
+    refused = [delta for delta in deltas if delta.id == "ticket"]
+    assert refused == [Delta("ticket", "", (), "privacy_budget")], "a refused request has released nothing"
+    assert (charged, asked(shard)) == (0, [])
+
+
+def test_a_structured_sequence_shares_its_steps_with_others(
+    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
+) -> None:
+    asked(shard)
+    free_text = Generation("text", PROMPT, OPTIONS, 10, ignore_eos=True)
+    deltas, charged = run(engines, tmp_path / "ledger.db", STRUCTURED, free_text)
+    calls = asked(shard)
+    assert [set(call) for call in calls[:3]] == [{"ticket", "text"}] * 3
+    assert charged == sum(map(len, calls)) == sum(delta.charged for delta in deltas)
+    assert reasons(deltas) == {"ticket": "stop", "text": "length"}
+
+
+def test_another_coordinator_continues_within_the_structure(
+    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
+) -> None:
+    """The first tokens come from one coordinator; every other one continues them, also inside of forced runs."""
+    whole, _ = run(engines, tmp_path / "ledger.db", STRUCTURED)
+    tokens = tuple(token for delta in whole for token in delta.token_ids)
+    resumed = [replace(STRUCTURED, id=f"at-{cut}", released=tokens[:cut]) for cut in range(0, len(tokens), 4)]
+    (tmp_path / "others").mkdir()
+    deltas, charged = run(engines, tmp_path / "others" / "ledger.db", *resumed)
+    assert charged == sum(delta.charged for delta in deltas)
+    for generation in resumed:
+        rest = [token for delta in deltas if delta.id == generation.id for token in delta.token_ids]
+        answer = vocabulary().tokenizer.decode_str([*generation.released, *rest])
+        jsonschema.validate(json.loads(answer), TICKET)
+
+
+def test_an_invalid_grammar_starts_nothing(
+    engines: tuple[EngineSettings, ...], shard: ActorHandle, tmp_path: Path
+) -> None:
+    async def serve() -> None:
+        serving = shard_map(PMixed(PARTS, 0.5, 0.4), ("shard-0",))
+        async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
+            bad = replace(FORCED, id="bad", grammar=grammar.of_regex("["))
+            with pytest.raises(StructureError):
+                await coordinator.submit("channel", [STRUCTURED, bad])
+            assert await coordinator.load() == 0
+
+    asyncio.run(serve())
+
+
+def accepted(live: Live, token: int) -> Delta:
+    return live.accept(token, live.position(token))
+
+
+def begun(generation: Generation) -> tuple[Live, Delta | None]:
+    live = Live("channel", generation, smollm(), matcher(generation.grammar or ""))
+    return live, live.begin(live.position())
+
+
+def test_a_token_limit_and_a_stop_string_end_a_forced_run() -> None:
+    for limit in (1, 3):
+        _, delta = begun(replace(FORCED, max_tokens=limit))
+        assert delta is not None
+        assert (delta.tokens, delta.free, delta.finish_reason) == (limit, limit, "length")
+    _, delta = begun(replace(FORCED, stop=("null",)))
+    assert delta is not None
+    assert (delta.text, delta.finish_reason) == ('{"a": [1, ', "stop")
+
+
+def test_a_token_that_the_grammar_does_not_admit_ends_the_generation_with_an_error() -> None:
+    live, delta = begun(STRUCTURED)
+    assert delta is None, "forced tokens wait for the first sampled one"
+    token = int(vocabulary().tokenizer.tokenize_str("x")[0])
+    assert accepted(live, token).finish_reason == "error"
+
+
+def test_the_legal_tokens_restrict_the_next_one() -> None:
+    live, _ = begun(STRUCTURED)
+    legal = live.options.legal
+    assert legal is not None
+    assert live.options == replace(OPTIONS, legal=legal)
+    assert live.position() is not None
+    assert legal == matcher(GRAMMARS["schema"]).after(live.tokens[len(PROMPT) :]).legal
