@@ -25,7 +25,8 @@ from services.generation.baseline import FILE as BASELINE
 from services.generation.baseline import write_baseline
 from services.generation.card import MARKDOWN_FILE, write_card
 from services.generation.client import Sampling, Service
-from services.generation.job import OUTPUT, Job, Progress, Request, opened
+from services.generation.job import OUTPUT, Job, Progress, Request, load_output, opened
+from services.generation.records import RECORDS, read_schema, records_of, write_records
 from services.generation.template import DEFAULT, items, parse_labels, read_rows
 from services.ray_session import connected
 from services.training.manifest import Manifest
@@ -64,6 +65,10 @@ def make(
     model: Annotated[
         str | None, typer.Option(help="The model name of the ensemble. Default: the service's first.")
     ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="A JSON Schema of an object: generate records of this form, also as records.parquet."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="The maximum number of tokens of a text.")] = 128,
     temperature: Annotated[float, typer.Option(help="The sampling temperature, above 0 and up to 2.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="The probability mass to sample from, above 0 and up to 1.")] = 1.0,
@@ -98,8 +103,9 @@ def make(
         raise bad("template", "is missing; write the fields of --prompts in braces: 'Topic: {topic}\\nText:'")
     rows = parse_labels(label) if prompts is None else read_rows(prompts)
     prompt_template = (template or DEFAULT).replace("\\n", "\n")
+    record_schema = None if schema is None else read_schema(schema)
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
-    request = Request(prompt_template, tuple(items(prompt_template, rows)), sampling)
+    request = Request(prompt_template, tuple(items(prompt_template, rows)), sampling, record_schema)
     configuration = None if config is None else Configuration.load(config)
     base_model = None
     if configuration is not None:
@@ -109,6 +115,8 @@ def make(
     with opened(output, request) as job:
         with _service(url, key, configuration) as (address, secret), _Shown(len(request.items), as_json) as shown:
             card = asyncio.run(_run(job, address, secret, model, concurrency, partial, shown.texts, base_model))
+        if record_schema is not None:
+            write_records(output, record_schema, records_of(load_output(output)))
         if baseline:
             with _Shown(len(request.items), as_json) as shown:
                 write_baseline(output, request, resolve(public_model or base_model), shown.baseline)
@@ -258,6 +266,9 @@ def _report(output: Path, card: dict[str, Any], seconds: float, baseline: bool, 
         print(json.dumps(summary))
         return
     print(f"{output / OUTPUT}: {texts['whole']} of {texts['asked_for']} texts, in {seconds:.0f} s")
+    if "schema" in card:
+        charged = budget["tokens_delivered"] - budget["tokens_free"]
+        print(f"{output / RECORDS}: the records; {charged:,} tokens charged, {budget['tokens_free']:,} free")
     print(f"{budget['tokens_delivered']:,} tokens delivered; the card is {output / MARKDOWN_FILE}")
     print(card["guarantee"])
     print(f"To measure their quality: privmix generate report {output}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.files import write_atomically
 from services.generation.job import OUTPUT, Job
+from services.generation.records import RECORDS
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
 
@@ -57,6 +58,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
         "protocol": event,
         "budget": {
             "tokens_delivered": job.tokens,
+            "tokens_free": job.free,
             "tokens_charged_by_service": statement["tokens_charged"] - before.get("tokens_charged", 0),
             "epsilon_spent_before": before.get("epsilon_spent"),
             "epsilon_spent_after": statement.get("epsilon_spent"),
@@ -71,6 +73,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
         },
         "template": job.request.template,
         "fields": {name: dict(counts.most_common(50)) for name, counts in _fields(job).items()},
+        **({} if job.request.schema is None else {"schema": job.request.schema, "records": RECORDS}),
         "sampling": json.loads(json.dumps(described["sampling"])),
         "begun": described["begun"],
         "finished": described.get("finished"),
@@ -90,13 +93,15 @@ def _fields(job: Job) -> dict[str, Counter[str]]:
 
 def _markdown(card: Mapping[str, Any]) -> str:
     budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
-    public = texts["answered_by_the_public_model"]
+    public, schema = texts["answered_by_the_public_model"], card.get("schema")
+    free = {"Of these, free, because the schema left no alternative": f"{budget['tokens_free']:,}"} if schema else {}
     rows = {
         "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
         "Model": str(card["model"]) + (f", adapters of {card['base_model']}" if card["base_model"] else ""),
         "Protocol": ", ".join(f"{name} {value}" for name, value in card["protocol"].items()) or "none",
         "Guarantee": _guarantee(card),
         "Tokens delivered": f"{budget['tokens_delivered']:,}",
+        **free,
         "Tokens charged during the job, including other clients'": f"{budget['tokens_charged_by_service']:,}",
         "Estimate of epsilon spent": _spent(budget),
         "Tokens left": "no limit" if budget["tokens_left"] is None else f"{budget['tokens_left']:,}",
@@ -108,6 +113,8 @@ def _markdown(card: Mapping[str, Any]) -> str:
     lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {_cell(str(value))} |" for name, value in rows.items()]
     lines += ["", "## Template", "", *(f"    {line}" for line in card["template"].splitlines())]
+    if schema:
+        lines += ["", "## Schema of the records", "", "```json", *json.dumps(schema, indent=2).splitlines(), "```"]
     for name, counts in card["fields"].items():
         values = ", ".join(f"{value} ({count:,})" for value, count in counts.items())
         lines += ["", f"`{_cell(name)}`: {_cell(values)}"]

@@ -5,7 +5,7 @@ It uses OpenAI's `/v1/completions` with `stream`, so that the delivered tokens a
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -13,6 +13,8 @@ from urllib.parse import quote
 import httpx
 
 from services.errors import InputError, WorkError
+
+Schema = Mapping[str, Any]
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _ATTEMPTS = 8
@@ -61,10 +63,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Piece:
-    """Holds a piece of a streamed text. `tokens` counts the request's tokens so far; the last has a `finish_reason`."""
+    """Holds a piece of a streamed text. The last one has a `finish_reason`.
+
+    Attributes:
+        tokens: the number of the request's tokens so far.
+        free: how many of these had no alternative under the schema and cost nothing.
+    """
 
     text: str
     tokens: int
+    free: int = 0
     finish_reason: str | None = None
     ended_by: str | None = None
     answered_by: str | None = None
@@ -123,8 +131,11 @@ class Service:
         response = await self._request("POST", "/tokenize", {"model": self.model, "prompt": prompt})
         return int((await self._content(response))["count"])
 
-    async def stream(self, prompt: str, sampling: Sampling) -> AsyncIterator[Piece]:
+    async def stream(self, prompt: str, sampling: Sampling, schema: Schema | None = None) -> AsyncIterator[Piece]:
         """Streams one text. Repeats a request that failed before its first token, because nothing was charged for it.
+
+        Args:
+            schema: a JSON Schema of the text; None allows every text.
 
         Raises:
             BudgetEndedError: the budget is used up. Nothing was released.
@@ -134,7 +145,7 @@ class Service:
         for attempt in range(_ATTEMPTS):
             started = False
             try:
-                async for piece in self._stream(prompt, sampling):
+                async for piece in self._stream(prompt, sampling, schema):
                     started = True
                     yield piece
                 return
@@ -147,8 +158,8 @@ class Service:
                 wait_s = error.wait_s if isinstance(error, _TransientError) else None
                 await asyncio.sleep(min(_LONGEST_WAIT_S, wait_s if wait_s is not None else 0.5 * 2**attempt))
 
-    async def _stream(self, prompt: str, sampling: Sampling) -> AsyncIterator[Piece]:
-        body = {
+    async def _stream(self, prompt: str, sampling: Sampling, schema: Schema | None) -> AsyncIterator[Piece]:
+        body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
             "max_tokens": sampling.max_tokens,
@@ -158,6 +169,8 @@ class Service:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if schema is not None:
+            body["structured_outputs"] = {"json": schema}
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 await response.aread()
@@ -200,10 +213,18 @@ def _piece(chunk: dict[str, Any]) -> Piece | None:
     if not chunk["choices"]:
         return None
     (choice,), privmix = chunk["choices"], chunk.get("privmix") or {}
-    tokens = (chunk.get("usage") or {}).get("completion_tokens")
+    usage = chunk.get("usage") or {}
+    tokens = usage.get("completion_tokens")
     if tokens is None:
         raise GenerationError("the service does not count tokens while it streams (continuous_usage_stats)")
-    return Piece(choice["text"], tokens, choice["finish_reason"], privmix.get("ended_by"), privmix.get("answered_by"))
+    return Piece(
+        choice["text"],
+        tokens,
+        usage.get("free_tokens") or 0,
+        choice["finish_reason"],
+        privmix.get("ended_by"),
+        privmix.get("answered_by"),
+    )
 
 
 def _failure(response: httpx.Response) -> Exception:

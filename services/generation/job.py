@@ -4,6 +4,9 @@ The append-only journal is authoritative. It has a record before each request, a
 last piece has the reason why the text ended. `synthetic.jsonl` derives from it. A complete text is never requested
 again; an incomplete text continues after its delivered part. So a kill costs at most the tokens that the service had
 released but this process had not read: for each stream, those in transit until the service notices.
+
+With a schema, every text is a JSON value, a record. An incomplete record is requested again from its beginning, because
+the service follows a schema from the beginning of an answer only; the tokens of the incomplete one stay charged.
 """
 
 import asyncio
@@ -21,7 +24,15 @@ from filelock import FileLock, Timeout
 
 from services.errors import InputError
 from services.files import sync_directory, write_atomically, write_lines
-from services.generation.client import BudgetEndedError, GenerationError, Piece, Sampling, Service, StreamBrokenError
+from services.generation.client import (
+    BudgetEndedError,
+    GenerationError,
+    Piece,
+    Sampling,
+    Schema,
+    Service,
+    StreamBrokenError,
+)
 from services.generation.template import Item
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
@@ -39,11 +50,13 @@ class Request:
     template: str
     items: tuple[Item, ...]
     sampling: Sampling
+    schema: Schema | None = None
 
     @property
     def digest(self) -> str:
         """A hash that identifies the request. A directory accepts only one request."""
-        content = json.dumps([_FORMAT, self.template, [asdict(item) for item in self.items], asdict(self.sampling)])
+        described = [_FORMAT, self.template, [asdict(item) for item in self.items], asdict(self.sampling)]
+        content = json.dumps(described if self.schema is None else [*described, self.schema])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -53,6 +66,7 @@ class Text:
 
     Attributes:
         tokens: the number of released tokens, as far as this job knows.
+        free: how many of these had no alternative under the schema and were not charged.
         asked: the number of requests for it.
         answered_by: "public" or "mixed" if the public model answered all or some of it; see the gateway's `privmix`.
     """
@@ -60,6 +74,7 @@ class Text:
     item: Item
     text: str = ""
     tokens: int = 0
+    free: int = 0
     asked: int = 0
     finish_reason: str | None = None
     answered_by: str | None = None
@@ -67,11 +82,13 @@ class Text:
     def record(self) -> dict[str, Any]:
         """Returns a line of the output."""
         answered = {"answered_by": self.answered_by} if self.answered_by else {}
+        free = {"free_tokens": self.free} if self.free else {}
         return {
             "id": self.item.index,
             **self.item.fields,
             "text": self.text,
             "tokens": self.tokens,
+            **free,
             "finish_reason": self.finish_reason,
             **answered,
         }
@@ -99,6 +116,8 @@ class Job:
         self.texts = [Text(item) for item in request.items]
         self.tokens = 0
         """The number of delivered tokens, as far as this job knows."""
+        self.free = 0
+        """How many of these had no alternative under the schema and were not charged."""
         self.done = 0
         """The number of complete texts."""
 
@@ -115,7 +134,8 @@ class Job:
     @property
     def max_tokens(self) -> int:
         """The maximum number of tokens that the open texts can need."""
-        return sum(self.request.sampling.max_tokens - text.tokens for text in self.open)
+        restarts = self.request.schema is not None
+        return sum(self.request.sampling.max_tokens - (0 if restarts else text.tokens) for text in self.open)
 
     async def run(
         self, service: Service, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
@@ -205,10 +225,13 @@ class Job:
         run.report()
 
     async def _request_rest(self, text: Text, service: Service, run: "_RunProgress") -> None:
+        if self.request.schema is not None and text.text:
+            self._note({"item": text.item.index, "restarted": True}, durable=True)
+            text = self.texts[text.item.index]
         index, before = text.item.index, text.tokens
         sampling = replace(self.request.sampling, max_tokens=self.request.sampling.max_tokens - before)
         self._note({"item": index, "asked": _now()}, durable=True)
-        async for piece in service.stream(text.item.prompt + text.text, sampling):
+        async for piece in service.stream(text.item.prompt + text.text, sampling, self.request.schema):
             self._note({"item": index, **_record(piece, before)}, durable=piece.finish_reason is not None)
             run.report()
             if piece.ended_by is not None:
@@ -236,15 +259,20 @@ class Job:
     def _apply(self, record: Mapping[str, Any]) -> None:
         index = record["item"]
         text = self.texts[index]
+        if record.get("restarted"):
+            self.texts[index] = replace(text, text="", tokens=0, free=0, answered_by=None)
+            return
         self.texts[index] = replace(
             text,
             text=text.text + record.get("text", ""),
             tokens=record.get("tokens", text.tokens),
+            free=record.get("free", text.free),
             asked=text.asked + ("asked" in record),
             finish_reason=record.get("finish_reason", text.finish_reason),
             answered_by=_answered_by(text, record) if "text" in record else text.answered_by,
         )
         self.tokens += self.texts[index].tokens - text.tokens
+        self.free += self.texts[index].free - text.free
         self.done += (self.texts[index].finish_reason is not None) - (text.finish_reason is not None)
 
     def replay(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -336,8 +364,8 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
         described = load_job(directory)
         if described.get("request") != request.digest:
             raise InputError(
-                f"output {directory}: has a job with another template, prompts or sampling; choose another directory, "
-                "or repeat the options of that job to continue it"
+                f"output {directory}: has a job with another template, prompts, schema or sampling; choose another "
+                "directory, or repeat the options of that job to continue it"
             )
         return described
     if any(path.name != _LOCK for path in directory.iterdir()):
@@ -351,6 +379,7 @@ def _described(directory: Path, request: Request) -> dict[str, Any]:
         "template": request.template,
         "items": len(request.items),
         "sampling": asdict(request.sampling),
+        **({} if request.schema is None else {"schema": request.schema}),
     }
     write_atomically(directory / JOB, json.dumps(described, indent=2).encode() + b"\n")
     (directory / JOURNAL).touch()
@@ -376,6 +405,8 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 def _record(piece: Piece, before: int) -> dict[str, Any]:
     """Returns the journal's record of a piece, of a stream that began after `before` tokens of the text."""
     record: dict[str, Any] = {"text": piece.text, "tokens": before + piece.tokens}
+    if piece.free:
+        record["free"] = piece.free
     if piece.finish_reason is not None and piece.ended_by is None:
         record["finish_reason"] = piece.finish_reason
     if piece.answered_by is not None:

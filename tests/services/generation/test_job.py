@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,10 @@ def test_an_impossible_request_is_refused_before_the_first_token(tmp_path: Path,
 def test_a_directory_keeps_to_one_request(tmp_path: Path) -> None:
     with opened(tmp_path / "job", request(2)):
         pass
-    with pytest.raises(InputError, match="another template, prompts or sampling"), opened(tmp_path / "job", request(3)):
+    with (
+        pytest.raises(InputError, match="another template, prompts, schema or sampling"),
+        opened(tmp_path / "job", request(3)),
+    ):
         pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.txt").touch()
@@ -216,3 +220,28 @@ def test_the_card_of_a_service_that_promises_no_epsilon_says_so(tmp_path: Path) 
     assert "| Guarantee | no epsilon is promised |" in markdown
     assert UNCOVERED in markdown and COVERED not in markdown
     assert "None" not in markdown
+
+
+SCHEMA = {"type": "object", "properties": {"reason": {"enum": ["a", "b"]}}, "required": ["reason"]}
+
+
+def test_an_incomplete_record_is_requested_again_from_its_beginning(tmp_path: Path) -> None:
+    wanted = replace(request(1), schema=SCHEMA)
+    with serving(SmallService(break_after=5)) as service:
+        run(tmp_path, service.url, wanted)
+        first, second = service.requests
+        assert first["structured_outputs"] == second["structured_outputs"] == {"json": SCHEMA}
+        assert (first["prompt"], first["max_tokens"]) == (second["prompt"], second["max_tokens"])
+        assert service.charged == 5 + TOKENS
+        run(tmp_path, service.url, wanted)
+        assert len(service.requests) == 2, "a complete record is not requested again"
+    (text,) = load_output(tmp_path)
+    assert (text["text"], text["tokens"]) == (WORDS, TOKENS)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["budget"]["tokens_delivered"] == 5 + TOKENS
+    assert card["schema"] == SCHEMA
+
+
+def test_another_schema_is_another_job_and_no_schema_is_the_job_of_before(tmp_path: Path) -> None:
+    assert request().digest == replace(request(), schema=None).digest
+    assert len({request().digest, replace(request(), schema=SCHEMA).digest, replace(request(), schema={}).digest}) == 3
