@@ -123,5 +123,7 @@ def test_an_invalid_structure_costs_nothing_and_a_long_one_is_cut(
         refusal = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=60)
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
     costs(service, before, 0)
-    cut = chat(client, response_format={"type": "json_object"}, max_tokens=2)
-    assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 2)
+    wish = {"type": "json_schema", "json_schema": {"name": "a", "schema": TICKET}}
+    cut = chat(client, response_format=wish, max_tokens=2)
+    assert (cut.choices[0].finish_reason, cut.usage.model_dump()["free_tokens"]) == ("length", 2)
+    costs(service, before, 0)
