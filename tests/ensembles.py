@@ -55,14 +55,20 @@ def usual_layers(model: Path) -> int | None:
 
 
 def write_ensemble(
-    folder: Path, parts: int, halves: bool = False, distinct: int | None = None, layers: int | None = None
+    folder: Path,
+    parts: int,
+    halves: bool = False,
+    distinct: int | None = None,
+    layers: int | None = None,
+    model: Path | None = None,
 ) -> Path:
     """Writes an ensemble's directory with its manifest. The parts are the same with and without `halves`.
 
     Args:
         distinct, layers: see `write_adapters`.
+        model: the base model; by default the embedded one.
     """
-    model = resolve()
+    model = model or resolve()
     shares = Partition(b"", parts, halves).shares
     write_adapters(folder / "parts", [share.name for share in shares], model, distinct, layers)
     manifest = Manifest(

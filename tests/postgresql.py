@@ -62,12 +62,18 @@ class Server:
     def kill(self) -> None:
         """Kills all processes of the server at once, like a failure of the machine."""
         if self._process is not None:
-            server = psutil.Process(self._process.pid)
-            for process in (server, *server.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):  # the process ended with its parent
-                    process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Suspends all processes of the server: connections stay open, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
 
     def database(self) -> str:
         """Creates a database and returns its URL, without a driver."""
@@ -76,9 +82,45 @@ class Server:
             connection.execute(f"CREATE DATABASE {name}")
         return f"postgresql://{SUPERUSER}@/{name}?host={self.folder}"
 
+    def copy(self, url: str) -> str:
+        """Copies a database inside the server and returns the copy's name. Ends all connections to the database."""
+        name = f"copy_{next(self._numbers)}"
+        with self._closed(url) as (connection, source):
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {source}")
+        return name
+
+    def restore(self, url: str, copy: str) -> None:
+        """Replaces a database with a copy, like an operator who restores a snapshot."""
+        with self._closed(url) as (connection, name):
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"ALTER DATABASE {copy} RENAME TO {name}")
+
     def connect(self, url: str | None = None) -> psycopg.Connection:
         """Returns a connection to the database at `url` that commits every statement."""
         return psycopg.connect(url or f"host={self.folder} user={SUPERUSER} dbname=postgres", autocommit=True)
+
+    @contextmanager
+    def _closed(self, url: str) -> Iterator[tuple[psycopg.Connection, str]]:
+        """Allows no connections to a database. Yields a connection to another one, and the database's name."""
+        name = url.removeprefix(f"postgresql://{SUPERUSER}@/").partition("?")[0]
+        with self.connect() as connection:
+            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+            try:
+                yield connection, name
+            finally:
+                connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+    def _signal(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self._process.pid)
+            for process in (server, *server.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # the process ended with its parent
+                    process.send_signal(number)
 
     def _answers(self) -> bool:
         try:

@@ -1,16 +1,37 @@
-"""Clients that record the tokens that they receive."""
+"""Clients that record what they receive, and count its tokens themselves.
 
+The service under test serves a model that counts (`tests.counting`). So each word of a text is one token, and a client
+knows the correct text in advance.
+"""
+
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import openai
 
+from tests.counting import NUMBERS
+
 STREAMS = 8
+TIMEOUT_S = 150.0
+"""A stream waits for recovery this long. The service itself gives up after `coordinator.recovery_s`."""
+SPACING = 97
+"""Consecutive requests start to count this far apart, so that the text of another stream is noticed."""
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk of a stream. `usage` is the server's count of the answer's tokens so far; None if it gave none."""
+
+    text: str
+    usage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -18,49 +39,90 @@ class Transcript:
     """One completion from the client's view.
 
     Attributes:
-        tokens: the number of received tokens.
+        start: the number in the prompt. The correct answer continues from it.
+        wanted: the requested number of tokens.
         end: the finish reason; None if the stream broke or was refused.
         refusal: the error's code, or its type if it has no code.
+        key: the name of the client's key.
     """
 
-    tokens: int
-    end: str | None
-    refusal: str | None
+    start: int
+    wanted: int
+    chunks: tuple[Chunk, ...]
+    end: str | None = None
+    refusal: str | None = None
+    key: str = "anonymous"
+
+    @property
+    def words(self) -> list[str]:
+        """The received tokens."""
+        return "".join(chunk.text for chunk in self.chunks).split()
+
+    @property
+    def tokens(self) -> int:
+        """The number of received tokens, counted by the client."""
+        return len(self.words)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client received the whole answer."""
+        return self.end is not None
+
+    @property
+    def missing(self) -> int:
+        """The most tokens that the service may have released for this answer without the client's knowledge."""
+        return 0 if self.is_whole else self.wanted - self.tokens
 
 
 class Clients:
-    """Streams through the real client, and records each stream at its end."""
+    """Streams through the real client with several keys in turn, and records each stream at its end.
 
-    def __init__(self, base_url: str) -> None:
-        self._client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120)
+    Args:
+        secrets: the secrets of the keys, by name; without any, the clients are anonymous.
+    """
+
+    def __init__(self, base_url: str, secrets: Mapping[str, str] | None = None) -> None:
+        self._clients = {
+            name: openai.OpenAI(base_url=f"{base_url}/v1", api_key=secret, max_retries=0, timeout=TIMEOUT_S)
+            for name, secret in (secrets or {"anonymous": "none"}).items()
+        }
         self._lock = threading.Lock()
+        self._starts = count(step=SPACING)
         self.transcripts: list[Transcript] = []
 
     @property
     def received(self) -> int:
         return sum(transcript.tokens for transcript in self.transcripts)
 
-    def stream(self, number: int, max_tokens: int = 64) -> Transcript:
-        """Requests one completion and returns its transcript, also after a failure."""
-        tokens, end, refusal = 0, None, None
+    def stream(self, number: int, max_tokens: int = 64, timeout_s: float = TIMEOUT_S) -> Transcript:
+        """Requests one completion and returns its transcript, also after a failure. `number` chooses the key."""
+        key = list(self._clients)[number % len(self._clients)]
+        with self._lock:
+            start = next(self._starts) % NUMBERS
+        chunks: list[Chunk] = []
+        end, refusal = None, None
         # The second argument is not an option of OpenAI.
         options: Any = {"include_usage": True, "continuous_usage_stats": True}
         try:
-            chunks = self._client.completions.create(
+            stream = self._clients[key].completions.create(
                 model="privmix",
-                prompt=f"Once upon a time, in story number {number},",
+                prompt=str(start),
                 max_tokens=max_tokens,
                 stream=True,
                 stream_options=options,
+                timeout=timeout_s,
             )
-            for chunk in chunks:
-                if chunk.usage:
-                    tokens = chunk.usage.completion_tokens
+            for chunk in stream:
+                usage = chunk.usage.completion_tokens if chunk.usage else None
+                chunks.append(Chunk("".join(choice.text or "" for choice in chunk.choices), usage))
                 if chunk.choices and chunk.choices[0].finish_reason:
                     end = chunk.choices[0].finish_reason
         except openai.OpenAIError as error:
             refusal = getattr(error, "code", None) or type(error).__name__
-        transcript = Transcript(tokens, end, refusal)
+        # A stream that is cut raises an error of the HTTP library.
+        except Exception as error:
+            refusal = type(error).__name__
+        transcript = Transcript(start, max_tokens, tuple(chunks), end, refusal, key)
         with self._lock:
             self.transcripts.append(transcript)
         return transcript
@@ -81,16 +143,120 @@ class Clients:
             TimeoutError: no stream completed within `seconds`.
         """
         began = time.monotonic()
-        while self._try_beside(meanwhile).end is None:
+        while not self._try_beside(meanwhile).is_whole:
             if time.monotonic() > began + seconds:
                 raise TimeoutError(f"no answer within {seconds:g} s after the last fault")
-            time.sleep(0.5)
+            time.sleep(POLL_S)
         return time.monotonic() - began
 
     def _try_beside(self, meanwhile: Callable[[], None]) -> Transcript:
         with ThreadPoolExecutor(1) as pool:
             tried = pool.submit(self.stream, 0, max_tokens=8)
-            while not wait([tried], timeout=0.5).done:
+            while not wait([tried], timeout=POLL_S).done:
                 meanwhile()
         meanwhile()
         return tried.result()
+
+
+@dataclass(frozen=True)
+class BatchAnswer:
+    """One line of the output or error file of a batch."""
+
+    custom_id: str
+    text: str | None
+    usage: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchTranscript:
+    """One batch from the client's view.
+
+    Attributes:
+        starts: the number in the prompt of each line, by the line's custom id.
+        wanted: the requested number of tokens of each line.
+        status: the last status that the client saw.
+        usage: the number of output tokens that the service reports for the whole batch.
+    """
+
+    starts: Mapping[str, int]
+    wanted: int
+    status: str
+    answers: Sequence[BatchAnswer]
+    usage: int | None = None
+    key: str = "anonymous"
+
+    @property
+    def transcripts(self) -> list[Transcript]:
+        """The answers with a text, as the transcripts of streams of one chunk."""
+        return [
+            Transcript(
+                self.starts[answer.custom_id],
+                self.wanted,
+                (Chunk(answer.text, answer.usage),),
+                "length",
+                key=self.key,
+            )
+            for answer in self.answers
+            if answer.text is not None and answer.custom_id in self.starts
+        ]
+
+
+@dataclass
+class BatchClient:
+    """Runs batches with one key, and records their answers."""
+
+    base_url: str
+    key: str
+    secret: str
+    batches: list[BatchTranscript] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._client = openai.OpenAI(base_url=f"{self.base_url}/v1", api_key=self.secret, max_retries=3, timeout=30)
+
+    @contextmanager
+    def running(self, lines: int, wanted: int, patience_s: float) -> Iterator[None]:
+        """Creates a batch before the block, and reads its answers after the block, once it has ended.
+
+        Raises:
+            TimeoutError: the batch has not ended `patience_s` after the block.
+        """
+        starts = {f"line-{number}": 11 + number * SPACING for number in range(lines)}
+        content = "\n".join(json.dumps(_line(id_, start, wanted)) for id_, start in starts.items())
+        file = self._client.files.create(file=("lines.jsonl", content.encode()), purpose="batch")
+        batch = self._client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        yield
+        ended = self._ended(batch.id, patience_s)
+        answers = [
+            _answer(json.loads(line))
+            for id_ in (ended.output_file_id, ended.error_file_id)
+            if id_ is not None
+            for line in self._client.files.content(id_).text.splitlines()
+        ]
+        usage = ended.usage.output_tokens if ended.usage else None
+        self.batches.append(BatchTranscript(starts, wanted, ended.status, answers, usage, self.key))
+
+    def _ended(self, id_: str, patience_s: float) -> Any:
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            try:
+                batch = self._client.batches.retrieve(id_)
+            except openai.OpenAIError:
+                batch = None
+            if batch is not None and batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            time.sleep(POLL_S)
+        raise TimeoutError(f"the batch {id_} has not ended within {patience_s:g} s")
+
+
+def _line(custom_id: str, start: int, wanted: int) -> dict[str, object]:
+    body = {"model": "privmix", "prompt": str(start), "max_tokens": wanted}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def _answer(line: dict[str, Any]) -> BatchAnswer:
+    response = line.get("response") or {"status_code": 0, "body": {"error": line.get("error")}}
+    body = response["body"]
+    if response["status_code"] != 200:
+        return BatchAnswer(line["custom_id"], None, error=body["error"]["code"])
+    return BatchAnswer(line["custom_id"], body["choices"][0]["text"], body["usage"]["completion_tokens"])

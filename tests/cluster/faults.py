@@ -1,9 +1,10 @@
-"""Injects faults into a cluster, on real processes and a real network."""
+"""Injects faults into a cluster, on real processes and a real network, one after another or two at once."""
 
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +12,18 @@ from typing import Literal
 import psutil
 
 from tests.cluster.clients import Clients
-from tests.cluster.multinode import ClusterService
+from tests.cluster.invariants import Margin
+from tests.cluster.multinode import COORDINATORS, LARGEST_LEASE, ClusterService
 
 SHORT_S = 4.0
 LONG_S = 12.0
 """A duration after which Ray has given up a node (`tests.nodes.ENVIRONMENT`)."""
+HANG_S = 25.0
+"""Longer than the gateways wait for the keys' database."""
+PATIENCE_S = 180.0
+PROBE_TOKENS = 64
+PROBE_S = 20.0
+"""A probe of a service that may not answer. It asks for more tokens than the leases of all coordinators hold."""
 
 Strike = Callable[[ClusterService, random.Random], None]
 
@@ -27,15 +35,28 @@ class Fault:
     Attributes:
         carrier: the component on the path of streams to clients that the fault takes away: "gateway" for the gateways,
             their proxies and the head, "worker" for a worker node, on which a gateway may run.
+        leases, kills, abandoned, lines_again: what the fault may add to the fields of `Margin`.
+        needs: a resource that only one fault can use at a time: the database, or the spare node.
+        is_alone: whether no other fault may happen meanwhile.
     """
 
     name: str
     strike: Strike
     carrier: Literal["gateway", "worker"] | None = None
+    leases: int = 0
+    kills: int = 0
+    abandoned: int = 0
+    lines_again: int = 0
+    needs: Literal["database", "spare"] | None = None
+    is_alone: bool = False
 
     def may_break_streams(self, gateway_on_a_worker: bool) -> bool:
         """Tells whether clients may lose answers, which only the loss of a carrier may cause."""
         return self.carrier == "gateway" or (self.carrier == "worker" and gateway_on_a_worker)
+
+    def fits_beside(self, other: "Fault") -> bool:
+        """Tells whether both faults can happen at once."""
+        return not (self.is_alone or other.is_alone or (self.needs is not None and self.needs == other.needs))
 
     def __str__(self) -> str:
         return self.name
@@ -98,6 +119,33 @@ def _fail_the_database(service: ClusterService, chance: random.Random) -> None:
     service.database.start()
 
 
+def _hangs_the_database(seconds: float) -> Strike:
+    def strike(service: ClusterService, chance: random.Random) -> None:
+        with service.database.hanging():
+            time.sleep(seconds)
+
+    return strike
+
+
+def _roll_the_ledger_back(service: ClusterService, chance: random.Random) -> None:
+    """Restores an older copy of the ledger under the running service. It may grant nothing until `ledger forfeit`."""
+    clients = Clients(service.base_url, service.secrets)
+    copy = service.database.copy(service.ledger)
+    clients.answers_again(PATIENCE_S, service.supervise)
+    granted = clients.received
+    service.database.restore(service.ledger, copy)
+    if clients.stream(0, PROBE_TOKENS, timeout_s=PROBE_S).is_whole:
+        service.violations.append(f"a ledger without its last {granted} tokens granted {PROBE_TOKENS} more")
+    if service.healthy():
+        service.violations.append("a service with a rolled-back ledger was healthy")
+    with service.stopped():
+        refused = service.command(*service.serve_command(), check=False)
+        if refused.returncode == 0 or "ledger forfeit" not in refused.stderr + refused.stdout:
+            service.violations.append(f"a service with a rolled-back ledger started: {refused.stderr[-300:]}")
+        service.command("ledger", "forfeit", "--config", str(service.config))
+    service.elsewhere += clients.transcripts
+
+
 def _abort_an_upgrade(service: ClusterService, chance: random.Random) -> None:
     """The next version becomes ready and is withdrawn before a client reaches it."""
     with service.next_version():
@@ -107,47 +155,82 @@ def _abort_an_upgrade(service: ClusterService, chance: random.Random) -> None:
 def _revert_an_upgrade(service: ClusterService, chance: random.Random) -> None:
     """The next version takes the ledger over with its first stream, and is withdrawn."""
     with service.next_version() as url:
-        clients = Clients(url)
+        clients = Clients(url, service.secrets)
         clients.answers_again(LONG_S)
         service.elsewhere += clients.transcripts
 
+
+ALL = COORDINATORS
 
 FAULTS = (
     Fault("shard", _kills("Shard")),
     Fault("every shard", _kill_every_copy_of_a_shard),
     Fault("shard that hangs", _hang_a_shard),
-    Fault("coordinator", _kills("Coordinator")),
+    Fault("coordinator", _kills("Coordinator"), leases=1, kills=1),
     Fault("budget actor", _kills("Budget")),
     Fault("fleet", _kills("Fleet")),
+    Fault("keys actor", _kills("Keys")),
+    Fault("batches actor", _kills("Batches"), lines_again=1),
     Fault("Serve replica", _kills("ServeReplica"), "gateway"),
     Fault("Serve controller", _kills("ServeController")),
     Fault("proxy", _kills("ProxyActor"), "gateway"),
-    Fault("worker node", _kill_a_worker, "worker"),
-    Fault("head", _kill_the_head, "gateway"),
-    Fault("network, short", _drops_the_network(SHORT_S), "worker"),
-    Fault("network, long", _drops_the_network(LONG_S), "worker"),
-    Fault("network of the budget actor", _part_the_budget_from_the_rest, "worker"),
-    Fault("database", _fail_the_database),
-    Fault("upgrade, aborted", _abort_an_upgrade),
-    Fault("upgrade, reverted", _revert_an_upgrade),
+    Fault("worker node", _kill_a_worker, "worker", leases=ALL, kills=ALL, lines_again=1),
+    Fault("head", _kill_the_head, "gateway", leases=ALL, kills=ALL, lines_again=1),
+    Fault("network, short", _drops_the_network(SHORT_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
+    Fault("network, long", _drops_the_network(LONG_S), "worker", leases=ALL, abandoned=ALL, lines_again=1),
+    Fault(
+        "network of the budget actor",
+        _part_the_budget_from_the_rest,
+        "worker",
+        leases=ALL,
+        abandoned=ALL,
+        lines_again=1,
+    ),
+    Fault("database", _fail_the_database, leases=ALL, needs="database"),
+    Fault("database that hangs", _hangs_the_database(HANG_S), leases=ALL, needs="database"),
+    # The leases that were open in the copy, and those that are open when the service is stopped.
+    Fault("ledger rolled back", _roll_the_ledger_back, "gateway", leases=2 * ALL, lines_again=1, is_alone=True),
+    Fault("upgrade, aborted", _abort_an_upgrade, needs="spare"),
+    # The former deployment cannot settle its leases while the next one has the ledger.
+    Fault("upgrade, reverted", _revert_an_upgrade, leases=ALL + 1, needs="spare"),
 )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A sequence of faults, each with its delay in seconds."""
+    """Faults, each with its delay in seconds: one after another, or all at once.
+
+    Attributes:
+        overlaps: whether each delay counts from the beginning of the schedule, not from the end of the fault before.
+    """
 
     seed: int
     faults: tuple[tuple[float, Fault], ...]
+    overlaps: bool = False
 
     @classmethod
     def drawn(cls, seed: int) -> "Schedule":
+        """Draws one to three faults in sequence, or two at once."""
         chance = random.Random(seed)
-        faults = chance.sample(FAULTS, chance.randint(1, 3))
-        return cls(seed, tuple((chance.uniform(0.0, 3.0), fault) for fault in faults))
+        overlaps = chance.random() < 0.5
+        faults = _pair(chance) if overlaps else chance.sample(FAULTS, chance.randint(1, 3))
+        return cls(seed, tuple((chance.uniform(0.0, 3.0), fault) for fault in faults), overlaps)
 
     def __str__(self) -> str:
-        return ", ".join(f"{fault} after {delay:.1f} s" for delay, fault in self.faults)
+        joint = " beside " if self.overlaps else ", "
+        return joint.join(f"{fault} after {delay:.1f} s" for delay, fault in self.faults)
+
+    @property
+    def margin(self) -> Margin:
+        """The tokens that the faults may leave charged although no client received them."""
+        faults = [fault for _, fault in self.faults]
+        return Margin(
+            lost_leases=sum(fault.leases for fault in faults),
+            lease_tokens=LARGEST_LEASE,
+            kills=sum(fault.kills for fault in faults),
+            abandoned=sum(fault.abandoned for fault in faults),
+            lines_again=sum(fault.lines_again for fault in faults),
+        )
 
     def may_break_streams(self, service: ClusterService) -> bool:
         """See `Fault.may_break_streams`. Call it before the run."""
@@ -155,7 +238,23 @@ class Schedule:
         return any(fault.may_break_streams(on_a_worker) for _, fault in self.faults)
 
     def run(self, service: ClusterService) -> None:
-        chance = random.Random(self.seed)
-        for delay, fault in self.faults:
-            time.sleep(delay)
-            fault.strike(service, chance)
+        if not self.overlaps:
+            for number in range(len(self.faults)):
+                self._strike(service, number)
+            return
+        with ThreadPoolExecutor(len(self.faults)) as pool:
+            for strike in [pool.submit(self._strike, service, number) for number in range(len(self.faults))]:
+                strike.result()
+
+    def _strike(self, service: ClusterService, number: int) -> None:
+        delay, fault = self.faults[number]
+        time.sleep(delay)
+        fault.strike(service, random.Random(f"{self.seed} {number}"))
+
+
+def _pair(chance: random.Random) -> Sequence[Fault]:
+    """Returns two different faults that can happen at once."""
+    while True:
+        first, second = chance.sample(FAULTS, 2)
+        if first.fits_beside(second):
+            return first, second

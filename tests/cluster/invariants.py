@@ -1,32 +1,141 @@
-"""Checks the invariants of a ledger and its clients after any fault."""
+"""Checks what clients received against what was charged. Pure functions; `tests.cluster.charges` reads.
 
-from collections.abc import Iterable
-from pathlib import Path
+Every token that a client received was charged before, so `received <= charged`. At rest, tokens are charged that no
+client received only where a fault explains them:
 
-from services.budget.reader import read
-from services.budget.statement import statement
-from tests.cluster.clients import Transcript
+- A coordinator charges leases in advance. A lease whose owner dies, or whose settlement does not reach the ledger,
+  stays charged in full. An owner has at most `OPEN_LEASES`, of at most `Margin.lease_tokens` each.
+- A token is charged before its delivery. If a coordinator is killed, the last deltas do not arrive: at most
+  `IN_FLIGHT` tokens of each answer. If the network or a gateway fails, a coordinator that nobody hears may continue
+  every answer to its end.
+- A stream that breaks does not show what was released after its last chunk: at most what it still wanted.
+- A rolled-back ledger is charged with all that its anchors know, and its open leases are charged in full.
+
+If no fault of these kinds happened, the margin is 0 and both counts are equal.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.cluster.charges import Charges
+from tests.cluster.clients import BatchTranscript, Transcript
+from tests.counting import counted
+
+OPEN_LEASES = 3
+"""A client of the budget has at most three leases: the one in use, the next, and one that is being settled."""
+IN_FLIGHT = 3
+"""The steps whose deltas a killed coordinator may not have delivered: one computed, one queued, one on the network."""
 
 
-def broken(ledger: str | Path, transcripts: Iterable[Transcript], parts: Iterable[int]) -> list[str]:
-    """Describes the violated invariants; the list is empty if all hold.
+@dataclass(frozen=True)
+class Margin:
+    """Bounds the tokens that faults may leave charged although no client received them (see this module).
+
+    Attributes:
+        lost_leases: the number of times that a coordinator's open leases may have stayed charged.
+        lease_tokens: the most tokens of one lease.
+        kills: the number of times that the deltas of a coordinator may have been lost on their way.
+        abandoned: the number of times that a coordinator may have continued answers that nobody received.
+        lines_again: the number of times that the running lines of a batch may have been started again.
+    """
+
+    lost_leases: int = 0
+    lease_tokens: int = 0
+    kills: int = 0
+    abandoned: int = 0
+    lines_again: int = 0
+
+    def tokens(self, streams: Sequence[Transcript], batches: Sequence[BatchTranscript]) -> int:
+        """Returns the bound for these clients of the service."""
+        lines = [transcript for batch in batches for transcript in batch.transcripts]
+        wanted = sum(transcript.wanted for transcript in (*streams, *lines))
+        return (
+            self.lost_leases * OPEN_LEASES * self.lease_tokens
+            + self.kills * IN_FLIGHT * (len(streams) + len(lines))
+            + self.abandoned * wanted
+            + self.lines_again * sum(line.wanted for line in lines)
+            + sum(stream.missing for stream in streams)
+        )
+
+
+def text_violations(transcripts: Iterable[Transcript]) -> list[str]:
+    """Describes lost, repeated and wrong tokens, and answers that the server counts differently."""
+    return [violation for transcript in transcripts for violation in _text_violations(transcript)]
+
+
+def batch_violations(batches: Iterable[BatchTranscript]) -> list[str]:
+    """Describes batches that did not end, and lines that were not answered exactly once and correctly."""
+    violations = []
+    for batch in batches:
+        if batch.status != "completed":
+            violations.append(f"a batch ended as {batch.status}")
+        answers = Counter(answer.custom_id for answer in batch.answers)
+        violations += [f"{id_} has {answers[id_]} answers" for id_ in batch.starts if answers[id_] != 1]
+        violations += [f"{id_} was answered and not asked" for id_ in answers if id_ not in batch.starts]
+        violations += [f"{answer.custom_id} failed: {answer.error}" for answer in batch.answers if answer.text is None]
+        violations += text_violations(batch.transcripts)
+        received = sum(transcript.tokens for transcript in batch.transcripts)
+        if batch.usage != received:
+            violations.append(f"a batch has {received} tokens, and the server counts {batch.usage}")
+    return violations
+
+
+def charge_violations(
+    before: Charges,
+    after: Charges,
+    streams: Sequence[Transcript],
+    batches: Sequence[BatchTranscript] = (),
+    margin: Margin = Margin(),
+    parts: Iterable[int] | None = None,
+) -> list[str]:
+    """Describes charges that differ from what clients received. `before` and `after` are read at rest.
 
     Args:
-        parts: the numbers of parts that the service had over time.
-
-    Raises:
-        LedgerError: the chain is damaged, or a replaced writer wrote to it (`LedgerState.apply`).
+        parts: the numbers of parts that the service had over time; None for any.
     """
-    balance = read(ledger)
-    received = sum(transcript.tokens for transcript in transcripts)
-    charged = sum(balance.charged.values())
-    drawn_from = {event.parts for event in balance.charged}  # type: ignore[attr-defined]
-    spent, promised = statement(balance).epsilon_bound, balance.terms.epsilon
-    violations = []
+    lines = [transcript for batch in batches for transcript in batch.transcripts]
+    received = sum(transcript.tokens for transcript in (*streams, *lines))
+    charged, most = after.tokens - before.tokens, margin.tokens(streams, batches)
+    violations = _bounded("the ledger", charged, received, most)
+    if after.promised is None or after.epsilon is None or after.epsilon > after.promised:
+        violations.append(f"tokens left after the budget's end: epsilon is {after.epsilon} of {after.promised}")
+    if parts is not None and not after.parts <= set(parts):
+        violations.append(f"tokens were drawn from {sorted(after.parts)} parts, of {sorted(parts)}")
+    for key in after.by_key:
+        own = [transcript for transcript in (*streams, *lines) if transcript.key == key]
+        again = margin.lines_again * sum(line.wanted for line in lines if line.key == key)
+        spent = after.by_key[key] - before.by_key.get(key, 0)
+        missing = sum(transcript.missing for transcript in own)
+        violations += _bounded(f"the key {key}", spent, sum(transcript.tokens for transcript in own), missing + again)
+    if after.group is not None and after.group != sum(after.by_key.values()):
+        violations.append(f"the group has {after.group} tokens, and its keys {sum(after.by_key.values())}")
+    return violations
+
+
+def _bounded(account: str, charged: int, received: int, margin: int) -> list[str]:
     if charged < received:
-        violations.append(f"{received} tokens were received and {charged} charged")
-    if promised is None or spent is None or spent > promised:
-        violations.append(f"tokens left after the budget's end: epsilon is {spent} of {promised}")
-    if not drawn_from <= set(parts):
-        violations.append(f"tokens were drawn from {sorted(drawn_from)} parts, of {sorted(parts)}")
+        return [f"{account} charged {charged} tokens, and clients received {received}"]
+    if charged > received + margin:
+        return [f"{account} charged {charged} tokens for {received} received, with a margin of {margin}"]
+    return []
+
+
+def _text_violations(transcript: Transcript) -> list[str]:
+    name, words = f"the answer to {transcript.start}", transcript.words
+    violations = []
+    expected = [str(number) for number in counted(transcript.start, len(words))]
+    if (place := next((at for at, word in enumerate(words) if word != expected[at]), None)) is not None:
+        heard = "repeats" if words[place] in words[:place] else "skips to"
+        violations.append(f"{name} {heard} {words[place]} at token {place + 1}, where {expected[place]} follows")
+    if len(words) > transcript.wanted:
+        violations.append(f"{name} has {len(words)} tokens of {transcript.wanted} wanted")
+    if transcript.end == "length" and len(words) < transcript.wanted:
+        violations.append(f"{name} ended after {len(words)} tokens of {transcript.wanted} wanted")
+    text = ""
+    for chunk in transcript.chunks:
+        text += chunk.text
+        if chunk.usage is not None and chunk.usage != len(text.split()):
+            violations.append(f"{name} had {len(text.split())} tokens when the server counted {chunk.usage}")
+            break
     return violations

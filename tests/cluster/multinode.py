@@ -1,17 +1,25 @@
-"""Runs a service on several nodes, with copies of its shards, two coordinators, and its ledger in PostgreSQL."""
+"""Runs a service on several nodes, with keys, copies of its shards, two coordinators, and its ledger in PostgreSQL."""
 
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
-from tests.cluster.clients import Transcript
+from services.budget.client import STEPS_AHEAD
+from services.budget.errors import LedgerError
+from services.database.service import ServiceDatabase
+from services.errors import KeysUnavailable
+from services.keys.records import Key, Share
+from services.keys.store import KeyStore
+from tests.cluster.charges import Charges
+from tests.cluster.clients import STREAMS, Transcript
 from tests.nodes import Node, Nodes, cluster
 from tests.postgresql import Server
 from tests.running import START_S, configure, is_healthy, own_ensemble
@@ -19,15 +27,33 @@ from tests.running import START_S, configure, is_healthy, own_ensemble
 PORT = 8000
 WORKERS = 2
 PARTS = 2
+COORDINATORS = 2
+LINES = 4
+"""The lines of one batch."""
+LEASE_TOKENS = 8
+PACE_S = 0.25
+"""The counting model answers in milliseconds. Streams must last until the faults come."""
+LARGEST_LEASE = max(LEASE_TOKENS, STEPS_AHEAD * (STREAMS + LINES + 2))
+"""A lease covers steps of all streams, lines and probes (`services.budget.client.BudgetClient`)."""
+
+KEYS = ("ada", "bob", "carl")
+BATCH_KEY = KEYS[-1]
+GROUP = "lab"
+SHARE = Share(tokens=1_000_000, tokens_per_day=1_000_000, live_streams=64)
+
+REST_S = 4.0
+"""The charges are at rest if they do not change for this long."""
+RESTS_WITHIN_S = 120.0
 
 SMALL: dict[str, dict[str, Any]] = {"shards": {"copies": 1}, "coordinator": {"replicas": 1}}
 """Changes to the configuration for a deployment on a single node."""
 
 SECTIONS: dict[str, dict[str, Any]] = {
+    "privacy": {"tokens": 1_000_000},
     "shards": {"parts_per_shard": PARTS, "copies": 2, "num_cpus": 0.5, "threads": 1},
-    "coordinator": {"replicas": 2, "step_timeout_s": 20.0, "patience_s": 2.0},
+    "coordinator": {"replicas": COORDINATORS, "step_timeout_s": 20.0, "patience_s": 2.0, "pace_s": PACE_S},
     "engine": {"kind": "transformers", "dtype": "float32", "context_length": 512},
-    "http": {"host": "0.0.0.0", "port": PORT, "anonymous": True, "max_tokens": 256},
+    "http": {"host": "0.0.0.0", "port": PORT, "max_tokens": 256},
 }
 
 
@@ -35,16 +61,24 @@ class ClusterService:
     """A deployed service, and Kubernetes' role for it: `supervise` restarts ended processes.
 
     Attributes:
+        secrets: the secrets of the keys, by name.
         elsewhere: the transcripts of the streams that other deployments of the same ledger served.
+        violations: what a fault saw that must not happen.
     """
 
-    def __init__(self, nodes: Nodes, database: Server, ledger: str, config: Path) -> None:
+    def __init__(self, nodes: Nodes, database: Server, ledger: str, keys: str, config: Path) -> None:
         self.nodes = nodes
         self.database = database
         self.ledger = ledger
         self.config = config
         self.base_url = f"http://{nodes.head.address}:{PORT}"
         self.elsewhere: list[Transcript] = []
+        self.violations: list[str] = []
+        self._store = KeyStore(ServiceDatabase(keys))
+        created = {name: self._store.create(name, group=GROUP, share=SHARE) for name in KEYS}
+        self._keys: Mapping[str, Key] = {name: key for name, (key, _) in created.items()}
+        self.secrets: Mapping[str, str] = {name: secret.text for name, (_, secret) in created.items()}
+        self._supervising = threading.Lock()
         self._serving = self._serve()
 
     def healthy(self) -> bool:
@@ -60,12 +94,55 @@ class ClusterService:
 
     def supervise(self) -> None:
         """Restarts ended processes."""
-        self.nodes.supervise()
-        if self._serving.poll() is not None:
-            self._serving = self._serve()
+        with self._supervising:
+            self.nodes.supervise()
+            if self._serving.poll() is not None:
+                self._serving = self._serve()
 
     def processes(self, title: str) -> list[tuple[Node, psutil.Process]]:
         return [(node, process) for node in self.nodes for process in node.titled(title)]
+
+    def charges(self) -> Charges:
+        """Returns what the ledger and the keys' database have charged now.
+
+        Raises:
+            LedgerError, KeysUnavailable: a database does not answer.
+        """
+        return Charges.of(self.ledger, self._store, self._keys, GROUP)
+
+    def charges_at_rest(self) -> Charges:
+        """Returns the charges once the service is idle and has returned what it does not use.
+
+        Raises:
+            TimeoutError: the charges still change.
+        """
+        deadline = time.monotonic() + RESTS_WITHIN_S
+        before: Charges | None = None
+        while time.monotonic() < deadline:
+            now: Charges | None = None
+            with suppress(LedgerError, KeysUnavailable):
+                now = self.charges()
+            if now is not None and now == before:
+                return now
+            before = now
+            time.sleep(REST_S)
+        raise TimeoutError(f"the charges still change {RESTS_WITHIN_S:g} s after the last stream")
+
+    def held_by_requests(self) -> int:
+        """Returns the tokens that running requests hold in the shares of their keys."""
+        return sum(usage.held for subject, usage in self._store.usages().items() if subject.startswith("key:"))
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stops the service with a signal, like an operator, and starts it again after the block."""
+        with self._supervising:
+            self._serving.terminate()
+            try:
+                self._serving.wait(START_S)
+                yield
+            finally:
+                self._serving.kill()
+                self._serving = self._serve()
 
     @contextmanager
     def next_version(self) -> Iterator[str]:
@@ -93,24 +170,36 @@ class ClusterService:
         finally:
             node.kill()
 
-    def command(self, *arguments: str) -> str:
-        """Runs a command of `privmix` on the head and returns its output."""
+    def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs a command of `privmix` on the head."""
         command = ["ip", "netns", "exec", self.nodes.head.name, sys.executable, "-m", "cluster", *arguments]
         environment = self.nodes.head.environment
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=check, timeout=START_S)
+
+    def serve_command(self) -> list[str]:
+        """Returns the arguments of `privmix` that start this service."""
+        return ["serve", "--config", str(self.config), "--address", self.nodes.address]
 
     def _serve(self) -> subprocess.Popen[bytes]:
-        serve = ["serve", "--config", str(self.config), "--address", self.nodes.address]
-        return self.nodes.head.run([sys.executable, "-m", "cluster", *serve])
+        return self.nodes.head.run([sys.executable, "-m", "cluster", *self.serve_command()])
 
 
 @contextmanager
 def serving(folder: Path, ensemble: Path, database: Server, **sections: dict[str, Any]) -> Iterator[ClusterService]:
-    """Runs a cluster with a healthy service until the end of the context."""
-    ledger = database.database()
-    chosen = {**SECTIONS, "budget": {"ledger": ledger, "lease_tokens": 8}, **sections}
+    """Runs a cluster with a healthy service until the end of the context.
+
+    The ledger and the keys have databases of their own, so that the ledger alone can be rolled back.
+    """
+    ledger, keys, anchor = database.database(), database.database(), folder / "anchor"
+    anchor.mkdir()
+    chosen = {
+        **SECTIONS,
+        "budget": {"ledger": ledger, "lease_tokens": LEASE_TOKENS, "anchor": str(anchor)},
+        "keys": {"database": keys},
+        **sections,
+    }
     config = configure(folder, own_ensemble(ensemble, folder), **chosen)
     with cluster(folder, WORKERS, num_cpus=2) as nodes:
-        service = ClusterService(nodes, database, ledger, config)
+        service = ClusterService(nodes, database, ledger, keys, config)
         service.wait_until_healthy()
         yield service

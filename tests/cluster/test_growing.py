@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.charges import Charges
 from tests.cluster.clients import Clients
-from tests.cluster.invariants import broken
+from tests.cluster.invariants import charge_violations, text_violations
+from tests.counting import write_counting_model
 from tests.ensembles import write_ensemble
-from tests.running import RunningService, configure, running
+from tests.running import RunningService, configure, running, settled
 
 PARTS_PER_SHARD = 8
+PACE_S = 0.1
+"""Streams must outlast the start of new shards."""
 STEPS = (4, 2)
 """The numbers of shards over time, after the initial two."""
 
@@ -32,7 +36,8 @@ def scale(service: RunningService, shards: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
-    ensemble = write_ensemble(tmp_path / "ensemble", PARTS_PER_SHARD * max(STEPS))
+    model = write_counting_model(tmp_path / "model")
+    ensemble = write_ensemble(tmp_path / "ensemble", PARTS_PER_SHARD * max(STEPS), model=model)
     config = configure(
         tmp_path,
         ensemble,
@@ -40,10 +45,12 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
         shards={"parts_per_shard": PARTS_PER_SHARD, "count": 2, "num_cpus": 0, "threads": 1},
         engine={"context_length": 512, "cache_gib": 0.5},
         http={"max_tokens": 400},
+        coordinator={"pace_s": PACE_S},
     )
     with running(config) as service:
         clients = Clients(service.base_url)
         seen = [service.privacy()["event"]["parts"]]
+        before = Charges.of(service.ledger)
         for shards in STEPS:
             with clients.streaming(max_tokens=400) as ended:
                 time.sleep(2)
@@ -52,7 +59,9 @@ def test_shards_join_and_leave_under_streams(tmp_path: Path) -> None:
                 assert not ended, "streams go on"
             assert {transcript.end for transcript in ended} <= {"length", "stop"}, "no stream failed"
         assert seen == [16, 32, 16]
-        assert not broken(service.ledger, clients.transcripts, seen)
+        settled(service)
+        assert not text_violations(clients.transcripts)
+        assert not charge_violations(before, Charges.of(service.ledger), clients.transcripts, parts=seen)
         print_transcript(service)
 
 

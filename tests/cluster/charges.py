@@ -1,0 +1,62 @@
+"""Reads what a ledger and the database of its keys have charged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.budget.reader import read
+from services.budget.statement import statement
+from services.keys.records import Key
+from services.keys.store import KeyStore
+from services.keys.subjects import group_subject, key_subject
+
+
+@dataclass(frozen=True)
+class Charges:
+    """What a ledger and the keys' database have charged.
+
+    Attributes:
+        tokens: the tokens charged in the ledger, open leases included.
+        parts: the numbers of parts that tokens were drawn from.
+        epsilon, promised: the epsilon of all charged tokens, and that of the budget.
+        by_key: the tokens charged to each key's share, by the key's name, running requests included.
+        group: the tokens charged to the share of all keys together; None without a group.
+    """
+
+    tokens: int
+    parts: frozenset[int] = frozenset()
+    epsilon: float | None = 0.0
+    promised: float | None = 1.0
+    by_key: Mapping[str, int] = field(default_factory=dict)
+    group: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        ledger: str | Path,
+        store: KeyStore | None = None,
+        keys: Mapping[str, Key] | None = None,
+        group: str | None = None,
+    ) -> "Charges":
+        """Reads the charges.
+
+        Args:
+            store: the keys' store, for a service with keys.
+            keys: the keys, by name.
+            group: the group of all keys.
+
+        Raises:
+            LedgerError: the chain is damaged, a replaced writer wrote to it (`LedgerState.apply`), or the ledger's
+                database does not answer.
+            KeysUnavailable: the keys' database does not answer.
+        """
+        balance, usages = read(ledger), {} if store is None else store.usages()
+        charged = {subject: usage.charged for subject, usage in usages.items()}
+        return cls(
+            tokens=sum(balance.charged.values()),
+            parts=frozenset(event.parts for event in balance.charged),  # type: ignore[attr-defined]
+            epsilon=statement(balance).epsilon_bound,
+            promised=balance.terms.epsilon,
+            by_key={name: charged.get(key_subject(key), 0) for name, key in (keys or {}).items()},
+            group=None if group is None else charged.get(group_subject(group), 0),
+        )

@@ -1,0 +1,134 @@
+"""Claim: the fault checker finds each planted fault, and accepts what the stated margin explains."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cluster.charges import Charges
+from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
+from tests.cluster.invariants import (
+    IN_FLIGHT,
+    OPEN_LEASES,
+    Margin,
+    batch_violations,
+    charge_violations,
+    text_violations,
+)
+from tests.counting import counted, counted_text
+
+NOTHING = Charges(0)
+
+
+def heard(start: int, tokens: int, wanted: int = 24, *, key: str = "ada") -> Transcript:
+    """Returns the transcript of a correct stream with one chunk for each token; a short one broke."""
+    chunks = [Chunk(counted_text([number]), place) for place, number in enumerate(counted(start, tokens), start=1)]
+    return Transcript(start, wanted, tuple(chunks), "length" if tokens == wanted else None, key=key)
+
+
+def with_words(transcript: Transcript, words: list[int]) -> Transcript:
+    """Returns the transcript with another text, which the server counts as before."""
+    return replace(transcript, chunks=(Chunk(counted_text(words), transcript.tokens),))
+
+
+def batch(answers: int = 4, wanted: int = 8) -> BatchTranscript:
+    starts = {f"line-{number}": 100 * number for number in range(answers)}
+    texts = [BatchAnswer(id_, counted_text(counted(start, wanted)), wanted) for id_, start in starts.items()]
+    return BatchTranscript(starts, wanted, "completed", texts, answers * wanted, "carl")
+
+
+def test_correct_answers_have_no_violation() -> None:
+    streams = [heard(start, 24) for start in (0, 97, 990)]
+    assert text_violations([*streams, heard(5, 7), heard(5, 0)]) == []
+    assert batch_violations([batch()]) == []
+    charges = Charges(72 + 32, frozenset({2}), by_key={"ada": 72, "carl": 32}, group=104)
+    assert charge_violations(NOTHING, charges, streams, [batch()], parts=[2]) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([1, 2, 4, 5], "skips to 4 at token 3, where 3 follows"),
+        ([1, 2, 2, 3], "repeats 2 at token 3, where 3 follows"),
+        ([1, 2, 3, 1, 2, 3], "repeats 1 at token 4"),
+        ([1, 2, 3], "had 3 tokens when the server counted 4"),
+        ([1, 2, 3], "ended after 3 tokens of 4 wanted"),
+        ([1, 2, 3, 4, 5], "has 5 tokens of 4 wanted"),
+        ([1, 98, 3, 4], "skips to 98"),
+    ],
+)
+def test_lost_and_repeated_text_is_found(words: list[int], found: str) -> None:
+    violations = text_violations([with_words(heard(0, 4, 4), words)])
+    assert any(found in violation for violation in violations), violations
+
+
+def test_a_token_without_a_charge_and_a_double_charge_are_found() -> None:
+    streams = [heard(0, 24), heard(97, 24)]
+    assert "charged 47 tokens, and clients received 48" in charge_violations(NOTHING, Charges(47), streams)[0]
+    assert "charged 49 tokens for 48 received" in charge_violations(NOTHING, Charges(49), streams)[0]
+    assert charge_violations(Charges(500), Charges(548), streams) == []
+
+
+def test_the_margin_is_what_the_faults_explain_and_no_token_more() -> None:
+    streams, lines = [heard(0, 24), heard(97, 4)], [batch()]
+    received, missing, answers = 28 + 32, 20, 2 + 4
+    for margin, most in (
+        (Margin(), missing),
+        (Margin(lost_leases=1, lease_tokens=16), missing + OPEN_LEASES * 16),
+        (Margin(kills=2), missing + 2 * IN_FLIGHT * answers),
+        (Margin(abandoned=1), missing + 48 + 32),
+        (Margin(lines_again=2), missing + 2 * 32),
+    ):
+        assert charge_violations(NOTHING, Charges(received + most), streams, lines, margin) == []
+        (found,) = charge_violations(NOTHING, Charges(received + most + 1), streams, lines, margin)
+        assert f"with a margin of {most}" in found
+
+
+@pytest.mark.parametrize(
+    ("spent", "found"),
+    [
+        (27, "the key ada charged 27 tokens, and clients received 28"),
+        (49, "the key ada charged 49 tokens for 28 received, with a margin of 20"),
+    ],
+)
+def test_a_key_that_pays_too_little_or_too_much_is_found(spent: int, found: str) -> None:
+    streams = [heard(0, 24), heard(97, 4), heard(3, 24, key="bob")]
+    by_key = {"ada": spent, "bob": 24}
+    violations = charge_violations(NOTHING, Charges(52, by_key=by_key, group=spent + 24), streams)
+    assert violations == [found]
+
+
+def test_a_group_that_differs_from_its_keys_is_found() -> None:
+    charges = Charges(24, by_key={"ada": 24, "bob": 0}, group=25)
+    assert charge_violations(NOTHING, charges, [heard(0, 24)]) == ["the group has 25 tokens, and its keys 24"]
+
+
+def test_a_line_that_was_answered_twice_lost_or_wrong_is_found() -> None:
+    correct = batch()
+    first, *rest = correct.answers
+    for answers, found in (
+        ([first, first, *rest], "line-0 has 2 answers"),
+        (rest, "line-0 has 0 answers"),
+        ([*correct.answers, BatchAnswer("line-9", " 1")], "line-9 was answered and not asked"),
+        ([BatchAnswer("line-0", None, error="interrupted"), *rest], "line-0 failed: interrupted"),
+        ([replace(first, text=counted_text(counted(1, 8))), *rest], "the answer to 0 skips to 2"),
+        ([replace(first, usage=9), *rest], "had 8 tokens when the server counted 9"),
+    ):
+        violations = batch_violations([replace(correct, answers=answers)])
+        assert any(found in violation for violation in violations), violations
+    assert batch_violations([replace(correct, status="expired")]) == ["a batch ended as expired"]
+    assert batch_violations([replace(correct, usage=33)]) == ["a batch has 32 tokens, and the server counts 33"]
+
+
+def test_a_batch_that_was_resumed_twice_is_found_by_its_charge() -> None:
+    lines = batch()
+    (found, key) = charge_violations(NOTHING, Charges(64, by_key={"carl": 64}), [], [lines])
+    assert "the ledger charged 64 tokens for 32 received" in found
+    assert "the key carl charged 64 tokens for 32 received" in key
+    assert charge_violations(NOTHING, Charges(64, by_key={"carl": 64}), [], [lines], Margin(lines_again=1)) == []
+
+
+def test_tokens_beyond_the_budget_or_from_unknown_parts_are_found() -> None:
+    beyond = charge_violations(NOTHING, Charges(24, epsilon=8.1, promised=8.0), [heard(0, 24)])
+    assert beyond == ["tokens left after the budget's end: epsilon is 8.1 of 8.0"]
+    foreign = charge_violations(NOTHING, Charges(24, frozenset({4})), [heard(0, 24)], parts=[2])
+    assert foreign == ["tokens were drawn from [4] parts, of [2]"]

@@ -1,0 +1,246 @@
+"""Claim: the fault checker finds faults that are put into the real actors of a small service.
+
+Each service has real shards, a real ledger, real keys and batches, and one method that is wrong on purpose.
+"""
+
+import asyncio
+import json
+import pickle
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from services.batches import actor as batches_actor
+from services.batches import store as batches_store
+from services.batches.actor import Batches
+from services.batches.records import BatchRequest
+from services.batches.settings import BatchSettings
+from services.budget import actor as budget
+from services.budget.client import Reservation
+from services.budget.privacy_budget import PrivacyBudget
+from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
+from services.coordinator.messages import Delta, Generation
+from services.coordinator.sequence import Sequence as Live
+from services.database.service import ServiceDatabase
+from services.ensembles.records import Ensemble
+from services.fleet.fleet import FleetActor, FleetSettings
+from services.keys import actor as keys
+from services.keys.store import KeyStore
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.requests.coordinator_client import CoordinatorClient
+from services.requests.settings import RequestSettings
+from tests.cluster.charges import Charges
+from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
+from tests.cluster.invariants import batch_violations, charge_violations, text_violations
+from tests.counting import write_counting_model
+from tests.ensembles import write_adapters
+from tests.services.fleet.plans import SETTINGS, plans
+
+NAMESPACE = "planted"
+TOKENS, STREAMS, LINES = 20, 3, 3
+PATIENCE_S = 120.0
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class ChargesTwice(Coordinator):
+    """Charges every released token twice."""
+
+    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
+        await super()._advance(batch, reserved)
+        released = reserved.released
+        async with self._budget.reserve(self._protocol.event, released, parts=self._protocol.parts) as again:
+            again.release(released)
+
+
+class ChargesNothing(Coordinator):
+    """Returns every released token to the budget."""
+
+    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
+        await super()._advance(batch, reserved)
+        reserved.released = 0
+
+
+class _ChangesText(Coordinator):
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        super().__init__(settings)
+        self._numbers = count(1)
+
+    def _accept(self, live: Live, token: int) -> Delta:
+        delta = super()._accept(live, token)
+        return delta if next(self._numbers) % 10 else replace(delta, text=self.changed(delta.text))
+
+    @staticmethod
+    def changed(text: str) -> str:
+        return text
+
+
+class LosesText(_ChangesText):
+    """Loses the text of every tenth token."""
+
+    @staticmethod
+    def changed(text: str) -> str:
+        return ""
+
+
+class RepeatsText(_ChangesText):
+    """Sends the text of every tenth token twice."""
+
+    @staticmethod
+    def changed(text: str) -> str:
+        return 2 * text
+
+
+FAULTY = {class_.__name__: class_ for class_ in (ChargesTwice, ChargesNothing, LosesText, RepeatsText)}
+CORRECT = "Coordinator"
+
+
+@dataclass(frozen=True)
+class Service:
+    model: Path
+    ledger: Path
+    keys: Path
+
+    async def charges_at_rest(self) -> Charges:
+        before = None
+        while before != (now := Charges.of(self.ledger)):
+            before = now
+            await asyncio.sleep(2)
+        return now
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("planted")
+    place = Service(write_counting_model(folder / "model"), folder / "ledger.db", folder / "keys.db")
+    adapters = write_adapters(folder / "parts", ["part-000"], place.model)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    try:
+        coordinators = (CORRECT, *FAULTY)
+        plan = plans(place.model, adapters)
+        fleet = FleetActor.options(name="fleet").remote(FleetSettings(NAMESPACE, plan, SETTINGS, None, coordinators), 1)
+        ray.get(fleet.start.remote())
+        terms = PrivacyBudget(ensemble="e", epsilon=1000.0, delta=1e-5, order=4.0, adjacency="user")
+        budget.start(str(place.ledger), terms, namespace=NAMESPACE, lifetime="detached")
+        keys.start(str(place.keys), namespace=NAMESPACE, lifetime="detached")
+        settings = CoordinatorSettings(place.model, NAMESPACE, budget.NAME, lease_tokens=4)
+        actors = {name: ray.remote(max_concurrency=64)(class_) for name, class_ in FAULTY.items()}
+        for name, class_ in {CORRECT: CoordinatorActor, **actors}.items():
+            started = class_.options(name=name, num_cpus=0, lifetime="detached").remote(settings)
+            ray.get(started.health.remote())
+        yield place
+    finally:
+        ray.shutdown()
+
+
+@asynccontextmanager
+async def connected(coordinator: str) -> AsyncIterator[CoordinatorClient]:
+    client = CoordinatorClient(NAMESPACE, (coordinator,), stall_timeout_s=PATIENCE_S, recovery_s=PATIENCE_S)
+    async with client.running(), asyncio.timeout(PATIENCE_S):
+        while not client.connected:
+            await asyncio.sleep(0.1)
+        yield client
+
+
+async def heard(client: CoordinatorClient, start: int) -> Transcript:
+    """Returns the transcript of one generation, with the coordinator's count of tokens in each chunk."""
+    generation = Generation(f"{start:032d}", (start,), SamplingOptions(), TOKENS)
+    deltas: list[Delta] = []
+    async with client.submit([generation]) as queue:
+        while not queue.drained:
+            deltas += await queue.take()
+    chunks = (Chunk(delta.text, sum(each.tokens for each in deltas[:at])) for at, delta in enumerate(deltas, start=1))
+    return Transcript(start, TOKENS, tuple(chunks), deltas[-1].finish_reason)
+
+
+async def violations(service: Service, coordinator: str) -> list[str]:
+    """Returns what the checker says about streams of this coordinator."""
+    before = await service.charges_at_rest()
+    async with connected(coordinator) as client:
+        streams = await asyncio.gather(*(heard(client, 100 * number) for number in range(STREAMS)))
+    after = await service.charges_at_rest()
+    return [*text_violations(streams), *charge_violations(before, after, streams)]
+
+
+async def test_a_correct_coordinator_has_no_violation(service: Service) -> None:
+    assert await violations(service, CORRECT) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (ChargesTwice, f"the ledger charged {2 * STREAMS * TOKENS} tokens for {STREAMS * TOKENS} received"),
+        (ChargesNothing, f"the ledger charged 0 tokens, and clients received {STREAMS * TOKENS}"),
+        (LosesText, "skips to"),
+        (RepeatsText, "repeats"),
+    ],
+)
+async def test_a_faulty_coordinator_is_found(service: Service, fault: type[Coordinator], found: str) -> None:
+    reported = await violations(service, fault.__name__)
+    assert any(found in violation for violation in reported), reported
+
+
+def batches_of(service: Service, holder: str) -> Batches:
+    """Returns a batches actor in this process, whose route serves."""
+    ensemble = Ensemble(
+        names=("privmix",), namespace=NAMESPACE, model=service.model, context_length=512, coordinators=(CORRECT,)
+    )
+    requests = RequestSettings(namespace=NAMESPACE, ensembles=(ensemble,), keys_actor=keys.NAME)
+    batches = Batches(str(service.keys), BatchSettings(), pickle.dumps(requests), capacity=2 * LINES, holder=holder)
+    batches._route_serves.set()
+    return batches
+
+
+async def batch_charged(service: Service, runners: Sequence[Batches], owner: str) -> tuple[BatchTranscript, list[str]]:
+    """Runs a batch with several batches actors. Returns its transcript and the violations of its charge."""
+    before = await service.charges_at_rest()
+    starts = {f"line-{number}": 100 * number for number in range(LINES)}
+    lines = "\n".join(json.dumps(line(id_, start)) for id_, start in starts.items())
+    first = runners[0]
+    file = await first.upload(owner, "in.jsonl", lines.encode(), None)
+    request = BatchRequest(endpoint="/v1/completions", input_file_id=file.id, completion_window="24h", window_s=86_400)
+    batch = await first.create(owner, request)
+    deadline = time.monotonic() + PATIENCE_S
+    while (batch := await first.batch(owner, batch.id)).status != "completed" and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    content = await first.content(owner, batch.output_file_id or "")
+    bodies = {answer["custom_id"]: answer["response"]["body"] for answer in map(json.loads, content.splitlines())}
+    answers = [
+        BatchAnswer(id_, body["choices"][0]["text"], body["usage"]["completion_tokens"]) for id_, body in bodies.items()
+    ]
+    usage = batch.usage.output_tokens if batch.usage else None
+    transcript = BatchTranscript(starts, TOKENS, batch.status, answers, usage)
+    after = await service.charges_at_rest()
+    return transcript, charge_violations(before, after, [], [transcript])
+
+
+def line(custom_id: str, start: int) -> dict[str, Any]:
+    body = {"model": "privmix", "prompt": str(start), "max_tokens": TOKENS}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+async def test_a_batch_that_two_deployments_resume_is_found(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runners take the lines of one batch, because the check of the lease is broken."""
+    monkeypatch.setattr(batches_actor, "LEASE_RENEWAL_S", 0.1)
+    key, _ = KeyStore(ServiceDatabase(service.keys)).create("carl")
+    one = batches_of(service, "one")
+    transcript, correct = await batch_charged(service, [one], key.id)
+    assert [*batch_violations([transcript]), *correct] == []
+    monkeypatch.setattr(batches_store, "_check_lease", lambda connection, holder: None)
+    monkeypatch.setattr(batches_store.BatchStore, "take_lease", lambda self, holder, seconds: True)
+    two = batches_of(service, "two")
+    await two._loaded_runner()
+    _, reported = await batch_charged(service, [one, two], key.id)
+    assert any("the ledger charged" in violation for violation in reported), reported
