@@ -13,12 +13,16 @@ from ray.exceptions import RayError
 
 from services import tracing
 from services.budget.accounts import Grains
-from services.budget.errors import LeaseRefused, LedgerError
+from services.budget.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from services.budget.ledger import Grant
 from services.privacy.events import Event
 
 STEPS_AHEAD = 2
 """The number of steps that a lease covers at least, and how many steps ahead the next lease is requested."""
+
+SETTLE_S = 60.0
+"""How long a settlement is repeated while the database does not answer. Below `coordinator.recovery_s`."""
+RETRY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -275,13 +279,23 @@ class BudgetClient:
         closing.add_done_callback(self._closing.discard)
 
     async def _settle(self, lease: _Lease) -> None:
+        """Settles a lease once nothing is reserved from it. A database that is away may return within `SETTLE_S`."""
         if lease.reserved:
             await lease.unreserved.wait()
-        try:
-            charges = lease.charges or (0,) * len(lease.allowances)
-            await self._budget.settle.remote(lease.name, lease.released, charges)
-        except (LedgerError, LeaseRefused, RayError) as error:
-            _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
+        charges = lease.charges or (0,) * len(lease.allowances)
+        deadline = asyncio.get_running_loop().time() + SETTLE_S
+        while True:
+            try:
+                await self._budget.settle.remote(lease.name, lease.released, charges)
+                return
+            except (LedgerError, LeaseRefused, RayError) as error:
+                if (
+                    not isinstance(error, LedgerUnavailable | LedgerMissing)
+                    or asyncio.get_running_loop().time() > deadline
+                ):
+                    _log.warning("lease %s stays charged, with %d unused tokens: %s", lease.name, lease.left, error)
+                    return
+            await asyncio.sleep(RETRY_S)
 
     async def _is_open(self) -> bool:
         """Returns whether budget may be left. A client whose charge was cut short stays closed."""

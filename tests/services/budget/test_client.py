@@ -189,6 +189,23 @@ def test_leases_of_a_lost_client_stay_charged(allowance: Allowance) -> None:
     assert run(drain(BudgetClient(allowance.actor, 100), lambda: 1)) == ALLOWANCE - 100
 
 
+def test_a_lease_is_settled_when_a_lost_database_is_back(allowance: Allowance) -> None:
+    """The settlement was given up, so each outage left up to three leases of each coordinator charged."""
+
+    async def spend() -> None:
+        client = BudgetClient(allowance.actor, 100)
+        assert await take(client, COARSE, 7) == 7
+        away = allowance.path.rename(allowance.path.with_suffix(".away"))
+        settling = asyncio.create_task(client.settle())
+        await asyncio.sleep(1)
+        assert not settling.done()
+        away.rename(allowance.path)
+        await settling
+
+    run(spend())
+    assert allowance.charged() == {COARSE: 7}
+
+
 def test_a_failed_ledger_raises_in_every_reservation(allowance: Allowance, roomy: PrivacyBudget) -> None:
     async def spend() -> None:
         client = BudgetClient(allowance.actor, 20)
