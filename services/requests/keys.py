@@ -41,6 +41,8 @@ CONFIGURED = "configured:"
 ANSWER_S = 15.0
 """The time for an answer of the keys actor, which itself gives its database less."""
 
+RETRY_S = 1.0
+
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
 
@@ -177,9 +179,18 @@ class KeyService:
         return None
 
     async def settle(self, id_: str, used: int | None) -> None:
-        """See `Keys.settle`. If the actor does not answer, the tokens stay charged, which is safe."""
-        with suppress(ApiError):
-            await self.ask("settle", id_, used)
+        """See `Keys.settle`. Repeats the call until the actor answers.
+
+        Nothing else settles a request of a gateway that is alive, so its tokens and its places would be held for ever.
+        """
+        while True:
+            try:
+                await self.ask("settle", id_, used)
+                return
+            except ApiError as error:
+                if error.status < 500:
+                    return
+            await asyncio.sleep(RETRY_S)
 
     async def heartbeat(self, update: TrafficUpdate) -> None:
         """See `Keys.heartbeat`."""

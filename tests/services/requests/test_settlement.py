@@ -1,0 +1,62 @@
+"""Claim: a request that ends while the keys actor is away is settled when the actor is back."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from services.database.service import ServiceDatabase
+from services.keys import actor
+from services.keys.messages import AdmissionLimits, Identity
+from services.keys.records import Share, Usage
+from services.keys.store import KeyStore
+from services.keys.subjects import subjects_of
+from services.requests import keys as requests_keys
+from services.requests.keys import KeyService
+
+NAMESPACE = "settlement"
+LIMITS = AdmissionLimits("privmix", 1, max_waiting=1)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+async def test_an_absent_actor_settles_a_request_when_it_is_back(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settlement was given up, so a share lost the tokens, and the queue a place, until the gateway ended."""
+    monkeypatch.setattr(requests_keys, "RETRY_S", 0.1)
+    place = str(tmp_path / "keys.db")
+    store = KeyStore(ServiceDatabase(place))
+    key, _ = store.create("ada", share=Share(tokens=100))
+    identity = Identity(key.id, key.name, key.scopes, subjects_of(key))
+    service = KeyService([], NAMESPACE, actor.NAME)
+    first = actor.start(place, namespace=NAMESPACE)
+    await service.admit("request", identity, LIMITS, 10, 1)
+    ray.kill(first)
+    settling = asyncio.create_task(service.settle("request", 4))
+    await asyncio.sleep(1)
+    assert not settling.done()
+    assert store.account("ada").usage.held == 10
+    again = actor.start(place, namespace=NAMESPACE)
+    async with asyncio.timeout(60):
+        await settling
+    assert store.account("ada").usage == Usage(spent=4, spent_today=4)
+    await service.admit("next", identity, LIMITS, 96, 1)
+    await service.settle("next", 96)
+    ray.kill(again)
