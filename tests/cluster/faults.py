@@ -20,7 +20,8 @@ LONG_S = 12.0
 """A duration after which Ray has given up a node (`tests.nodes.ENVIRONMENT`)."""
 HANG_S = 25.0
 """Longer than the gateways wait for the keys' database."""
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
+"""A limit for hung runs. Answers are expected within a minute on an idle machine."""
 PROBE_TOKENS = 64
 PROBE_S = 20.0
 """A probe of a service that may not answer. It asks for more tokens than the leases of all coordinators hold."""

@@ -12,6 +12,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from services.keys.actor import HEARTBEAT_TIMEOUT_S
 from tests import nodes, postgresql
 from tests.cluster.clients import BatchClient, Clients, Transcript
 from tests.cluster.faults import FAULTS, PATIENCE_S, Fault, Schedule
@@ -33,6 +35,7 @@ from tests.ensembles import write_ensemble
 ANSWERED_S = 60.0
 ANSWERED_SHARE = 0.95
 """The share of schedules after which the service answers within `ANSWERED_S`."""
+HELD_S = HEARTBEAT_TIMEOUT_S + 60.0
 STREAM_TOKENS = 24
 LINE_TOKENS = 8
 
@@ -71,6 +74,7 @@ class Checker:
     rounds: list[Round] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Creates the clients. One key runs batches, the others stream."""
         secrets = dict(self.service.secrets)
         self.batches = BatchClient(self.service.base_url, BATCH_KEY, secrets.pop(BATCH_KEY))
         self.clients = Clients(self.service.base_url, secrets)
@@ -104,6 +108,15 @@ class Checker:
         self.rounds.append(Round(seconds, () if may_break else tuple(heard), violations))
         return self.rounds[-1]
 
+    def left_held(self) -> list[str]:
+        """Describes shares that still hold tokens of requests, after the service has noticed every lost gateway."""
+        deadline = time.monotonic() + HELD_S
+        while held := self.service.held_by_requests():
+            if time.monotonic() > deadline:
+                return [f"{held} tokens of shares are held {HELD_S:g} s after the last request"]
+            time.sleep(1)
+        return []
+
 
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
@@ -127,6 +140,7 @@ def test_nothing_is_lost_on_random_schedules(checker: Checker) -> None:
         found = checker.run(schedule)
         assert not found.violations
         assert not found.broken
+    assert not checker.left_held()
 
 
 @contextmanager
@@ -180,7 +194,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file too")
     chosen = parser.parse_args()
     failures: list[str] = []
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     with tempfile.TemporaryDirectory() as name, checking(Path(name)) as checker, Progress(console=console) as progress:
         task = progress.add_task("schedules", total=chosen.schedules)
         for number in range(chosen.schedules):
@@ -198,6 +212,7 @@ def main() -> None:
             for violation in failures_of(schedule, found):
                 progress.console.print(f"    [red]{violation}[/red]")
             progress.advance(task)
+        failures += checker.left_held()
         report = report_of(checker, failures, chosen.schedules)
     text = json.dumps(report, indent=2)
     print(text)
