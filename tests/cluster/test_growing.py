@@ -17,7 +17,7 @@ from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running, settled
 
 PARTS_PER_SHARD = 8
-PACE_S = 0.1
+PACE_S = 0.25
 """Streams must outlast the start of new shards."""
 STEPS = (4, 2)
 """The numbers of shards over time, after the initial two."""
