@@ -36,6 +36,7 @@ from services.keys.store import KeyStore
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.settings import RequestSettings
+from services.structure.matcher import Position
 from tests.cluster.charges import Charges
 from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcript
 from tests.cluster.invariants import batch_violations, charge_violations, text_violations
@@ -73,8 +74,8 @@ class _ChangesText(Coordinator):
         super().__init__(settings)
         self._numbers = count(1)
 
-    def _accept(self, live: Live, token: int) -> Delta:
-        delta = super()._accept(live, token)
+    def _accept(self, live: Live, token: int, position: Position | None) -> Delta:
+        delta = super()._accept(live, token, position)
         return delta if next(self._numbers) % 10 else replace(delta, text=self.changed(delta.text))
 
     @staticmethod
