@@ -282,24 +282,29 @@ def _accumulate_gradient(
             logits = model(input_ids=inputs[chunk].to(device), past_key_values=reader, use_cache=False).logits
         targets = torch.full_like(labels[chunk], IGNORED)
         targets[:, :-1] = labels[chunk, 1:]
-        logits.backward(_loss_gradient(logits.detach(), targets.to(device), max(count, 1)))
+        logits.backward(loss_gradient(logits.detach(), targets.to(device), torch.tensor(1 / max(count, 1))))
         weights.collect_gradient()
 
 
-def _loss_gradient(logits: Tensor, targets: Tensor, count: int) -> Tensor:
-    """Returns the gradient of cross entropy, divided by `count`, for logits [B, T, V].
+def loss_gradient(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Returns the gradient of a weighted sum of cross entropies, [B, T, V], for logits [B, T, V].
 
     The loss itself is not needed. A few rows at a time stay in the processor's cache; autograd would read and write
     matrices of float32 [B T, V] several times.
+
+    Args:
+        targets: int64 [B, T]. Positions with the target `IGNORED` do not count.
+        weights: the weight of each position, broadcast to [B, T].
     """
     gradient = torch.empty_like(logits)
-    blocks = (torch.split(values.flatten(0, 1), _ROWS_AT_ONCE) for values in (logits, gradient, targets))
-    for rows, result, wanted in zip(*blocks, strict=True):
+    read = targets != IGNORED
+    weights = torch.where(read, weights, 0.0).float()
+    wanted = targets.where(read, 0)
+    blocks = (torch.split(values.flatten(0, 1), _ROWS_AT_ONCE) for values in (logits, gradient, wanted, weights))
+    for rows, result, own, share in zip(*blocks, strict=True):
         chances = torch.softmax(rows, dim=-1, dtype=torch.float32)
-        read = wanted != IGNORED
-        chances[torch.arange(len(wanted), device=wanted.device), wanted.where(read, 0)] -= 1
-        torch.mul(chances, read[:, None] / count, out=chances)
-        result.copy_(chances)
+        chances[torch.arange(len(own), device=own.device), own] -= 1
+        result.copy_(chances.mul_(share[:, None]))
     return gradient
 
 

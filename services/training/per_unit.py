@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 from transformers import get_linear_schedule_with_warmup
 
 from services.errors import InputError
 from services.privacy.sampling.randomness import normal, poisson_subsample
-from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, with_lora
+from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, loss_gradient, with_lora
 from services.training.options import Matrices, TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
 
@@ -150,10 +150,7 @@ class UnitGradients:
             for layer in self._layers:
                 layer.owners = owners
             logits = self._model(input_ids=inputs, use_cache=False).logits[:, :-1]
-            losses = cross_entropy(
-                logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            torch.autograd.backward((losses.view(targets.shape).sum(dim=1) * shares).sum())
+            logits.backward(loss_gradient(logits.detach(), targets, shares[:, None]))
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad for own in copies]
         return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
