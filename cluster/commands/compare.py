@@ -61,6 +61,14 @@ def compare(
             f"{_QUICK_TOKENS} tokens in a run, {_QUICK_DRAWN} parts scored at a position, no sweeps.",
         ),
     ] = False,
+    on_base: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Also train the largest ensemble on a private base, which DP-SGD trains with this share of each "
+            "epsilon. The rest pays for the tokens.",
+        ),
+    ] = None,
     epsilon: EpsilonsOption = list(_DEFAULTS.epsilons),  # noqa: B006
     delta: DeltaOption = _DEFAULTS.delta,
     tokens: TokensOption = list(_DEFAULTS.tokens),  # noqa: B006
@@ -86,6 +94,7 @@ def compare(
         model=model,
         attention=TrainingOptions.checked(attention=attention or ("text" if quick else "public")).attention,
         references=not quick,
+        on_base=on_base,
         resources=Resources.checked(cpus=cpus),
         options=EvaluationOptions.checked(
             epsilons=epsilon,

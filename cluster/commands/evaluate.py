@@ -24,11 +24,12 @@ from cluster.options import (
     UserFieldOption,
 )
 from services.laboratory.evaluation.ensembles import Ensembles
+from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.evaluate import EvaluationOptions
 from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
 from services.laboratory.evaluation.methods import QUANTITIES
 from services.laboratory.evaluation.report import record, write_report
-from services.laboratory.evaluation.results import Evaluation, Result
+from services.laboratory.evaluation.results import Evaluation, Result, Table
 from services.privacy import accounting
 from services.training.corpus import Corpus
 
@@ -118,16 +119,36 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
         for result in table.results:
             rich_table.add_row(*_cells(result))
         shown.print(rich_table)
+        shown.print(_gains(table))
     print(f"{written[0]}: the report, in {seconds:.0f} s, with {', '.join(path.name for path in written[1:])}")
+
+
+def _gains(table: Table) -> RichTable:
+    """Returns the gains over the public model by the number of tokens before a position."""
+    ranges = {(gain.first, gain.last): gain.positions for result in table.results for gain in result.gains}
+    columns = (f"{first} to {last}, {positions} tokens" for (first, last), positions in ranges.items())
+    shown = RichTable("nats a token, by context", *columns)
+    for result in table.results:
+        if result.problem is None and result.protocol != "public":
+            gains = {(gain.first, gain.last): gain.gain for gain in result.gains}
+            shown.add_row(
+                result.name, *("-" if (own := gains.get(each)) is None else _interval(own) for each in ranges)
+            )
+    return shown
+
+
+def _interval(value: Estimate) -> str:
+    ends = "" if value.low is None or value.high is None else f" ({value.low:.3f} to {value.high:.3f})"
+    return f"{value.mean:.3f}{ends}"
 
 
 def _cells(result: Result) -> tuple[str, ...]:
     if result.problem is not None or result.perplexity is None:
-        return result.label, str(result.parts), "-", "not at this budget", "", "", "", ""
+        return result.name, str(result.parts), "-", "not at this budget", "", "", "", ""
     low, high = result.perplexity.low, result.perplexity.high
     measured = result.reached.measured
     return (
-        result.label,
+        result.name,
         str(result.parts),
         result.status,
         f"{result.perplexity.mean:.2f}",

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from services.engine.engine import AdapterFiles
@@ -14,7 +14,7 @@ from services.laboratory.evaluation.trial import Outcome
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Outcomes:
 
     def get(self, planned: Planned, run: int) -> Outcome | None:
         try:
-            return Outcome(**json.loads(self._path(planned, run).read_bytes()))
+            stored = Outcome(**json.loads(self._path(planned, run).read_bytes()))
+            return replace(stored, contexts=tuple((count, loss) for count, loss in stored.contexts))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -68,6 +69,7 @@ class Outcomes:
         content = [
             _FORMAT,
             planned.case.settings.model_dump(mode="json"),
+            [event.to_json() for event in planned.case.settings.spent_before],
             [path.name for path in (planned.files.public, *planned.files.models)],
             hashlib.sha256(self._text.runs[run].tobytes()).hexdigest(),
         ]

@@ -14,14 +14,7 @@ from services.progress import Display
 from services.ray_session import connected
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
-from services.training.options import (
-    DP_SGD_TRAINING,
-    PLAIN_TARGETS,
-    Attention,
-    DpSgdOptions,
-    Resources,
-    TrainingOptions,
-)
+from services.training.options import PLAIN_TARGETS, Attention, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import run_trainings
 from services.training.split import split
 
@@ -35,8 +28,6 @@ _TRAINING: Mapping[Attention, TrainingOptions] = {
     "own": _PLAIN,
     "text": TrainingOptions(attention="text"),
 }
-_DP_SGD_BLOCKS = 1
-"""Blocks of `_READERS.block` tokens of each user, for the same reason. The default of `privmix train` is more."""
 
 
 def compare(
@@ -49,6 +40,7 @@ def compare(
     model: str | None = None,
     attention: Attention = "public",
     references: bool = True,
+    on_base: float | None = None,
     resources: Resources | None = None,
     options: EvaluationOptions | None = None,
     display: Callable[[], Display] = Display,
@@ -60,7 +52,9 @@ def compare(
         held_out, user_limit: see `split`.
         attention: what a part is. With "text", only the references are trained.
         references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
-            epsilon.
+            epsilon, by the default recipe of `privmix train --dp-sgd`.
+        on_base: also train the largest ensemble on a private base, for each epsilon: DP-SGD by user with this share of
+            it. None trains no base.
         display: creates the display of one step.
 
     Raises:
@@ -69,6 +63,8 @@ def compare(
     """
     if min(parts, default=0) < 2:
         raise InputError("parts: give numbers of at least 2; the model of the whole corpus is trained anyway")
+    if on_base is not None and not 0 < on_base < 1:
+        raise InputError(f"on-base: must lie between 0 and 1, not {on_base:g}")
     texts, ensembles = output / "corpus", output / "ensembles"
     train_file, held_out_file = texts / "train.jsonl", texts / "heldout.jsonl"
     split(
@@ -84,16 +80,14 @@ def compare(
     sizes = {count: ensembles / (f"{count}" if attention == "public" else f"{attention}-{count}") for count in parts}
     finetuned = ensembles / "1" if references else None
     private = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in options.epsilons} if references else {}
+    below = [] if on_base is None else [on_base * epsilon for epsilon in options.epsilons]
+    bases = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in below}
     with connected():
         plans = [
             dp_sgd.plan(
-                Corpus(train_file),
-                directory,
-                private=DpSgdOptions(epsilon=epsilon, delta=options.delta, blocks=_DP_SGD_BLOCKS),
-                model=model,
-                options=DP_SGD_TRAINING.model_copy(update={"block": _READERS.block}),
+                Corpus(train_file), directory, private=DpSgdOptions(epsilon=epsilon, delta=options.delta), model=model
             )
-            for epsilon, directory in private.items()
+            for epsilon, directory in (private | bases).items()
         ]
         # Train the adapters with the most text first, so that no machine waits for them at the end.
         if finetuned is not None:
@@ -110,5 +104,14 @@ def compare(
             for count, directory in sorted(sizes.items())
         ]
         run_trainings(plans, resources or Resources(), display())
-        loaded = Ensembles.load(list(sizes.values()), finetuned, list(private.values()))
+        above = {directory: ensembles / f"{largest}-on-{directory.name}" for directory in bases.values()}
+        run_trainings(
+            [
+                train.plan(Corpus(train_file), directory, parts=largest, model=str(base), options=_TRAINING[attention])
+                for base, directory in above.items()
+            ],
+            resources or Resources(),
+            display(),
+        )
+        loaded = Ensembles.load([*sizes.values(), *above.values()], finetuned, list(private.values()))
         return evaluate(Corpus(held_out_file), output, loaded, options, display())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -9,6 +10,7 @@ from services.engine.engine import AdapterFiles
 from services.errors import InputError
 from services.training import public_model
 from services.training.manifest import FILE, Adapter, Manifest, PrivateTraining
+from services.training.private_base import is_trained
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ class Ensemble:
     @property
     def parts(self) -> int:
         return len(self.manifest.parts)
+
+    @cached_property
+    def base(self) -> Path:
+        """The directory of its base model. Raises PublicModelError if it is missing."""
+        return public_model.resolve(self.manifest.base_model)
+
+    @property
+    def base_training(self) -> PrivateTraining | None:
+        """The training of its private base; None on a public model."""
+        return None if self.manifest.private_base is None else self.manifest.private_base.training
+
+    @property
+    def public_revision(self) -> str:
+        """The revision of the public model, also of the one under a private base."""
+        based = self.manifest.private_base
+        return self.manifest.base_revision if based is None else based.origin
 
     @property
     def halves(self) -> tuple[Adapter, ...]:
@@ -47,11 +65,11 @@ class Ensembles:
     """Holds the ensembles to compare.
 
     Attributes:
-        main: the ensemble of the table: the first one with the most parts.
-        others: ensembles of other sizes, for the figure over parts.
+        main: the ensemble of the table: the first one with the most parts, on the public model if any is.
+        others: the other ensembles.
         finetuned: an ensemble of one part.
         dp_sgd: ensembles of one part trained with DP-SGD, by ascending epsilon.
-        base: the directory of their public model.
+        base: the directory of their public model, which private bases were trained from too.
     """
 
     main: Ensemble
@@ -73,20 +91,14 @@ class Ensembles:
         sizes = [Ensemble.load(directory) for directory in directories]
         reference = None if finetuned is None else _single("finetuned", finetuned)
         private = [_single("dp-sgd", directory) for directory in dp_sgd]
-        for ensemble in sizes:
-            if ensemble.manifest.private_base is not None:
-                raise InputError(
-                    f"ensemble {ensemble.directory}: is on a private base, which no table counts as such yet; evaluate "
-                    "ensembles on a public model"
-                )
-        base = public_model.resolve(sizes[0].manifest.base_model)
         by_option = [("ensemble", ensemble) for ensemble in sizes]
         by_option += [("finetuned", reference)] if reference is not None else []
         by_option += [("dp-sgd", ensemble) for ensemble in private]
         for option, ensemble in by_option:
             _check_base(option, ensemble, sizes[0])
-            ensemble.manifest.verify(ensemble.directory, base)
-        main = max(sizes, key=lambda ensemble: ensemble.parts)
+            ensemble.manifest.verify(ensemble.directory, ensemble.base)
+        base = _public_model([ensemble for _, ensemble in by_option])
+        main = max(sizes, key=lambda ensemble: (ensemble.base_training is None, ensemble.parts))
         others = tuple(ensemble for ensemble in sizes if ensemble is not main)
         return cls(main, others, reference, tuple(sorted(private, key=_promised)), base)
 
@@ -94,6 +106,12 @@ class Ensembles:
     def all(self) -> tuple[Ensemble, ...]:
         finetuned = () if self.finetuned is None else (self.finetuned,)
         return (self.main, *self.others, *finetuned, *self.dp_sgd)
+
+    @property
+    def on_bases(self) -> tuple[Ensemble, ...]:
+        """One ensemble on each private base."""
+        based = (ensemble for ensemble in (self.main, *self.others) if ensemble.base_training is not None)
+        return tuple({ensemble.manifest.base_revision: ensemble for ensemble in based}.values())
 
     def dp_sgd_for(self, epsilon: float) -> Ensemble | None:
         """Returns the DP-SGD ensemble with the largest epsilon within the budget, or else the smallest epsilon."""
@@ -123,9 +141,31 @@ def _promised(ensemble: Ensemble) -> float:
     return private_training(ensemble.manifest).epsilon
 
 
+def _public_model(ensembles: Sequence[Ensemble]) -> Path:
+    """Returns the directory of the public model under all of them.
+
+    Raises:
+        InputError: all of them are on private bases, and none says where the public model is.
+    """
+    for ensemble in ensembles:
+        if ensemble.base_training is None:
+            return ensemble.base
+    directories = [ensemble.base.parent for ensemble in ensembles if is_trained(ensemble.base.parent)]
+    for name in (*(Manifest.load(directory).base_model for directory in directories), public_model.DEFAULT):
+        path = public_model.resolve(name)
+        if public_model.revision(path) == ensembles[0].public_revision:
+            return path
+    raise InputError(
+        f"ensemble {ensembles[0].directory}: the public model under its private base is not found; name the DP-SGD "
+        "training of the base too (--dp-sgd)"
+    )
+
+
 def _check_base(option: str, ensemble: Ensemble, first: Ensemble) -> None:
-    for field, label in (("base_revision", "public model"), ("tokenizer", "tokenizer")):
-        actual, expected = getattr(ensemble.manifest, field), getattr(first.manifest, field)
+    for label, actual, expected in (
+        ("public model", ensemble.public_revision, first.public_revision),
+        ("tokenizer", ensemble.manifest.tokenizer, first.manifest.tokenizer),
+    ):
         if actual != expected:
             raise InputError(
                 f"{option} {ensemble.directory}: its {label} ({actual[:12]}) differs from that of {first.directory} "

@@ -40,6 +40,25 @@ class Estimate:
         low, high = (None if end is None else math.exp(end) for end in _around(mean, half))
         return cls(math.exp(mean), low, high, tuple(map(math.exp, logs)))
 
+    @classmethod
+    def of_ratio(cls, sums: Sequence[float], counts: Sequence[int]) -> Self:
+        """Estimates the mean of all values of all runs, from each run's sum and number of values.
+
+        Runs without a value do not count. The interval is that of the ratio of two means, linearised (Cochran 1977,
+        chapter 6).
+
+        Raises:
+            ValueError: no run has a value.
+        """
+        pairs = [(total, count) for total, count in zip(sums, counts, strict=True) if count]
+        if not pairs:
+            raise ValueError("counts: all are 0")
+        all_counts = sum(count for _, count in pairs)
+        mean = sum(total for total, _ in pairs) / all_counts
+        average = all_counts / len(pairs)
+        _, half = _mean([(total - mean * count) / average for total, count in pairs])
+        return cls(mean, *_around(mean, half), tuple(total / count for total, count in pairs))
+
 
 def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean and half the width of its interval."""

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from services.errors import InputError, WorkError
 from services.laboratory.evaluation import methods
 from services.laboratory.evaluation.cases import Case, Planned
-from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
+from services.laboratory.evaluation.ensembles import Ensemble, Ensembles, private_training
 from services.laboratory.evaluation.methods import QUANTITIES, Quantity
 from services.laboratory.evaluation.results import (
     Evaluation,
@@ -33,7 +33,9 @@ from services.laboratory.evaluation.scoring import Precision
 from services.laboratory.evaluation.text import Text, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
 from services.options import Options
+from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS
+from services.privacy.protocols.dp_sgd import DpSgdSettings
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.finetuned import FinetunedSettings
 from services.privacy.protocols.public import PublicSettings
@@ -41,7 +43,10 @@ from services.privacy.settings import Settings
 from services.progress import Display
 from services.training.corpus import Corpus, Document
 from services.training.expectation import TokenBudget
-from services.training.manifest import Adapter
+from services.training.manifest import Adapter, PrivateTraining
+
+_WITHOUT_BASE = (PublicSettings, EnsembleSettings, FinetunedSettings, DpSgdSettings)
+"""Settings that no private base is charged to: they have no budget, or are the base itself."""
 
 
 class EvaluationOptions(Options):
@@ -119,7 +124,7 @@ def evaluate(
         shown.say("reading the held-out text")
         documents = list(held_out)
         text = _text(documents, ensembles, options)
-        revision = ensembles.main.manifest.base_revision
+        revision = ensembles.main.public_revision
         bench = Workbench(ensembles.base, revision, text, output, options.precision, shown)
         comparison = _Comparison(ensembles, options, bench)
         with ExitStack() as cluster:
@@ -156,7 +161,7 @@ class _Comparison:
             parts=main.parts,
             halves=self._halves,
             drawn=self._options.drawn if self._few(main) else None,
-            base_model=main.manifest.base_model,
+            base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
             tables=tuple(Table(budget, tuple(self._table(budget))) for budget in options.budgets),
             sweep_runs=self._sweep_runs,
             sweeps=tuple(self._sweeps()),
@@ -198,7 +203,10 @@ class _Comparison:
         main = self._ensembles.main
         yield from self._references()
         if (trained := self._ensembles.dp_sgd_for(budget.epsilon)) is not None:
-            yield self._case(trained, methods.dp_sgd(budget, trained.manifest))
+            yield self._case(trained, methods.dp_sgd(budget, private_training(trained.manifest)))
+        for based in self._ensembles.on_bases:
+            if (training := based.base_training) is not None and training.epsilon <= budget.epsilon:
+                yield self._case(based, methods.dp_sgd(budget, training))
         yield from self._included(main, methods.private(budget, main.parts, self._halves))
         for other in sorted(self._ensembles.others, key=lambda ensemble: -ensemble.parts):
             yield self._case(other, EnsembleSettings())
@@ -227,8 +235,13 @@ class _Comparison:
             yield sweep.quantity, list(dict.fromkeys(points))
 
     def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
-        """Returns settings that draw no more parts than are scored, if they can, and their label."""
-        drawn = self._options.drawn
+        """Returns settings that draw no more parts than are scored, if they can, and their label.
+
+        The budget pays the ensemble's private base too, unless no user of the base is in a part.
+        """
+        training, drawn = ensemble.base_training, self._options.drawn
+        if training is not None and not isinstance(settings, _WITHOUT_BASE) and not ensemble.manifest.base_apart:
+            settings = settings.on_base(training.event)
         if drawn is not None and self._few(ensemble):
             with suppress(ValueError):
                 settings = settings.drawing(drawn)
@@ -247,29 +260,49 @@ class _Comparison:
 
     def _result(self, label: str, case: Case, runs: int) -> Result:
         planned = self._planned[case]
+        training = self._of(case).base_training
+        epsilon = None if training is None or isinstance(case.settings, PublicSettings) else training.epsilon
         if isinstance(planned, str):
-            return impossible(label, case, self._of(case).parts, planned)
+            return impossible(label, case, self._of(case).parts, planned, base=epsilon)
         public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
         assert isinstance(public, Planned)
         outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
-        return result(label, case, planned.protocol, outcomes, public_outcomes)
+        return result(label, case, planned.protocol, outcomes, public_outcomes, base=epsilon)
 
     def _plan(self, case: Case) -> None:
         if case in self._planned:
             return
         ensemble = self._of(case)
         drawn = self._options.drawn
-        try:
-            settings = case.settings.drawing(drawn) if drawn is not None and self._few(ensemble) else case.settings
-            protocol = settings.plan(ensemble.parts)
-        except ValueError as error:
-            self._planned[case] = str(error)
-            return
-        adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-        self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters, drawn))
+        if isinstance(case.settings, PublicSettings):
+            self._planned[case] = Planned(case, case.settings.plan(ensemble.parts), self._bench.public_files)
+        elif isinstance(case.settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
+            self._planned[case] = Planned(case, case.settings.plan(1), self._bench.base_files(ensemble))
+        else:
+            try:
+                settings = case.settings.drawing(drawn) if drawn is not None and self._few(ensemble) else case.settings
+                protocol = settings.plan(ensemble.parts)
+                _check_base(settings, protocol, ensemble.base_training)
+            except ValueError as error:
+                self._planned[case] = str(error)
+                return
+            adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
+            self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters, drawn))
 
     def _of(self, case: Case) -> Ensemble:
         return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
+
+
+def _check_base(settings: Settings, protocol: Protocol, base: PrivateTraining | None) -> None:
+    """Raises `ValueError` if a private base costs more than the budget, or if its cost cannot be added to it."""
+    if base is None or isinstance(settings, _WITHOUT_BASE):
+        return
+    if base.event.adjacency != protocol.guarantee.adjacency:
+        raise ValueError(
+            f"its guarantee is for a {protocol.guarantee.adjacency} and the private base's for a {base.event.adjacency}"
+        )
+    if settings.epsilon is not None and base.epsilon > settings.epsilon:
+        raise ValueError(f"the private base alone cost epsilon {base.epsilon:g}")
 
 
 def _check_names(ensembles: Ensembles) -> None:

@@ -67,8 +67,8 @@ TITLES = {
 def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
     """Draws a PNG of every method's change in perplexity from the public model's on the same tokens, with intervals."""
     palette = PALETTES[theme]
-    distinct = dict.fromkeys(result.label for result in tables[0].results)
-    labels = [label for label in distinct if any(_changed(table, label) for table in tables)]
+    distinct = dict.fromkeys(result.name for table in tables for result in table.results)
+    labels = [name for name in distinct if any(_changed(table, name) for table in tables)]
     figure, axes = _canvas(palette, height=1.2 + max(0.36, 0.13 * len(tables)) * len(labels))
     axes.axvline(0, color=palette.muted, linewidth=1)
     for index, table in enumerate(tables):
@@ -353,9 +353,9 @@ def _named(table: Table, tables: Sequence[Table]) -> str:
     return f"{epsilon}, {table.budget.tokens:,} tokens" if several else epsilon
 
 
-def _changed(table: Table, label: str) -> Estimate | None:
+def _changed(table: Table, name: str) -> Estimate | None:
     """Returns a method's change from the public model, of the first ensemble; None for the public model itself."""
-    result = next((result for result in table.results if result.label == label), None)
+    result = next((result for result in table.results if result.name == name), None)
     return None if result is None or result.protocol == "public" else result.change
 
 

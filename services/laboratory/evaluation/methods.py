@@ -5,22 +5,16 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from services.laboratory.evaluation.ensembles import private_training
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.dp_sgd import DpSgdSettings
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.settings import Settings
 from services.training.expectation import TokenBudget
-from services.training.manifest import Manifest
+from services.training.manifest import PrivateTraining
 
 
-def dp_sgd(budget: TokenBudget, manifest: Manifest) -> Settings:
-    """Returns the settings of a model trained with DP-SGD, with the guarantee of its training.
-
-    Raises:
-        InputError: the ensemble was not trained with DP-SGD.
-    """
-    training = private_training(manifest)
+def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:
+    """Returns the settings of a model trained with DP-SGD, with the guarantee of its training."""
     # Tokens are unlimited, because the whole cost was spent on training, whatever this table's budget is.
     limits = {**budget.limits(), "epsilon": None, "delta": training.delta}
     return DpSgdSettings(**asdict(training.event), **limits)

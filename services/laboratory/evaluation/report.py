@@ -14,6 +14,7 @@ from services.files import write_atomically
 from services.laboratory.evaluation import figures
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.results import Evaluation, Result, SweepResult, Table
+from services.laboratory.evaluation.trial import CONTEXTS
 from services.laboratory.html_report import picture, render
 from services.privacy import accounting
 from services.training.expectation import TokenBudget
@@ -62,7 +63,9 @@ def page(evaluation: Evaluation) -> str:
             "epsilon": _epsilon,
             "stated": accounting.stated,
             "interval": _interval,
+            "gain": _gain,
         },
+        contexts=CONTEXTS,
         evaluation=evaluation,
         findings=list(_findings(evaluation)),
         overview=_pictures(partial(figures.overview, evaluation.tables)),
@@ -88,7 +91,7 @@ def _findings(evaluation: Evaluation) -> Iterator[str]:
         closed = table.gap_closed(best)
         yield (
             f"At epsilon {accounting.stated(table.budget.epsilon)} (delta {table.budget.delta:g}, "
-            f"{table.budget.tokens:,} tokens) the best method certified for users is {best.label}"
+            f"{table.budget.tokens:,} tokens) the best method certified for users is {best.name}"
             + (f" with {best.parts} parts" if best.parts > 1 else "")
             + f": perplexity {_number(best.perplexity)}, compared with {_number(public.perplexity)} of the public model"
             + (
@@ -119,6 +122,13 @@ def _interval(value: Estimate | None, digits: int = 1) -> str:
     if value is None or value.low is None or value.high is None:
         return ""
     return f"{value.low:,.{digits}f} {_DASH} {value.high:,.{digits}f}"
+
+
+def _gain(result: Result, first: int, last: int) -> str:
+    for own in result.gains:
+        if (own.first, own.last) == (first, last):
+            return _number(own.gain, 3).replace("-", _MINUS)
+    return _DASH
 
 
 def _percent(share: float | None, digits: int = 0) -> str:
@@ -179,6 +189,15 @@ def _flat(result: Result) -> dict[str, Any]:
             f"{name}_low": estimate and estimate.low,
             f"{name}_high": estimate and estimate.high,
         }
-    row |= {name: getattr(result, name) for name in ("possible", "answered", "asked")}
+    by_range = {(gain.first, gain.last): gain.gain for gain in result.gains}
+    for first, last in CONTEXTS:
+        estimate = by_range.get((first, last))
+        name = f"gain_{first}_{last}"
+        row |= {
+            name: estimate and estimate.mean,
+            f"{name}_low": estimate and estimate.low,
+            f"{name}_high": estimate and estimate.high,
+        }
+    row |= {name: getattr(result, name) for name in ("base", "possible", "answered", "asked")}
     row |= {f"epsilon_{name}": value for name, value in asdict(result.reached).items()}
     return row | {"parameters": json.dumps(_plain(result.parameters), sort_keys=True), "problem": result.problem}

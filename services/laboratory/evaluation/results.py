@@ -1,14 +1,14 @@
 """Holds the results of an evaluation as plain data, for JSON, the tables and the figures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from services.laboratory.evaluation.cases import Case
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.methods import Quantity
-from services.laboratory.evaluation.trial import Outcome
+from services.laboratory.evaluation.trial import CONTEXTS, Outcome
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.protocol import Protocol
@@ -33,6 +33,21 @@ class EpsilonSpent:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """Holds the gain over the public model at the positions with `first` to `last` tokens before them.
+
+    Attributes:
+        positions: the number of them, in all runs.
+        gain: in nats a token; None if the method gives a token of the public model's probability 0.
+    """
+
+    first: int
+    last: int
+    positions: int
+    gain: Estimate | None
+
+
+@dataclass(frozen=True)
 class Result:
     """Holds the result of one method.
 
@@ -48,6 +63,8 @@ class Result:
         answered: the share of tokens answered before the budget was used up.
         asked: the average number of part models queried for a token.
         problem: why the settings are impossible. Then there are no numbers.
+        base: the epsilon of the private base that the method is on, or is itself; None on the public model.
+        gains: over the public model, for each range of `CONTEXTS` with positions.
     """
 
     label: str
@@ -68,6 +85,15 @@ class Result:
     asked: float | None = None
     reached: EpsilonSpent = EpsilonSpent()
     problem: str | None = None
+    base: float | None = None
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The method's label, and the private base that it is on."""
+        if self.base is None:
+            return self.label
+        return f"{self.label}, {'as' if self.protocol == 'dp-sgd' else 'on'} a base of epsilon {self.base:g}"
 
     @property
     def protects_users(self) -> bool:
@@ -80,9 +106,18 @@ def _perplexity(result: Result) -> float:
 
 
 def result(
-    label: str, case: Case, protocol: Protocol, outcomes: Sequence[Outcome], public: Sequence[Outcome]
+    label: str,
+    case: Case,
+    protocol: Protocol,
+    outcomes: Sequence[Outcome],
+    public: Sequence[Outcome],
+    base: float | None = None,
 ) -> Result:
-    """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions."""
+    """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions.
+
+    Args:
+        base: see `Result`.
+    """
     positions = sum(outcome.positions for outcome in outcomes)
     possible = sum(outcome.possible for outcome in outcomes) / positions
     losses = [outcome.loss for outcome in outcomes]
@@ -99,7 +134,7 @@ def result(
         status=protocol.guarantee.status,
         notion=protocol.guarantee.notion,
         adjacency=protocol.guarantee.adjacency,
-        sentence=_sentence(case.settings, protocol, cost, spent),
+        sentence=_sentence(case.settings, protocol, cost, spent) + _paid_for(case.settings, protocol, base),
         perplexity=Estimate.of_logarithms(losses) if everywhere else _infinite(len(outcomes)),
         possible=possible,
         possible_perplexity=Estimate.of_logarithms(losses) if possible > 0 else None,
@@ -112,11 +147,25 @@ def result(
         answered=sum(outcome.answered for outcome in outcomes) / positions,
         asked=sum(outcome.asked for outcome in outcomes) / len(outcomes),
         reached=cost,
+        base=base,
+        gains=tuple(_gains(outcomes, public)),
     )
 
 
-def impossible(label: str, case: Case, parts: int, problem: str) -> Result:
-    """Returns the result of settings that the budget or the ensemble does not allow."""
+def _gains(outcomes: Sequence[Outcome], public: Sequence[Outcome]) -> Iterator[Gain]:
+    by_range = zip(*(outcome.contexts for outcome in outcomes), strict=True)
+    of_public = zip(*(outcome.contexts for outcome in public), strict=True)
+    for (first, last), own, reference in zip(CONTEXTS, by_range, of_public, strict=False):
+        counts = [count for count, _ in reference]
+        if not sum(counts):
+            continue
+        everywhere = all(count >= expected for (count, _), expected in zip(own, counts, strict=True))
+        differences = [before - after for (_, after), (_, before) in zip(own, reference, strict=True)]
+        yield Gain(first, last, sum(counts), Estimate.of_ratio(differences, counts) if everywhere else None)
+
+
+def impossible(label: str, case: Case, parts: int, problem: str, base: float | None = None) -> Result:
+    """Returns the result of settings that the budget or the ensemble does not allow. `base`: see `Result`."""
     return Result(
         label=label,
         protocol=case.settings.protocol,
@@ -128,6 +177,7 @@ def impossible(label: str, case: Case, parts: int, problem: str) -> Result:
         adjacency="",
         sentence="",
         problem=problem,
+        base=base,
     )
 
 
@@ -139,7 +189,7 @@ def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Seque
     orders = accounting.ORDERS if protocol.order is None or protocol.event.measured else [protocol.order]
     if not any(map(math.isfinite, protocol.event.rdp(orders))):
         return EpsilonSpent(measured=measured)
-    cost = planning.cost(protocol.event, tokens, settings.delta, orders)
+    cost = planning.cost(protocol.event, tokens, settings.delta, orders, before=settings.spent_before)
     return EpsilonSpent(cost.epsilon_rdp, cost.epsilon_pld, measured)
 
 
@@ -157,6 +207,15 @@ def _sentence(settings: Settings, protocol: Protocol, cost: EpsilonSpent, tokens
     if settings.enforced == "bound":
         return protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, None)
     return protocol.guarantee.stopped_by_losses(accounting.stated(settings.epsilon), settings.delta)
+
+
+def _paid_for(settings: Settings, protocol: Protocol, base: float | None) -> str:
+    """Returns a sentence on what a private base costs; empty without one, or where it is the whole cost."""
+    if base is None or protocol.name in ("dp-sgd", "ensemble"):
+        return ""
+    if settings.spent_before:
+        return f" The training of the private base, epsilon {accounting.stated(base)} alone, is part of it."
+    return f" A person pays for the private base, epsilon {accounting.stated(base)}, or for the tokens, not for both."
 
 
 def _infinite(runs: int) -> Estimate:

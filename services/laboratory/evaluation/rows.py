@@ -129,26 +129,30 @@ class EnsembleRows:
     """Names the files of one ensemble.
 
     Attributes:
-        head: the public model's output layer (`scoring.Head`).
+        head: the base model's output layer (`scoring.Head`).
         public: its hidden states.
         models: the hidden states of the ensemble's models in the order of their numbers.
         drawn: the number of models at a position (`Drawing`); None if the files have all positions.
+        original: the head and the hidden states of the public model under a private base, whose files `head` and
+            `public` are then; None for an ensemble on a public model.
     """
 
     head: Path
     public: Path
     models: tuple[Path, ...]
     drawn: int | None = None
+    original: tuple[Path, Path] | None = None
 
 
 class Reader:
     """Computes log-probabilities of an ensemble at given positions.
 
     Args:
-        head: the public model's output layer.
-        public: the public model's hidden states, [positions, D].
+        head: the base model's output layer.
+        public: the base model's hidden states, [positions, D].
         models: those of the ensemble's models, in the order of their numbers.
         drawn: the number of models with a row at each position (`Drawing`); all unless given.
+        original: the head and the hidden states of the public model under a private base.
     """
 
     def __init__(
@@ -157,8 +161,10 @@ class Reader:
         public: NDArray[np.floating],
         models: Sequence[NDArray[np.floating]],
         drawn: int | None = None,
+        original: tuple[Head, NDArray[np.floating]] | None = None,
     ) -> None:
         self._head = head
+        self._original = original
         self._public = public
         self._models = models
         self._drawing = None if drawn is None else Drawing(len(public), len(models), drawn)
@@ -168,7 +174,9 @@ class Reader:
     @classmethod
     def open(cls, files: EnsembleRows) -> Self:
         """Opens files, which are read as they are used."""
-        return cls(_head(files.head), read(files.public), [read(path) for path in files.models], files.drawn)
+        models = [read(path) for path in files.models]
+        original = None if files.original is None else (_head(files.original[0]), read(files.original[1]))
+        return cls(_head(files.head), read(files.public), models, files.drawn, original)
 
     def models(self, positions: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
         """Returns the models with a row at each position, `rows` of them."""
@@ -177,9 +185,11 @@ class Reader:
         return tuple(map(tuple, self._drawing.at[positions].tolist()))
 
     def __call__(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns float32 [S, V] of the public model and [S * rows, V] of `models`, grouped by position."""
+        """Returns float32 [S, V] of the base model and [S * rows, V] of `models`, grouped by position."""
         public = torch.from_numpy(np.array(self._public[positions]))
-        if self._drawing is None:
+        if not self._models:
+            hidden = np.empty((0, self._public.shape[1]), HIDDEN_TYPE)
+        elif self._drawing is None:
             hidden = np.stack([hidden[positions] for hidden in self._models], axis=1)
         else:
             drawn = zip(self._drawing.at[positions].flat, self._drawing.rows[positions].flat, strict=True)
@@ -187,7 +197,14 @@ class Reader:
         rows = torch.from_numpy(hidden.reshape(-1, self._public.shape[1]))
         return self._head.log_probabilities(public), self._head.log_probabilities(rows)
 
+    def original(self, positions: NDArray[np.int64]) -> Tensor | None:
+        """Returns float32 [S, V] of the public model under a private base; None where the base model is public."""
+        if self._original is None:
+            return None
+        head, hidden = self._original
+        return head.log_probabilities(torch.from_numpy(np.array(hidden[positions])))
 
-@lru_cache(maxsize=1)
+
+@lru_cache(maxsize=2)
 def _head(path: Path) -> Head:
     return Head.load(path)

@@ -24,7 +24,7 @@ from services.privacy.settings import Settings
 
 
 def score_public(base: Path, text: Text, precision: Precision, head: Path, public: Path) -> None:
-    """Writes the public model's output layer and its hidden states."""
+    """Writes the base model's output layer and its hidden states."""
     scorer = _scorer(base, precision)
     scorer.head.save(head)
     _score(scorer, [], text, [public])
@@ -66,9 +66,10 @@ def trials(
     files: EnsembleRows,
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
+    contexts: NDArray[np.int64],
 ) -> list[Outcome]:
     """Runs `run_trials` on rows from files."""
-    return run_trials(planned, Reader.open(files), positions, tokens)
+    return run_trials(planned, Reader.open(files), positions, tokens, contexts)
 
 
 def losses_of_users(base: Path, ensembles: Sequence[Candidates], texts: Sequence[Text]) -> NDArray[np.int64]:

@@ -55,6 +55,11 @@ class Text:
         """The true token at each position, int64 [positions]."""
         return np.array([block.tokens[index] for block in self.blocks for index in block.targets], dtype=np.int64)
 
+    @cached_property
+    def contexts(self) -> NDArray[np.int64]:
+        """The number of tokens before each position in its block, int64 [positions]."""
+        return np.array([index for block in self.blocks for index in block.targets], dtype=np.int64)
+
     def targets(self, positions: Positions) -> list[list[int]]:
         """Returns the targets of each block that are at these ascending positions."""
         by_block = np.split(positions, np.searchsorted(positions, self.offsets[1:]))

@@ -24,6 +24,8 @@ from services.privacy.settings import Settings
 Reals = NDArray[np.float64]
 
 _POSITIONS_AT_ONCE = 32
+CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
+"""The ranges of the number of tokens before a position for which results are shown."""
 # The maximum number of log-probabilities in a batch, which several passes process.
 _VALUES_AT_ONCE = 2**25
 
@@ -42,6 +44,8 @@ class Outcome:
         hits: the mean probability that the released token is the true one.
         asked: the mean number of part models queried for a token.
         epsilon: the epsilon of the answered tokens at the ledger's order; None if it is unbounded.
+        contexts: for each range of `CONTEXTS`, the number of possible tokens with so many tokens before them, and the
+            sum of their -log p in nats.
     """
 
     positions: int
@@ -52,6 +56,22 @@ class Outcome:
     hits: float
     asked: float
     epsilon: float | None
+    contexts: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Describes the true tokens at S positions.
+
+    Attributes:
+        tokens: int64 [S].
+        contexts: the number of tokens before each of them, int64 [S].
+        counted: which of them the public model can release, bool [S]. Others count for no method.
+    """
+
+    tokens: Tensor
+    contexts: NDArray[np.int64]
+    counted: NDArray[np.bool_]
 
 
 class Trial:
@@ -64,15 +84,19 @@ class Trial:
     def __init__(self, settings: Settings, protocol: Protocol, positions: int) -> None:
         self._protocol = protocol
         self._public = Public(protocol.parts)
-        self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol), protocol.event)
+        base = next(iter(settings.spent_before), None)
+        self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event)
         self._repeats = max(1, settings.tokens // positions)
         self._answered = 0
         self._logs: list[Reals] = []
         self._hits: list[Reals] = []
+        self._targets: list[Targets] = []
         self._asked = 0
 
-    def add(self, answers: Answers, tokens: Tensor) -> None:
-        """Adds a batch of S positions: the answers of all models, and the true tokens, int64 [S]."""
+    def add(self, answers: Answers, targets: Targets) -> None:
+        """Adds a batch of S positions: the answers of all models, and the true tokens."""
+        tokens = targets.tokens
+        self._targets.append(targets)
         reserved = self._budget.reserve(self._repeats * len(tokens)) // self._repeats
         draws = [self._draw(models) for models in answers.models[:reserved]]
         drawn = _select(answers, draws)
@@ -96,7 +120,9 @@ class Trial:
 
     def outcome(self) -> Outcome:
         logs, hits = np.concatenate(self._logs), np.concatenate(self._hits)
-        possible, epsilon = np.isfinite(logs), self._budget.epsilon
+        possible = np.isfinite(logs) & np.concatenate([targets.counted for targets in self._targets])
+        contexts = np.concatenate([targets.contexts for targets in self._targets])
+        epsilon = self._budget.epsilon
         return Outcome(
             positions=len(logs),
             answered=self._answered,
@@ -106,6 +132,7 @@ class Trial:
             hits=float(hits.mean()),
             asked=self._asked / len(logs),
             epsilon=epsilon if math.isfinite(epsilon) else None,
+            contexts=tuple(_sum_in(first, last, contexts[possible], -logs[possible]) for first, last in CONTEXTS),
         )
 
     def _draw(self, models: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,6 +184,7 @@ def run_trials(
     reader: Reader,
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
+    contexts: NDArray[np.int64] | None = None,
 ) -> list[Outcome]:
     """Runs several protocols of one ensemble on one run. Reads and shapes the rows once for all of them.
 
@@ -165,14 +193,31 @@ def run_trials(
         reader: reads the rows of the models from which all protocols draw: those of parts, or of half-parts.
         positions: the positions of the run, in order.
         tokens: the true token at each position, int64.
+        contexts: the number of tokens before each position, int64; by default none.
     """
+    contexts = np.zeros_like(tokens) if contexts is None else contexts
     trials = [Trial(settings, protocol, len(positions)) for settings, protocol in planned]
     for batch in _batches(positions, reader.rows, reader.vocabulary):
         public, rows = reader(positions[batch])
+        true = torch.from_numpy(tokens[batch])
+        targets = Targets(true, contexts[batch], _releasable(reader.original(positions[batch]), true))
         answers = shape(public, rows, reader.models(positions[batch]), overwrite_parts=True)
         for trial in trials:
-            trial.add(answers, torch.from_numpy(tokens[batch]))
+            trial.add(answers, targets)
     return [trial.outcome() for trial in trials]
+
+
+def _releasable(original: Tensor | None, tokens: Tensor) -> NDArray[np.bool_]:
+    """Returns which tokens the public model under a private base can release: all without such a base, bool [S]."""
+    if original is None:
+        return np.ones(len(tokens), np.bool_)
+    answers = shape(original, original[:0], ((),) * len(tokens))
+    return _chances(Public(2).release(answers).weights, tokens) > 0
+
+
+def _sum_in(first: int, last: int, contexts: NDArray[np.int64], losses: Reals) -> tuple[int, float]:
+    within = (first <= contexts) & (contexts <= last)
+    return int(within.sum()), float(losses[within].sum())
 
 
 def _batches(positions: NDArray[np.int64], models: int, vocabulary: int) -> Iterator[slice]:

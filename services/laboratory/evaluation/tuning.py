@@ -135,6 +135,11 @@ def tune(
                 cluster.enter_context(connected())
                 sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
             loaded = Ensembles.load(list(ensembles), None, ())
+            if loaded.on_bases:
+                raise InputError(
+                    f"ensemble {loaded.on_bases[0].directory}: is on a private base, and choices are free only on a "
+                    "public sample; give ensembles on a public model"
+                )
             with display() as shown:
                 text = _text(list(sample), loaded, run_tokens or min(budget.tokens, RUN_TOKENS), runs, shown)
                 bench = Workbench(loaded.base, loaded.main.manifest.base_revision, text, output, "auto", shown)

@@ -1,10 +1,11 @@
 """Computes and stores the rows of models and the outcomes of protocols over one text, each only once."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ _SPARE = 2**30
 
 @dataclass(frozen=True)
 class _Model:
-    """Holds a model's name for the display, its adapter, and the positions of its rows."""
+    """Holds a model's name for the display, its base model, its adapter, and the positions of its rows."""
 
     name: str
+    base: Path
     adapter: AdapterFiles
     positions: Positions
 
@@ -50,7 +52,10 @@ class Workbench:
     def __init__(
         self, base: Path, revision: str, text: Text, output: Path, precision: Precision, display: Display
     ) -> None:
-        """Initializes the workbench for the public model in `base` with its `revision`."""
+        """Initializes the workbench for the public model in `base` with its `revision`.
+
+        Ensembles on private bases that were trained from it are read on these.
+        """
         self.text = text
         self.outcomes = Outcomes(output / OUTCOMES, text)
         self._base = base
@@ -60,7 +65,7 @@ class Workbench:
         self._display = display
 
     def files(self, ensemble: Ensemble, adapters: Sequence[Adapter], drawn: int | None = None) -> EnsembleRows:
-        """Returns the files with the rows of the public model and of these models of an ensemble.
+        """Returns the files with the rows of an ensemble's base model and of these of its models.
 
         Args:
             drawn: the number of models with a row at each position (`rows.Drawing`); all unless given.
@@ -69,10 +74,27 @@ class Workbench:
 
     def _files(self, ensemble: Ensemble, adapters: Sequence[Adapter], drawing: Drawing | None) -> EnsembleRows:
         paths = (
-            self._path(ensemble, adapter, None if drawing is None else drawing.of_model(number))
+            self._path(
+                ensemble.manifest.base_revision,
+                ensemble,
+                adapter,
+                None if drawing is None else drawing.of_model(number),
+            )
             for number, adapter in enumerate(adapters)
         )
-        return EnsembleRows(self._head, self._path(), tuple(paths), None if drawing is None else drawing.drawn)
+        return replace(self.base_files(ensemble), models=tuple(paths), drawn=None if drawing is None else drawing.drawn)
+
+    @property
+    def public_files(self) -> EnsembleRows:
+        """The files with the rows of the public model, without any other."""
+        return EnsembleRows(self._head(self._revision), self._path(self._revision), ())
+
+    def base_files(self, ensemble: Ensemble) -> EnsembleRows:
+        """Returns the files with the rows of the base model of an ensemble, which is also the only other model."""
+        revision, public = ensemble.manifest.base_revision, self.public_files
+        own = self._path(revision)
+        original = None if revision == self._revision else (public.head, public.public)
+        return EnsembleRows(self._head(revision), own, (own,), original=original)
 
     def _drawing(self, adapters: Sequence[Adapter], drawn: int | None) -> Drawing | None:
         few = drawn is not None and drawn < len(adapters)
@@ -81,7 +103,7 @@ class Workbench:
     def compute_rows(
         self, ensembles: Iterable[tuple[Ensemble, Sequence[Adapter]]], cluster: ExitStack, drawn: int | None = None
     ) -> None:
-        """Computes the hidden states of the public model and of models that are missing, and removes all others.
+        """Computes the hidden states of base models and of models that are missing, and removes all others.
 
         Args:
             ensembles: with the models of each that are needed.
@@ -92,35 +114,41 @@ class Workbench:
             WorkError: a task failed.
         """
         self._rows.mkdir(mode=0o700, parents=True, exist_ok=True)
-        public = self._path()
         everywhere = np.arange(self.text.positions)
+        bases = {self._revision: self._base}
         wanted = {}
         for ensemble, adapters in ensembles:
+            bases.setdefault(ensemble.manifest.base_revision, ensemble.base)
             drawing = self._drawing(adapters, drawn)
             paths = self._files(ensemble, adapters, drawing).models
             for number, (path, adapter) in enumerate(zip(paths, adapters, strict=True)):
                 positions = everywhere if drawing is None else drawing.positions(number)
-                wanted[path] = _Model(f"{ensemble.directory.name}/{adapter.name}", ensemble.files(adapter), positions)
-        for path in set(self._rows.iterdir()) - {self._head, public, *wanted}:
+                name = f"{ensemble.directory.name}/{adapter.name}"
+                wanted[path] = _Model(name, ensemble.base, ensemble.files(adapter), positions)
+        kept = {path for revision in bases for path in (self._head(revision), self._path(revision))}
+        for path in set(self._rows.iterdir()) - kept - set(wanted):
             path.unlink()  # rows of another text or ensemble are private and useless here
         missing = [path for path, model in wanted.items() if not is_whole(path, len(model.positions))]
-        public_missing = not is_whole(public, self.text.positions)
-        if not missing and not public_missing:
+        whole = self.text.positions
+        missing_bases = [revision for revision in bases if not is_whole(self._path(revision), whole)]
+        if not missing and not missing_bases:
             return
-        self._check_room(sum(len(wanted[path].positions) for path in missing) + public_missing * self.text.positions)
+        self._check_room(sum(len(wanted[path].positions) for path in missing) + len(missing_bases) * whole)
         cluster.enter_context(connected())
-        self._display.say(f"evaluating {len(missing) + public_missing} models on the held-out text")
+        self._display.say(f"evaluating {len(missing) + len(missing_bases)} models on the held-out text")
         text = ray.put(self.text)
-        if public_missing:
-            arguments = self._base, text, self._precision, self._head, public
-            self._score(tasks.score_public, {"public model": arguments})
+        for revision in missing_bases:
+            name = "public model" if revision == self._revision else f"private base {revision[:12]}"
+            arguments = bases[revision], text, self._precision, self._head(revision), self._path(revision)
+            self._score(tasks.score_public, {name: arguments})
         at_once = _MODELS_AT_ONCE if drawn is None else _DRAWN_MODELS_AT_ONCE
         size = min(at_once, -(-len(missing) // int(ray.cluster_resources().get("CPU", 1))))
         jobs = {}
-        for group in (missing[first : first + size] for first in range(0, len(missing), max(1, size))):
-            files = [(wanted[path].adapter, path) for path in group]
-            name = " to ".join(dict.fromkeys((wanted[group[0]].name, wanted[group[-1]].name)))
-            jobs[name] = self._base, files, text, self._precision, [wanted[path].positions for path in group]
+        for group in _groups([(path, wanted[path]) for path in missing], size):
+            files = [(model.adapter, path) for path, model in group]
+            models = [model for _, model in group]
+            name = " to ".join(dict.fromkeys((models[0].name, models[-1].name)))
+            jobs[name] = models[0].base, files, text, self._precision, [model.positions for model in models]
         self._score(tasks.score, jobs)
 
     def _score(self, function: Callable[..., None], jobs: Mapping[str, Sequence[Any]]) -> None:
@@ -146,6 +174,7 @@ class Workbench:
                 group[0].files,
                 self.text.runs[run],
                 self.text.true_tokens[self.text.runs[run]],
+                self.text.contexts[self.text.runs[run]],
             )
             for name, (run, group) in jobs.items()
         }
@@ -155,10 +184,14 @@ class Workbench:
                 self.outcomes.put(planned, run, outcome)
 
     def _path(
-        self, ensemble: Ensemble | None = None, adapter: Adapter | None = None, drawing: str | None = None
+        self,
+        revision: str,
+        ensemble: Ensemble | None = None,
+        adapter: Adapter | None = None,
+        drawing: str | None = None,
     ) -> Path:
         origin = Origin(
-            base=self._revision,
+            base=revision,
             adapter=None if adapter is None else adapter.sha256,
             attention=None if ensemble is None else ensemble.manifest.attention,
             text=self.text.digest,
@@ -167,9 +200,8 @@ class Workbench:
         )
         return self._rows / origin.file
 
-    @property
-    def _head(self) -> Path:
-        return self._path().with_suffix(".safetensors")
+    def _head(self, revision: str) -> Path:
+        return self._path(revision).with_suffix(".safetensors")
 
     def _check_room(self, rows: int) -> None:
         size = rows * _hidden_size(self._base) * HIDDEN_TYPE().itemsize
@@ -179,6 +211,14 @@ class Workbench:
                 f"output {self._rows.parent}: the hidden states of the models need {size / 2**30:.1f} GiB, but "
                 f"only {free / 2**30:.1f} GiB are free; free disk space, evaluate fewer runs or tokens, or set --drawn"
             )
+
+
+def _groups(models: Sequence[tuple[Path, _Model]], size: int) -> Iterator[list[tuple[Path, _Model]]]:
+    """Yields groups of up to `size` models of one base."""
+    for _, on_base in groupby(models, key=lambda each: each[1].base):
+        of_base = list(on_base)
+        for first in range(0, len(of_base), max(1, size)):
+            yield of_base[first : first + size]
 
 
 _drawn = lru_cache(maxsize=8)(Drawing)

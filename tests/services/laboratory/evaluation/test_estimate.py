@@ -27,3 +27,16 @@ def test_the_mean_perplexity_is_the_perplexity_of_all_tokens() -> None:
 def test_one_run_has_no_interval() -> None:
     single = Estimate.of([2.0])
     assert (single.mean, single.low, single.high) == (2.0, None, None)
+
+
+def test_a_ratio_is_the_mean_of_all_values_with_the_spread_of_the_runs() -> None:
+    """By hand: 12 values with the sum 6; with the same number of values in each run, it is the mean over the runs."""
+    uneven = Estimate.of_ratio([1.0, 5.0, 0.0], [4, 8, 0])
+    assert (uneven.mean, uneven.runs) == (0.5, (0.25, 0.625))
+    assert uneven.low is not None
+    assert uneven.low < 0.5
+    sums = [1.0, 2.0, 6.0]
+    even, plain = Estimate.of_ratio(sums, [10, 10, 10]), Estimate.of([total / 10 for total in sums])
+    assert (even.mean, even.low, even.high) == pytest.approx((plain.mean, plain.low, plain.high))
+    with pytest.raises(ValueError, match="all are 0"):
+        Estimate.of_ratio([0.0], [0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from services.errors import InputError
+from services.laboratory.evaluation.ensembles import private_training
 from services.laboratory.evaluation.evaluate import EvaluationOptions
 from services.laboratory.evaluation.methods import Quantity, dp_sgd, private, sweeps
 from services.laboratory.evaluation.rows import Reader
@@ -88,12 +89,11 @@ def test_a_sweep_varies_one_quantity() -> None:
 
 
 def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
-    manifest = Manifest.load(ensemble)
     with pytest.raises(InputError, match="was not trained by DP-SGD"):
-        dp_sgd(budget(8), manifest)
+        private_training(Manifest.load(ensemble))
     event = DpSgdEvent("user", noise_multiplier=1.1, sampling_rate=0.1, steps=50)
     training = PrivateTraining(epsilon=event.epsilon(1e-6), delta=1e-6, clip=1.0, blocks=1, event=event)
-    settings = dp_sgd(budget(0.1), manifest.model_copy(update={"parts": manifest.parts[:1], "dp_sgd": training}))
+    settings = dp_sgd(budget(0.1), training)
     protocol = settings.plan(1)
     assert protocol.event == event
     assert (protocol.guarantee.status, protocol.guarantee.adjacency) == ("certified", "user")

@@ -38,7 +38,8 @@ LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
 def outcomes(settings: Settings) -> list[Outcome]:
     """Returns two runs; a protocol that chooses among candidates cannot release a tenth of the tokens."""
     loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
-    return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5) for run in range(2)]
+    contexts = ((40, 40 * loss), (40 if few else 50, 50 * (loss + 0.1)), (0, 0.0), (0, 0.0))
+    return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5, contexts) for run in range(2)]
 
 
 def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinite() -> None:
@@ -155,10 +156,16 @@ def test_numbers_are_the_same_in_every_file(report: Path) -> None:
     assert by_label["GNMax"]["possible"] == pytest.approx(0.9)
     assert by_label["SubMix"]["reached"] == {"rdp": None, "pld": None, "measured": 1.5}
     assert by_label["PMixed, as published"]["status"] == "as published"
+    short, long = clip["gains"]
+    assert (short["first"], short["last"], short["positions"]) == (1, 16, 80)
+    assert (short["gain"]["mean"], long["gain"]["mean"]) == pytest.approx((0.1, 0.1))
+    assert by_label["GNMax"]["gains"][1]["gain"] is None, "it cannot release every token there"
     lines = list(csv.DictReader(io.StringIO((report / CSV_FILE).read_text())))
     assert len(lines) == 2 * len(results) + sum(len(sweep["points"]) for sweep in content["sweeps"])
     line = next(row for row in lines if row["method"] == "PMixed, clip" and row["figure"] == "table")
     assert float(line["perplexity"]) == clip["perplexity"]["mean"]
+    assert float(line["gain_17_64"]) == long["gain"]["mean"]
+    assert line["gain_129_256"] == "", "no position has so much context"
     assert json.loads(line["parameters"]) == clip["parameters"]
 
 

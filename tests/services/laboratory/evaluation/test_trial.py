@@ -1,13 +1,17 @@
 """Claim: a trial measures the perplexity of a service's releases, and ends at the end of its budget."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.rows import Reader, writing
 from services.laboratory.evaluation.trial import Outcome, run_trials
+from services.privacy.protocol import Protocol
 from services.privacy.protocols.adapmixed import AdaPMixedSettings
+from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.gnmax import GNMaxSettings
@@ -16,7 +20,7 @@ from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
 from services.privacy.protocols.subsample_aggregate import SubsampleAggregateSettings
 from services.privacy.settings import Settings
-from tests.services.laboratory.evaluation.hidden_states import StoredRows, write_rows
+from tests.services.laboratory.evaluation.hidden_states import VOCABULARY, StoredRows, write_rows
 
 PARTS, POSITIONS = 4, 80
 
@@ -173,6 +177,40 @@ def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> N
     assert first[0].loss != second[0].loss
     assert first[1] == second[1], "the distribution over the draws is exact"
     assert first[0].asked == PARTS // 2
+
+
+def test_losses_are_summed_by_the_length_of_the_context(written: StoredRows) -> None:
+    contexts = np.array([1, 16, 17, 64, 65, 128, 129, 256, 257, 40] * (POSITIONS // 10))
+    planned: list[tuple[Settings, Protocol]] = [(PublicSettings(), PublicSettings().plan(PARTS))]
+    (public,) = run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens, contexts)
+    losses = -written.public.double().numpy()[np.arange(POSITIONS), written.tokens]
+    for first, ((count, total), repeated) in enumerate(zip(public.contexts, (2, 3, 2, 2), strict=True)):
+        assert count == repeated * POSITIONS // 10
+        ends = [(0, 1), (2, 3, 9), (4, 5), (6, 7)][first]
+        assert total == pytest.approx(sum(losses[end::10].sum() for end in ends), rel=1e-5)
+
+
+def test_a_private_base_is_p0_and_the_budget_pays_for_it(written: StoredRows, tmp_path: Path) -> None:
+    """The public model under it is a reference only: what it cannot release counts for no method."""
+    hidden = written.public.clone()
+    hidden[:8] -= 60 * torch.nn.functional.one_hot(torch.from_numpy(written.tokens[:8]), VOCABULARY)
+    with writing(tmp_path / "original.npy", (POSITIONS, VOCABULARY)) as put:
+        put(0, hidden.log_softmax(1))
+    files = replace(written.files, original=(written.files.head, tmp_path / "original.npy"))
+    base = DpSgdEvent("user", noise_multiplier(4.0, 1e-5, 1.0, 12), 1.0, 12, "base")
+    alone = ExponentialSettings(epsilon=8, tokens=POSITIONS)
+    on_base = alone.on_base(base)
+    planned = [(settings, settings.plan(PARTS)) for settings in (PublicSettings(), alone, on_base)]
+    arguments = Reader.open(files), np.arange(POSITIONS), written.tokens
+    public, without, with_base = run_trials(planned, *arguments)
+    for outcome in (public, without, with_base):
+        assert (outcome.positions, outcome.possible) == (POSITIONS, POSITIONS - 8)
+    assert public.loss == pytest.approx(mean_loss(written.public[8:].numpy(), written.tokens[8:]), rel=1e-5)
+    assert without.loss < with_base.loss < public.loss
+    assert with_base.answered == POSITIONS
+    assert with_base.epsilon == pytest.approx(8.0, abs=1e-3)
+    radius = planned[1][1]
+    assert run_trials([(on_base, radius)], *arguments)[0].answered < POSITIONS, "the base leaves less for tokens"
 
 
 def test_exponential_gains_with_epsilon(written: StoredRows) -> None:

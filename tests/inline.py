@@ -1,0 +1,34 @@
+"""Runs trainings and evaluations in this process, without Ray, for tests of what they compute."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services import ray_session
+from services.laboratory.evaluation import workbench
+from services.training import public_model, tasks
+
+
+def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the cluster: each Ray task is a call, in the order of the jobs."""
+    monkeypatch.setattr(ray_session, "connected", nullcontext)
+    monkeypatch.setattr(tasks, "train_adapters", _train_adapters)
+    monkeypatch.setattr(workbench, "connected", nullcontext)
+    monkeypatch.setattr(workbench, "spread", _spread)
+    here = SimpleNamespace(put=lambda value: value, cluster_resources=lambda: {"CPU": 1})
+    monkeypatch.setattr(workbench, "ray", here)
+
+
+def _train_adapters(jobs: Sequence[tasks.Job], *_: object) -> Iterator[tuple[tasks.Job, dict[str, bytes]]]:
+    for job in jobs:
+        yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
+
+
+def _spread(
+    function: Callable[..., Any], jobs: Mapping[str, Sequence[Any]], *_: object, **__: object
+) -> Iterator[tuple[str, Any]]:
+    for name, arguments in jobs.items():
+        yield name, function(*arguments)
