@@ -19,6 +19,7 @@ from services.training.manifest import PRIVATE_BASE, Manifest, ManifestError, pr
 from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.private_base import merged
 from services.training.train import train
+from tests.inline import run_inline
 from tests.services.training.conftest import Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
@@ -110,6 +111,32 @@ def test_with_earlier_the_users_of_the_base_are_in_no_part(trained_base: Path, c
     assert not later.base_apart, "another training of the base may have other users"
     alone = manifest.model_copy(update={"private_base": None})
     assert promised.protocol == promise(configured(tmp_path / "apart", **CONFIGURED), alone).protocol
+
+
+def test_one_command_trains_the_base_and_the_parts(
+    tiny: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_inline(monkeypatch)
+    output = tmp_path / "both"
+    arguments = ["train", str(corpus), "--output", str(output), "--parts", "2", "--base", "auto", "--model", str(tiny)]
+    arguments += ["--block", "16", "--epochs", "1", "--precision", "float32", "--epsilon", "6"]
+    for attempt in range(2):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "the parts are on a private base of the same users, which cost epsilon 3" in done.output
+        trained, manifest = Manifest.load(output / "base"), Manifest.load(output)
+        assert trained.dp_sgd is not None
+        assert manifest.private_base is not None
+        assert manifest.private_base.training == trained.dp_sgd
+        assert (trained.dp_sgd.epsilon, trained.dp_sgd.event.unit) == (3.0, "user")
+        if attempt:
+            assert "0 of them trained and 2 kept" in done.output, "the second run goes on with the same base"
+    promised = promise(configured(output, **CONFIGURED), manifest)
+    assert manifest.private_base is not None
+    assert promised.terms.base_event == manifest.private_base.training.event
+    refused = CliRunner().invoke(app, [*arguments, "--earlier", str(output)])
+    assert refused.exit_code == 2
+    assert "auto trains the base on the users of the parts" in " ".join(refused.output.replace("│", " ").split())
 
 
 @pytest.mark.slow
