@@ -21,9 +21,11 @@ from services.privacy.accounting import planning
 from services.privacy.events import Divergences, Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import DEFAULT
+from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.settings import Settings
+from services.training import dp_sgd
 from services.training.expectation import TOLERANCE, Population, Proposal, Requirements, TokenBudget, propose
-from services.training.options import TrainingOptions
+from services.training.options import DpSgdOptions, TrainingOptions
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -52,6 +54,19 @@ class Plan:
         return self.protocol.event
 
     @property
+    def base(self) -> dict[str, Any] | None:
+        """What the private base costs alone, and what the budget would allow without it; None without a base."""
+        for event in self.settings.spent_before:
+            alone = self.settings.on_base(None).plan(self.protocol.parts)
+            cost = planning.cost(event, 1, self.settings.delta)
+            return {
+                "epsilon_rdp": _exact(cost.epsilon_rdp),
+                "epsilon_pld": _exact(cost.epsilon_pld),
+                "tokens_without_it": {**self.settings.derived_from(alone), **self.settings.details(alone)},
+            }
+        return None
+
+    @property
     def derived(self) -> Mapping[str, float]:
         """The parameter that the budget determines; empty if there is none."""
         return self.settings.derived_from(self.protocol)
@@ -62,6 +77,7 @@ class Plan:
         return {
             **self.derived,
             **self.settings.details(self.protocol),
+            **({} if self.base is None else {"base": self.base}),
             "epsilon_rdp": _exact(cost.epsilon_rdp if cost else None),
             "epsilon_pld": _exact(cost.epsilon_pld if cost else None),
             "best_order": cost.best_order if cost else None,
@@ -143,6 +159,14 @@ def plan_(
     ] = 1024,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of the budget.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
+    base_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="With --parts: the epsilon that `privmix train --dp-sgd` spends on a private base under the parts. "
+            "The budget pays it once, and what it leaves pays for the tokens.",
+        ),
+    ] = None,
     orders: Annotated[str | None, typer.Option(help="The real Rényi orders to print, such as 1.5,2,3.")] = None,
     users: Annotated[
         int | None,
@@ -182,7 +206,7 @@ def plan_(
     the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts.
     """
     if users is not None:
-        _refuse_with_users(context.args, orders, plot)
+        _refuse_with_users(context.args, orders, plot, base_epsilon)
         budget = _budget(8.0 if epsilon is None else epsilon, delta, tokens)
         kind = None if attention is None else TrainingOptions.checked(attention=attention).attention
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
@@ -204,7 +228,10 @@ def plan_(
     parameters: dict[str, object] = {**options(context.args), "tokens": tokens, "delta": delta}
     if epsilon is not None:
         parameters["epsilon"] = epsilon
-    result = _plan(settings_from(protocol, parameters), parts, None if orders is None else _parse(orders))
+    settings = settings_from(protocol, parameters)
+    if base_epsilon is not None:
+        settings = settings.on_base(_base(base_epsilon, settings))
+    result = _plan(settings, parts, None if orders is None else _parse(orders))
     if plot is not None:
         _plot(result, plot)
     if as_json:
@@ -213,10 +240,20 @@ def plan_(
         _show(result)
 
 
-def _refuse_with_users(arguments: Sequence[str], orders: str | None, plot: Path | None) -> None:
-    for name, value in {**options(arguments), "orders": orders, "plot": plot}.items():
+def _refuse_with_users(
+    arguments: Sequence[str], orders: str | None, plot: Path | None, base_epsilon: float | None
+) -> None:
+    given = {**options(arguments), "orders": orders, "plot": plot, "base-epsilon": base_epsilon}
+    for name, value in given.items():
         if value is not None:
             raise bad(name, "is not used with --users; use it with --parts")
+
+
+def _base(epsilon: float, settings: Settings) -> DpSgdEvent:
+    """Returns the event of a private base by the default recipe of `privmix train --dp-sgd`."""
+    if settings.epsilon is None or not 0 < epsilon < settings.epsilon:
+        raise bad("base-epsilon", f"must lie between 0 and the --epsilon of all, got {epsilon:g}")
+    return dp_sgd.planned(DpSgdOptions.checked(epsilon=epsilon, delta=settings.delta))
 
 
 def _budget(epsilon: float, delta: float, tokens: int) -> TokenBudget:
@@ -296,7 +333,8 @@ def _plan(settings: Settings, parts: int, orders: Sequence[float] | None) -> Pla
     event, only = protocol.event, None if protocol.order is None or protocol.event.measured else [protocol.order]
     known = accounting.ORDERS if only is None else np.array(only)
     bounded = bool(np.isfinite(event.rdp(known)).any())
-    cost = planning.cost(event, settings.tokens, settings.delta, known) if bounded else None
+    before = settings.spent_before
+    cost = planning.cost(event, settings.tokens, settings.delta, known, before=before) if bounded else None
     shown = orders or (known.tolist() if bounded else [protocol.order or SHOWN_ORDERS[1]])
     return Plan(settings, protocol, cost, tuple(shown), _sentence(settings, protocol, cost))
 
@@ -329,6 +367,10 @@ def _show(result: Plan) -> None:
     for name, value in settings.details(result.protocol).items():
         for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             table.add_row(f"{name} {key}".strip(), f"{number:.6g}" if isinstance(number, float) else str(number), "")
+    if (base := result.base) is not None:
+        table.add_row("base", f"{base['epsilon_pld']:.4f}", "its epsilon alone; it is part of the sum above, once")
+        for name, number in base["tokens_without_it"].items():
+            table.add_row(f"{name} without it", f"{number:.6g}", "")
     console.print(table)
     if cost is not None and len(result.orders) > 1:
         console.print(_losses(result))
@@ -355,7 +397,8 @@ def _plot(result: Plan, path: Path) -> None:
     settings, orders = result.settings, result.orders if len(result.orders) == 1 else accounting.ORDERS
     steps = range(1, PLOTTED_POINTS + 1)
     counts = sorted({math.ceil(settings.tokens * (step / PLOTTED_POINTS) ** 2) for step in steps})
-    costs = [planning.cost(result.event, count, settings.delta, orders) for count in counts]
+    before = settings.spent_before
+    costs = [planning.cost(result.event, count, settings.delta, orders, before=before) for count in counts]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     curves: dict[str, list[float | None]] = {

@@ -204,3 +204,25 @@ def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> No
     refused = runner.invoke(app, ["plan", *words])
     assert refused.exit_code == 2
     assert problem in refused.output
+
+
+@pytest.mark.parametrize(("protocol", "kept"), [("exponential", 0.8073), ("individual", 0.8063)])
+def test_a_private_base_leaves_most_of_the_radius(protocol: str, kept: float) -> None:
+    """A base of half of epsilon costs a fifth of the radius: Rényi costs add, and epsilons grow like their roots."""
+    words = ["plan", "--parts", "64", "--protocol", protocol, "--epsilon", "8", "--tokens", "16384", "--json"]
+    done = CliRunner().invoke(app, [*words, "--base-epsilon", "4"])
+    assert done.exit_code == 0, done.output
+    planned = json.loads(done.stdout)
+    base = planned["base"]
+    assert base["epsilon_pld"] == pytest.approx(4.0, abs=1e-3)
+    assert planned["radius"] / base["tokens_without_it"]["radius"] == pytest.approx(kept, abs=1e-3)
+    assert planned["epsilon_rdp"] == pytest.approx(8.0, abs=1e-3), "the sum of both"
+    assert json.loads(CliRunner().invoke(app, words).stdout)["radius"] == base["tokens_without_it"]["radius"]
+
+
+def test_a_base_must_leave_something() -> None:
+    words = ["plan", "--parts", "64", "--protocol", "exponential", "--epsilon", "4", "--base-epsilon", "4"]
+    refused = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+    assert refused.exit_code == 2
+    assert "base-epsilon" in refused.stderr
+    assert "must lie between 0 and the --epsilon of all" in refused.stderr
