@@ -17,6 +17,7 @@ from cluster.console import console, display
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
+from services.laboratory.audit import private_base
 from services.laboratory.audit.attacks import black_box, extraction
 from services.laboratory.audit.report import sections
 from services.laboratory.audit.report.finding import finite
@@ -127,6 +128,28 @@ def published(
     except ValueError as error:
         raise bad("epsilon", str(error)) from error
     finish([section], output, as_json)
+
+
+@audit.command()
+def base(
+    ensemble: Annotated[Path, typer.Argument(help="An ensemble of `privmix train`.")],
+    ledger: Annotated[str, typer.Option(help="The ledger of its service: a SQLite file, or a URL.")],
+    trained: Annotated[
+        list[Path] | None,
+        typer.Option(help="A directory of `privmix train --dp-sgd`, whose weights must not pass as public; repeat."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that the ledger charges the private base under an ensemble, once, and that no base passes as public.
+
+    It reads the weights, and composes the events with dp-accounting. The exit status is 1 if it finds a fault.
+    """
+    found = private_base.faults(ensemble, ledger, trained or ())
+    if as_json:
+        print(json.dumps({"faults": found}, indent=2))
+    else:
+        print("\n".join(f"fault: {fault}" for fault in found) or "no fault found")
+    raise typer.Exit(bool(found))
 
 
 @audit.command(name="extraction", context_settings=ACCEPTED)

@@ -1,0 +1,92 @@
+"""Claim: the audit finds a private base that is not charged, is charged for another one, or passes as public."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.laboratory.audit.private_base import faults
+from services.privacy.events import Event
+from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.settings import Settings
+from services.training import dp_sgd
+from services.training.corpus import Corpus
+from services.training.manifest import PRIVATE_BASE, Manifest
+from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.private_base import merged
+from services.training.train import train
+from tests.inline import run_inline
+from tests.services.training.conftest import small_documents, write_corpus
+from tests.tiny import write_tiny_model
+
+PLAIN = TrainingOptions(attention="own", targets=("v_proj",), block=16, precision="float32", weight_decay=0)
+PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
+PRIVATE = DpSgdOptions(steps=2, epsilon=2)
+SETTINGS = ExponentialSettings(epsilon=8.0, delta=1e-5, tokens=64)
+
+
+def ledger(path: Path, ensemble: Path, base: Event | None, apart: bool = False) -> str:
+    """Writes the ledger of a service that charges this base and has released ten tokens."""
+    settings: Settings = SETTINGS.on_base(None if apart else base)
+    protocol = settings.plan(2)
+    name = Manifest.load(ensemble).ensemble
+    written = Ledger(path, PrivacyBudget.of(name, settings, protocol, base=base, base_apart=apart))
+    written.settle(written.lease(protocol.event, 10).lease, 10)
+    return str(path)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two bases of one corpus, and parts on each."""
+    tiny, corpus = write_tiny_model(tmp_path / "tiny"), write_corpus(tmp_path / "corpus.jsonl", small_documents())
+    folders = {name: tmp_path / name for name in ("base", "other", "parts", "others")}
+    run_inline(monkeypatch)
+    for name, above in (("base", "parts"), ("other", "others")):
+        dp_sgd.train(Corpus(corpus), folders[name], private=PRIVATE, model=str(tiny), options=PLAIN)
+        train(Corpus(corpus), folders[above], parts=2, model=str(folders[name]), options=PARTS)
+    return SimpleNamespace(**folders, tiny=tiny, corpus=corpus)
+
+
+def event(ensemble: Path) -> Event:
+    described = Manifest.load(ensemble).private_base
+    assert described is not None
+    return described.training.event
+
+
+def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> None:
+    sound = ledger(tmp_path / "sound.db", made.parts, event(made.parts))
+    assert faults(made.parts, sound, [made.base, made.other]) == ()
+
+    (free, too_little) = faults(made.parts, ledger(tmp_path / "free.db", made.parts, None))
+    assert "does not charge the base" in free
+    assert "and the two events cost 4." in too_little
+
+    found = faults(made.others, ledger(tmp_path / "once.db", made.others, event(made.parts)))
+    assert "charges one base and the parts are on another" in found[0]
+
+    found = faults(made.parts, ledger(tmp_path / "apart.db", made.parts, event(made.parts), apart=True))
+    assert "counts the base's users as others than the parts'" in found[0]
+
+    passed = tmp_path / "public-looking"
+    AutoModelForCausalLM.from_pretrained(merged(made.base)).save_pretrained(passed)
+    AutoTokenizer.from_pretrained(made.tiny).save_pretrained(passed)
+    config = json.loads((passed / "config.json").read_bytes())
+    del config[PRIVATE_BASE]
+    (passed / "config.json").write_text(json.dumps(config))
+    train(Corpus(made.corpus), tmp_path / "forged", parts=2, model=str(passed), options=PARTS)
+    unpaid = ledger(tmp_path / "forged.db", tmp_path / "forged", None)
+    assert faults(tmp_path / "forged", unpaid) == (), "without the training, nothing shows it"
+    (fault,) = faults(tmp_path / "forged", unpaid, [made.other, made.base])
+    assert f"passes as public, and has the weights that {made.base} made of private text" in fault
+
+    arguments = ["audit", "base", str(tmp_path / "forged"), "--ledger", unpaid, "--json"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    done = CliRunner().invoke(app, [*arguments, "--trained", str(made.base)])
+    assert done.exit_code == 1
+    assert json.loads(done.output) == {"faults": [fault]}
