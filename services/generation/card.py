@@ -28,6 +28,13 @@ NOTES = (
 )
 
 
+_ANSWERED = {
+    "public": "by the public model alone",
+    "base": "by the private base alone, whose training the guarantee covers",
+    "mixed": "in part",
+}
+
+
 def write_card(job: Job, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
     """Writes both files of the card, each atomically; returns its content.
 
@@ -68,7 +75,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
             "asked_for": len(texts),
             "whole": len(whole),
             "continued_after_an_interruption": sum(text.asked > 1 for text in whole),
-            "answered_by_the_public_model": dict(Counter(text.answered_by for text in whole if text.answered_by)),
+            "answered_without_the_parts": dict(Counter(text.answered_by for text in whole if text.answered_by)),
             "finish_reasons": dict(Counter(text.finish_reason for text in whole)),
         },
         "template": job.request.template,
@@ -93,7 +100,7 @@ def _fields(job: Job) -> dict[str, Counter[str]]:
 
 def _markdown(card: Mapping[str, Any]) -> str:
     budget, texts, sampling = card["budget"], card["texts"], card["sampling"]
-    public, schema = texts["answered_by_the_public_model"], card.get("schema")
+    without_parts, schema = texts["answered_without_the_parts"], card.get("schema")
     free = {"Of these, free, because the schema left no alternative": f"{budget['tokens_free']:,}"} if schema else {}
     rows = {
         "Texts": f"{texts['whole']:,} of {texts['asked_for']:,} requested texts, in `{card['file']}`",
@@ -108,8 +115,10 @@ def _markdown(card: Mapping[str, Any]) -> str:
         "Sampling": ", ".join(f"{name} {json.dumps(value)}" for name, value in sampling.items() if value != []),
         "Generated": f"{card['date']} with {card['made_with']}",
     }
-    if public:
-        rows["Answered by the public model alone"] = ", ".join(f"{count} {kind}" for kind, count in public.items())
+    if without_parts:
+        rows["Answered without the parts"] = ", ".join(
+            f"{count} {_ANSWERED.get(kind, kind)}" for kind, count in without_parts.items()
+        )
     lines = ["# Data card: private synthetic text", "", f"> {card['guarantee']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {_cell(str(value))} |" for name, value in rows.items()]
     lines += ["", "## Template", "", *(f"    {line}" for line in card["template"].splitlines())]

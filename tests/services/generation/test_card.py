@@ -1,0 +1,36 @@
+"""Claim: a data card says which texts a private base answered, and never counts them as the public model's."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from services.generation.card import MARKDOWN_FILE, write_card
+from services.generation.job import Job
+
+STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("base", "2 by the private base alone, whose training the guarantee covers"),
+        ("public", "2 by the public model alone"),
+        ("mixed", "2 in part"),
+    ],
+)
+def test_answers_without_the_parts_are_named_by_their_model(kind: str, shown: str, tmp_path: Path) -> None:
+    text = SimpleNamespace(finish_reason="stop", asked=1, answered_by=kind, item=SimpleNamespace(fields={}))
+    of_parts = SimpleNamespace(**vars(text) | {"answered_by": None})
+    job = SimpleNamespace(
+        directory=tmp_path,
+        described={"sampling": {}, "begun": "today"},
+        texts=(text, text, of_parts),
+        tokens=12,
+        free=0,
+        request=SimpleNamespace(template="{}", schema=None),
+    )
+    card = write_card(cast(Job, job), STATEMENT)
+    assert card["texts"]["answered_without_the_parts"] == {kind: 2}
+    assert f"| Answered without the parts | {shown} |" in (tmp_path / MARKDOWN_FILE).read_text()
