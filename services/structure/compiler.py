@@ -14,8 +14,7 @@ from services.structure.matcher import Matcher
 from services.structure.vocabulary import Vocabulary
 
 COMPILE_S = 10.0
-"""The limit of a compilation. The limits below end almost every one in less than 0.3 s; the first one also reads the
-vocabulary."""
+"""The limit of a compilation. The limits below end almost every one in less than 0.3 s."""
 CHECKED_TOKENS = 4096
 """The length up to which the forced beginning of a grammar is computed, to see whether it leads to a text."""
 MAX_GRAMMARS = 64
@@ -58,7 +57,9 @@ class Compiler:
         key = sha256(grammar.encode()).digest()
         async with self._turn:
             if key not in self._compiled:
-                compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._compile, grammar)
+                loop = asyncio.get_running_loop()
+                vocabulary = await loop.run_in_executor(self._thread, self._vocabulary)
+                compiling = loop.run_in_executor(self._thread, _compiled, grammar, vocabulary)
                 try:
                     async with asyncio.timeout(COMPILE_S):
                         compiled = await asyncio.shield(compiling)
@@ -68,14 +69,6 @@ class Compiler:
         self._compiled.move_to_end(key)
         return Matcher(self._compiled[key][1], self._vocabulary())
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        vocabulary = self._vocabulary()
-        matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise StructureError(_explained(matcher.get_error()))
-        Matcher(matcher, vocabulary).after((), CHECKED_TOKENS)
-        return matcher
-
     def _keep(self, key: bytes, size: int, compiled: LLMatcher) -> None:
         """Adds a grammar and drops those that were not used for the longest time, beyond the limits."""
         self._compiled[key] = size, compiled
@@ -83,6 +76,19 @@ class Compiler:
         while len(self._compiled) > MAX_GRAMMARS or (total > MAX_GRAMMAR_BYTES and len(self._compiled) > 1):
             _, (dropped, _) = self._compiled.popitem(last=False)
             total -= dropped
+
+
+def _compiled(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+    """Compiles a grammar and follows its forced beginning.
+
+    Raises:
+        StructureError: see `Compiler.matcher`.
+    """
+    matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise StructureError(_explained(matcher.get_error()))
+    Matcher(matcher, vocabulary).after((), CHECKED_TOKENS)
+    return matcher
 
 
 def _explained(error: str) -> str:

@@ -19,9 +19,11 @@ from services.files import write_atomically
 from services.generation.baseline import load_baseline
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import load_job, load_output
+from services.generation.records import records_of
 from services.laboratory import html_report
 from services.laboratory.evaluation.figures import PALETTES, Theme
 from services.laboratory.generation import quality
+from services.laboratory.generation.fields import FieldReport, describe
 from services.training.corpus import Corpus
 from services.training.manifest import Manifest
 from services.training.split import held_out
@@ -78,13 +80,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Holds all rows, and the model and the label with which they were measured."""
+    """Holds all rows, the model and the label with which they were measured, and the fields of a job's records."""
 
     rows: tuple[Row, ...]
     card: Mapping[str, Any]
     model: str
     label_field: str | None
     operator: bool
+    fields: FieldReport | None = None
 
     def record(self) -> dict[str, Any]:
         """Returns the report as JSON output."""
@@ -125,6 +128,7 @@ def make_report(
         model.name,
         label_field,
         operator=real is not None or finetuned is not None,
+        fields=_fields(directory),
     )
     page, record = (OPERATOR_HTML_FILE, OPERATOR_RECORD_FILE) if report.operator else (HTML_FILE, RECORD_FILE)
     write_atomically(directory / record, json.dumps(report.record(), indent=2).encode() + b"\n")
@@ -182,6 +186,12 @@ def _rows(
             )
         )
     return tuple(rows)
+
+
+def _fields(directory: Path) -> FieldReport | None:
+    """Returns the description of the records' fields; None without a schema or a complete record."""
+    schema, records = load_job(directory).get("schema"), records_of(load_output(directory))
+    return None if schema is None or not records else describe(schema, records)
 
 
 def _pairs(records: Sequence[Mapping[str, Any]], label_field: str | None) -> tuple[tuple[str, str | None], ...]:

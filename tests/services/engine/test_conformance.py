@@ -208,6 +208,16 @@ def test_readers_in_some_steps_answer_like_readers_in_all_steps(
     engine.release("behind")
 
 
+def test_a_sequence_may_advance_by_several_tokens(
+    engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
+) -> None:
+    """A structured text advances by a sampled token and those that its grammar forces after it."""
+    lengths = (10, 11, 15, 16, 28, 29, 60)
+    rows = [engine.next_token([Request("jumps", tokens[:length], EVERY)]) for length in lengths]
+    assert_agree(engine, torch.cat(rows), expect(reference, [(length, name) for length in lengths for name in EVERY]))
+    engine.release("jumps")
+
+
 def test_a_zero_reader_equals_the_public_model(
     engine: Engine, reference: dict[str, torch.Tensor], tokens: tuple[int, ...]
 ) -> None:

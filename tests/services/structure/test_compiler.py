@@ -14,6 +14,7 @@ from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
 from services.structure.limits import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, MAX_NODES
 from services.structure.satisfiable import has_finite_value
+from services.structure.vocabulary import Vocabulary
 from tests.services.structure.test_matcher import GRAMMARS, vocabulary
 
 SECRET = "Xyzzy"
@@ -120,13 +121,13 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
 def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MAX_GRAMMARS", 2)
     made: list[str] = []
-    compile_ = Compiler._compile
+    compile_ = compiler._compiled
 
-    def counted(self: Compiler, text: str) -> LLMatcher:
+    def counted(text: str, words: Vocabulary) -> LLMatcher:
         made.append(text)
-        return compile_(self, text)
+        return compile_(text, words)
 
-    monkeypatch.setattr(Compiler, "_compile", counted)
+    monkeypatch.setattr(compiler, "_compiled", counted)
 
     async def run() -> None:
         own = Compiler(vocabulary)
@@ -142,7 +143,7 @@ def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_slow_compilation_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "COMPILE_S", 0.05)
-    monkeypatch.setattr(Compiler, "_compile", lambda self, text: time.sleep(0.5))
+    monkeypatch.setattr(compiler, "_compiled", lambda text, words: time.sleep(0.5))
 
     async def run() -> None:
         with pytest.raises(StructureError, match="too long"):

@@ -5,9 +5,10 @@ Run as `python with_langchain.py URL KEY`; prints one JSON object.
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
 
 URL, KEY = sys.argv[1:]
 PARAMETERS: Any = {
@@ -19,6 +20,18 @@ PARAMETERS: Any = {
     "timeout": 300,
 }
 HISTORY = [("system", "Be brief."), ("human", "When does the clinic open?"), ("ai", "At nine."), ("human", "Thanks.")]
+
+
+class Ticket(BaseModel):
+    """A request of a caller."""
+
+    reason: Literal["a sore throat", "a flu shot"]
+    urgent: bool
+
+
+for method in ("json_schema", "function_calling"):
+    chat = ChatOpenAI(**{**PARAMETERS, "max_tokens": 100}).with_structured_output(Ticket, method=method)
+    assert isinstance(chat.invoke(HISTORY), Ticket), method
 
 answer = ChatOpenAI(**PARAMETERS).invoke(HISTORY)
 streamed = list(ChatOpenAI(**PARAMETERS, stream_usage=True).stream(HISTORY))

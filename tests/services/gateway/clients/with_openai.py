@@ -6,13 +6,36 @@ Run as `python with_openai.py URL KEY`; prints one JSON object.
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import openai
+from pydantic import BaseModel
 
 URL, KEY = sys.argv[1:]
 MESSAGES: Any = [{"role": "user", "content": "When does the clinic open?"}]
+NAMED: Any = {"type": "function", "function": {"name": "book"}}
 PARAMETERS: Any = {"model": "privmix", "max_tokens": 8}
+
+
+class Ticket(BaseModel):
+    reason: Literal["a sore throat", "a flu shot"]
+    urgent: bool
+
+
+TOOL: Any = {"type": "function", "function": {"name": "book", "parameters": Ticket.model_json_schema()}}
+
+
+def structured() -> dict[str, object]:
+    client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=300)
+    wanted: Any = {"model": "privmix", "messages": MESSAGES, "max_tokens": 100}
+    parsed: Any = client.chat.completions.parse(response_format=Ticket, **wanted)
+    assert isinstance(parsed.choices[0].message.parsed, Ticket)
+    called: Any = client.chat.completions.create(tools=[TOOL], tool_choice="required", **wanted)
+    assert Ticket.model_validate_json(called.choices[0].message.tool_calls[0].function.arguments)
+    with client.chat.completions.stream(tools=[TOOL], tool_choice=NAMED, **wanted) as stream:
+        final: Any = stream.get_final_completion()
+    assert Ticket.model_validate_json(final.choices[0].message.tool_calls[0].function.arguments)
+    return {"parsed": [parsed.choices[0].finish_reason, parsed.usage.completion_tokens]}
 
 
 def sync() -> dict[str, object]:
@@ -51,4 +74,4 @@ async def parallel() -> dict[str, object]:
     }
 
 
-print(json.dumps(sync() | asyncio.run(parallel())))
+print(json.dumps(structured() | sync() | asyncio.run(parallel())))
