@@ -6,8 +6,8 @@ files in FOLDER. --recipe selects recipes; the default is all.
 
 - `gain`: gain of a part's adapter over the public model in nats per held-out token, the mean over parts.
 - `of plain`: the ratio of this gain to the gain of `plain`.
-- `ensemble gain`, with two parts or more: the gain of the parts' mean after PMixed's projection at the radius of a
-  budget (64 parts, epsilon 8, delta 1e-5, 1,024 tokens).
+- `ensemble gain at RADIUS`, with two parts or more: the gain of the parts' mean after PMixed's projection at this
+  radius. 0.4 is about the radius of 64 parts for a user's epsilon of 8 and 1,024 tokens.
 - `seconds`: processor time of a part's training, on one thread.
 """
 
@@ -44,9 +44,10 @@ from services.training.split import split
 
 PARTS = 16
 HELD_OUT = 0.1
-HELD_OUT_TOKENS = 5000
 CONTEXT = 256
-BUDGET = PMixedSettings(epsilon=8.0, delta=1e-5, tokens=1024)
+RADII = (0.1, 0.4, 1.6)
+UNLIMITED = PMixedSettings(epsilon=None, delta=1e-5, tokens=1024)
+"""Two parts at these radii would cost far more than a usual budget."""
 
 PLAIN = TrainingOptions.checked(attention="own", rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
 READER = TrainingOptions.checked(rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
@@ -97,14 +98,14 @@ class Bench:
     parts: tuple[Tokens, ...]
 
     @classmethod
-    def of(cls, corpus: Path, output: Path, parts: int, tokens: int) -> "Bench":
+    def of(cls, corpus: Path, output: Path, parts: int, tokens: int, held_out_tokens: int) -> "Bench":
         model = resolve()
         train, held_out = output / "train.jsonl", output / "heldout.jsonl"
         output.mkdir(parents=True, exist_ok=True)
         (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
         split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=output / "split.salt")
         tokenizer = AutoTokenizer.from_pretrained(model)
-        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=HELD_OUT_TOKENS, runs=1)
+        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=held_out_tokens, runs=1)
         shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
         return cls(output, model, text, tuple(shares[Share(part)][:tokens] for part in range(parts)))
 
@@ -154,11 +155,11 @@ class Bench:
             gains.append(own.gather(2, truth[positions, None, None].expand(-1, len(adapters), 1)).mean(1).flatten())
         measured = {"gain": float(torch.cat(gains).mean())}
         if len(adapters) > 1:
-            unlimited = BUDGET.model_copy(update={"epsilon": None})  # so few parts would cost far more than the budget
-            protocols = Public(len(adapters)), PMixed(len(adapters), 1.0, BUDGET.plan(64).radius)
-            planned, run = [(unlimited, protocol) for protocol in protocols], self.text.runs[0]
-            alone, released = run_trials(planned, reader, run, self.text.true_tokens[run])
-            measured["ensemble gain"] = alone.loss - released.loss
+            protocols = Public(len(adapters)), *(PMixed(len(adapters), 1.0, radius) for radius in RADII)
+            planned, run = [(UNLIMITED, protocol) for protocol in protocols], self.text.runs[0]
+            alone, *released = run_trials(planned, reader, run, self.text.true_tokens[run])
+            for radius, outcome in zip(RADII, released, strict=True):
+                measured[f"ensemble gain at {radius}"] = alone.loss - outcome.loss
         for path in rows.models:
             path.unlink()
         return measured
@@ -170,17 +171,18 @@ def benchmark(
     recipe: Annotated[list[str] | None, typer.Option(help="One of the table; may be repeated. Default: all.")] = None,
     parts: Annotated[int, typer.Option(min=1, max=PARTS, help=f"Parts that are trained, of {PARTS}.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each that are used.")] = 12000,
+    held_out_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are scored.")] = 5000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
-    bench = Bench.of(corpus, output, parts, tokens)
+    bench = Bench.of(corpus, output, parts, tokens, held_out_tokens)
     measured = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
-    plain = measured.get("plain", {})
+    plain = {key: value for key, value in measured.get("plain", {}).items() if "gain" in key}
     for row in measured.values():
-        row |= {f"{key} of plain": row[key] / plain[key] for key in ("gain", "ensemble gain") if key in plain}
+        row |= {f"{key} of plain": row[key] / gain for key, gain in plain.items()}
     if as_json:
         print(json.dumps(measured, indent=2))
         return
