@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
-from services.engine.adapter_config import read_adapter_configs
+from services.engine.adapter_config import first_layer, read_adapter_configs
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request
 from services.engine.part_text import read_texts
 from services.engine.reader_attention import PublicCache, check_reader, record_text
@@ -34,6 +34,7 @@ class TransformersEngine(Engine):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
         self.vocabulary = model.config.vocab_size
+        first_layer(configs, model.config.get_text_config().num_hidden_layers)  # refuses what serving refuses
         if settings.attention == "public":
             for config in configs:
                 check_reader(model, config.targets)

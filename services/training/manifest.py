@@ -4,6 +4,7 @@ manifest = Manifest.load(directory)
 manifest.verify(directory)
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -249,7 +250,8 @@ class Manifest(BaseModel):
             base: the base model's directory; None resolves `base_model`.
 
         Raises:
-            ManifestError: a hash differs. The message names the first difference.
+            ManifestError: a hash differs, or the adapters change other layers than the manifest states. The message
+                names the first difference.
             PublicModelError: the base model cannot be found.
         """
         base = base or public_model.resolve(self.base_model)
@@ -270,6 +272,17 @@ class Manifest(BaseModel):
                 ) from error
             if digest != adapter.sha256:
                 raise ManifestError(f"{adapter.name}: its adapter {path} is not the one in the manifest; train again")
+            self._check_layers(adapter, path)
+
+    def _check_layers(self, adapter: Adapter, path: Path) -> None:
+        """Checks that an adapter changes as many layers as the manifest states: all readers fork at one layer."""
+        layers = json.loads((path / ADAPTER_FILES[0]).read_bytes()).get("layers_to_transform")
+        if layers is not None and len(layers) != self.layers:
+            stated = "all" if self.layers is None else f"the last {self.layers}"
+            raise ManifestError(
+                f"layers: {adapter.name} changes the last {len(layers)} layers and the ensemble {stated}; train all "
+                "parts with the same --layers"
+            )
 
     def _check_digest(self, field: str, digest: str, subject: str) -> None:
         expected = getattr(self, field)

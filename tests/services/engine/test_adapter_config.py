@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from services.engine.adapter_config import AdapterConfig, first_layer, read_adapter_configs
+from services.engine.engine import EngineSettings, create
+from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_model
 
 READER = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -72,3 +75,16 @@ def test_other_layers_are_refused(tmp_path: Path, layers: tuple[Any, Any], messa
     }
     with pytest.raises(ValueError, match=message):
         first_layer(read_adapter_configs(adapters, "public"), 4)
+
+
+def test_the_transformers_engine_refuses_them_too(tiny: Path, tmp_path: Path) -> None:
+    adapters = write_adapters(tmp_path / "all", ("a",), tiny) | write_adapters(
+        tmp_path / "late", ("b",), tiny, layers=1
+    )
+    with pytest.raises(ValueError, match=r"layers: adapters change the last \[1, 2\] layers"):
+        create(EngineSettings(tiny, "transformers", "float32", 64, adapters=adapters))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model")

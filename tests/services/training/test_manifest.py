@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, ManifestError, Part
+from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, ManifestError, Part, hash_adapter
 from tests.services.training.conftest import Ensemble
 
 DIGEST = "0" * 64
@@ -130,6 +130,20 @@ def test_missing_adapter_is_refused(ensemble: Ensemble, tmp_path: Path) -> None:
     (loaded.adapter_path(directory, loaded.parts[3]) / ADAPTER_FILES[1]).unlink()
     with pytest.raises(ManifestError, match=r"part-003: its adapter .* is missing"):
         loaded.verify(directory)
+
+
+def test_a_part_that_changes_another_number_of_layers_is_refused(ensemble: Ensemble, tmp_path: Path) -> None:
+    directory = ensemble.copy(tmp_path / "copy")
+    loaded = Manifest.load(directory)
+    other = loaded.parts[1]
+    config = loaded.adapter_path(directory, other) / ADAPTER_FILES[0]
+    content = json.loads(config.read_bytes())
+    content["layers_to_transform"] = content["layers_to_transform"][-4:]
+    config.write_text(json.dumps(content))
+    hashed = other.model_copy(update={"sha256": hash_adapter(config.parent)})
+    mixed = loaded.model_copy(update={"parts": (loaded.parts[0], hashed, *loaded.parts[2:])})
+    with pytest.raises(ManifestError, match="layers: part-001 changes the last 4 layers and the ensemble the last 15"):
+        mixed.verify(directory)
 
 
 @pytest.mark.parametrize("field", ["base_revision", "tokenizer"])
