@@ -117,7 +117,9 @@ class Shards(Section):
         1, gt=0, description="the number of actors that share the work of one shard; more throughput, the same N"
     )
     num_gpus: float | None = Field(
-        None, ge=0, description="GPUs that Ray reserves for each copy; None: 1 if the cluster has GPUs, else 0"
+        None,
+        ge=0,
+        description="GPUs that Ray reserves for each copy, at most 1; None: 1 if the cluster has GPUs, else 0",
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for each copy")
     threads: int | None = Field(None, gt=0, description="threads of a shard on a CPU; None: all cores of the machine")

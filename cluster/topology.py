@@ -22,8 +22,8 @@ def plan_shards(
         halves: serve the models of each part's halves instead of its own model. Part i has the models 2i and 2i + 1.
 
     Raises:
-        ConfigurationError: `halves` is set and the ensemble has no models of half-parts, or several models attend to
-            their own keys.
+        ConfigurationError: `halves` is set and the ensemble has no models of half-parts, several models attend to
+            their own keys, or a shard would reserve several GPUs.
     """
     if manifest.attention == "own" and (len(manifest.parts) > 1 or halves):
         raise ConfigurationError(
@@ -33,6 +33,11 @@ def plan_shards(
     shards, models_per_part = configuration.shards, 2 if halves else 1
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)
+    if num_gpus > 1:
+        raise ConfigurationError(
+            f"shards.num_gpus: must be at most 1, not {num_gpus:g}: an engine runs on one GPU, so the others would be "
+            "idle; set shards.copies for more throughput, or a smaller shards.parts_per_shard for more memory"
+        )
     return [
         ShardPlan(
             index=index,

@@ -29,8 +29,11 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
 - `is_padding` in the forward context is the public batch's; the readers' context has none, so mixture-of-experts models
   route all reader rows.
 - `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
+- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is off: vLLM's GPU kernels then launch for
+  all slots in each step, whatever the adapters of its rows.
 - `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
-  pipeline, data and context parallelism, speculative decoding, multimodal models and M-RoPE positions.
+  tensor, pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
+  attention (MLA), where a reader's query would meet the latent of its own hidden state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,7 +128,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     slots: AdapterSlots | None = None
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
-        _refuse_unsupported_features(self)
+        refuse_unsupported_features(self)
         super().load_model(*arguments, **options)
         model = self.get_model()
         refuse_unknown_family(model)
@@ -150,6 +153,12 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if missing := sorted(set(targets) - present):
             raise ValueError(f"the model has no modules named {', '.join(missing)}, which the adapters change")
         self.slots = AdapterSlots(self.lora_manager, adapters, zero)
+
+    def adapter_bytes(self) -> int:
+        """Returns the memory of the adapter slots on the device."""
+        modules = self.lora_manager._adapter_manager.modules.values()
+        stacked = (weights for module in modules for weights in (*module.lora_a_stacked, *module.lora_b_stacked))
+        return sum(weights.nbytes for weights in stacked)
 
     def begin_texts(self, texts: Mapping[str, int]) -> None:
         """Announces the requests that the coming steps ingest as texts: the texts' ids by vLLM request id."""
@@ -412,17 +421,22 @@ def refuse_unknown_family(model: Any) -> None:
         raise ValueError(f"model: {type(model).__name__} does not run with readers; use {', '.join(FAMILIES.values())}")
 
 
-def _refuse_unsupported_features(runner: Any) -> None:
+def refuse_unsupported_features(runner: Any) -> None:
+    """Raises ValueError if vLLM's model runner has a feature with which a reader row would be silently wrong."""
     parallel = runner.vllm_config.parallel_config
     unsupported = {
         "a multimodal model": runner.supports_mm_inputs,
         "a model with M-RoPE positions": runner.uses_mrope,
+        "a model with latent attention (MLA)": runner.model_config.use_mla,
         "speculative decoding": runner.speculative_config is not None,
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
         "microbatches": parallel.use_ubatching,
     }
+    lora = runner.vllm_config.lora_config
+    unsupported["specialize_active_lora"] = lora is not None and lora.specialize_active_lora
     if features := [name for name, present in unsupported.items() if present]:
         raise ValueError(f"readers do not run with {', '.join(features)}")
 
@@ -438,6 +452,10 @@ class ReaderWorker:
     def prepare_adapters(self, adapters: Sequence[int]) -> None:
         if self.model_runner.slots is not None:
             self.model_runner.slots.prepare(adapters)
+
+    def adapter_bytes(self) -> int:
+        size: int = self.model_runner.adapter_bytes()
+        return size
 
     def begin_texts(self, texts: Mapping[str, int]) -> None:
         self.model_runner.begin_texts(texts)

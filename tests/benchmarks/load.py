@@ -181,15 +181,25 @@ def _wait_until_healthy(url: str, process: psutil.Popen, log: Path) -> None:
 
 
 @contextmanager
-def private(folder: Path, protocol: str, parts: int, threads: int) -> Iterator[RunningService]:
-    """Runs the service with an ensemble of this size on one shard."""
+def private(
+    folder: Path, protocol: str, parts: int, threads: int, layers: int | None = None, sample: int | None = None
+) -> Iterator[RunningService]:
+    """Runs the service with an ensemble of this size on one shard.
+
+    Args:
+        layers: the number of last layers that a part changes; by default that of `privmix train`.
+        sample: the number of parts that the exponential mechanism draws for a token; by default all.
+    """
+    privacy: dict[str, Any] = {"protocol": protocol, **PRIVACY}
+    if protocol == "exponential" and sample:
+        privacy["sample"] = sample
     ensemble = write_ensemble(
-        folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT, layers=usual_layers(resolve())
+        folder / f"ensemble-{protocol}-{parts}", parts, distinct=DISTINCT, layers=layers or usual_layers(resolve())
     )
     home = folder / f"{protocol}-{parts}"
     home.mkdir()
     shards = {"threads": threads, "parts_per_shard": parts}
-    with running(configure(home, ensemble, **SECTIONS, privacy={"protocol": protocol, **PRIVACY}, shards=shards)) as it:
+    with running(configure(home, ensemble, **SECTIONS, privacy=privacy, shards=shards)) as it:
         yield it
 
 
@@ -286,6 +296,12 @@ def main(
     parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
     prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
     streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
+    layers: Annotated[
+        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 64,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
@@ -303,14 +319,14 @@ def main(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-")))
         if memory_over:
-            service = stack.enter_context(private(folder, protocol[0], parts[0], threads))
+            service = stack.enter_context(private(folder, protocol[0], parts[0], threads, layers, sample))
             result = {"memory": memory(service, prompts.questions(memory_over, 16, SHORT), max(streams))}
             protocol = []
         else:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             starting = pool.submit(stack.enter_context, plain(folder, threads))
         for name, size in product(protocol, parts):
-            with private(folder, name, size, threads) as service:
+            with private(folder, name, size, threads, layers, sample) as service:
                 other = starting.result()
                 _both(service.base_url, other, prompts.questions(4, 16, 4), 4)
                 for length, concurrent in product(prompt_tokens, streams):

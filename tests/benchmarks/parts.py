@@ -1,7 +1,8 @@
 """Measures the cost of many parts for one engine: `python -m tests.benchmarks.parts --parts 1000 --json`.
 
 - `start_s`: time to start an engine with all adapters.
-- `resident_gib`: memory of the process after the start.
+- `resident_gib`, `adapters_gib`: memory of the process after the start, and of its adapters' weights, which is in
+  proportion to the layers that a part changes (`--layers`).
 - `step_ms`: median time of a step, by `sequences x part rows per sequence`.
 - `part_row_over_public_row`: the time that a part row adds to a step, over the time that a public row of another
   sequence adds; alternating batches with equal numbers of rows.
@@ -16,12 +17,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import psutil
 import typer
 
-from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from services.engine.engine import PUBLIC, EngineSettings, Request
+from services.engine.vllm_engine import VllmEngine
 from services.training.public_model import resolve
 from tests.ensembles import usual_layers, write_adapters
 
@@ -29,10 +31,18 @@ FILES = 4
 WARM_UP = 3
 
 
-class Bench:
+class RowEngine(Protocol):
+    """What is used of an `Engine`."""
+
+    def next_token(self, requests: Sequence[Request]) -> object: ...
+
+    def release(self, sequence: str) -> None: ...
+
+
+class PartRows:
     """Sequences that an engine advances together."""
 
-    def __init__(self, engine: Engine, names: Sequence[str], prompt_tokens: int) -> None:
+    def __init__(self, engine: RowEngine, names: Sequence[str], prompt_tokens: int) -> None:
         self._engine, self._names, self._prompt_tokens = engine, names, prompt_tokens
         self._random = random.Random(0)
         self._started = 0
@@ -69,22 +79,27 @@ class Bench:
         return statistics.median(ratios)
 
 
-def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def measure(
+    parts: int, layers: int | None, prompt_tokens: int, steps: int, cells: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
     model = resolve()
+    layers = layers or usual_layers(model)
     names = [f"part-{index:04d}" for index in range(parts)]
     with tempfile.TemporaryDirectory() as folder:
         files = [f"file-{index}" for index in range(FILES)]
-        written = list(write_adapters(Path(folder), files, model, layers=usual_layers(model)).values())
+        written = list(write_adapters(Path(folder), files, model, layers=layers).values())
         adapters = {name: written[index % FILES] for index, name in enumerate(names)}
         started = time.perf_counter()
-        engine = create(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))
+        engine = VllmEngine(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))
         start_s = time.perf_counter() - started
-    bench = Bench(engine, names, prompt_tokens)
+    bench = PartRows(engine, names, prompt_tokens)
     report = {
         "parts": parts,
+        "layers": layers,
         "prompt_tokens": prompt_tokens,
         "start_s": round(start_s, 1),
         "resident_gib": round(psutil.Process().memory_info().rss / 2**30, 2),
+        "adapters_gib": round(engine._worker("adapter_bytes") / 2**30, 3),
         "step_ms": {f"{n} x {rows}": round(1e3 * bench.step_seconds(n, rows, steps), 1) for n, rows in cells},
         "part_row_over_public_row": {
             f"{n} x {rows}": round(bench.part_row_over_public_row(n, rows, steps), 2) for n, rows in cells if rows
@@ -96,6 +111,9 @@ def measure(parts: int, prompt_tokens: int, steps: int, cells: Sequence[tuple[in
 
 def main(
     parts: Annotated[int, typer.Option(min=1)] = 1000,
+    layers: Annotated[
+        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
     steps: Annotated[int, typer.Option(min=1)] = 12,
     quick: Annotated[bool, typer.Option(help="One small cell.")] = False,
@@ -103,7 +121,7 @@ def main(
 ) -> None:
     """Measures one engine with many parts."""
     cells = [(8, 0), (8, 8)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
-    report = measure(parts, prompt_tokens, steps, cells)
+    report = measure(parts, layers, prompt_tokens, steps, cells)
     print(json.dumps(report) if as_json else json.dumps(report, indent=2))
 
 

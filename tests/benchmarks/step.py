@@ -4,6 +4,9 @@
   the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
+- `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
+- `part_row_over_public_row`: for each cell, the time that a part row adds to a shard's step over the time that a public
+  row of another sequence adds (`tests.benchmarks.parts`).
 - `mollify_speedup`: projection and aggregation for one token of 8 parts, against a SciPy bisection per part.
 - `resident_mib`: memory of each actor, including caches, for each number of parts.
 
@@ -38,13 +41,14 @@ from services.coordinator.messages import Generation
 from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers
+from services.privacy.protocol import Answers, Protocol
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.pmixed import PMixed
 from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
 from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question
+from tests.benchmarks.parts import PartRows
 from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
@@ -93,10 +97,25 @@ class PlainEngine:
 
 @dataclass(frozen=True)
 class Bench:
-    shard: ActorHandle
+    shards: tuple[ActorHandle, ...]
     coordinator: ActorHandle
     plain: ActorHandle
     names: tuple[str, ...]
+    sample: int
+    """The number of part rows of a token."""
+
+
+class RemoteEngine:
+    """Sends the calls of `PartRows` to a shard. Only one row comes back, because the transfer is not measured."""
+
+    def __init__(self, shard: ActorHandle) -> None:
+        self._shard = shard
+
+    def next_token(self, requests: Sequence[Request]) -> None:
+        ray.get(self._shard.next_token.remote(requests, returned=[0]))
+
+    def release(self, sequence: str) -> None:
+        ray.get(self._shard.release.remote([sequence]))
 
 
 @contextmanager
@@ -117,31 +136,63 @@ def started(model: Path) -> Iterator[ActorHandle]:
         yield plain
 
 
+@dataclass(frozen=True)
+class Deployment:
+    """One ensemble that is measured; `sample` is the number of parts that the exponential mechanism draws."""
+
+    protocol: str
+    parts: int
+    layers: int | None
+    shards: int
+    sample: int | None
+
+    @property
+    def planned(self) -> Protocol:
+        sample = {"sample": self.sample} if self.protocol == "exponential" and self.sample else {}
+        return (
+            PROTOCOLS[self.protocol].model_validate({"protocol": self.protocol, **PRIVACY, **sample}).plan(self.parts)
+        )
+
+
 @contextmanager
-def deployed(plain: ActorHandle, model: Path, protocol: str, parts: int, layers: int | None) -> Iterator[Bench]:
-    names = tuple(f"part-{index:03d}" for index in range(parts))
-    shard_threads, step_threads = ({"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (psutil.cpu_count(), 1))
+def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterator[Bench]:
+    names = tuple(f"part-{index:03d}" for index in range(deployment.parts))
+    groups = [tuple(group) for group in np.array_split(np.arange(deployment.parts), deployment.shards)]
+    cores = psutil.cpu_count() or 1
+    shard_threads, step_threads = (
+        {"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (max(1, cores // deployment.shards), 1)
+    )
     with tempfile.TemporaryDirectory() as folder:
-        adapters = write_adapters(Path(folder), names, model, DISTINCT, layers)
-        shard = ShardActor.options(name="shard", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0).remote(
-            EngineSettings(model=model, context_length=CONTEXT, adapters=adapters)
+        adapters = write_adapters(Path(folder), names, model, DISTINCT, deployment.layers)
+        held = [{int(number): names[number] for number in group} for group in groups]
+        shards = tuple(
+            ShardActor.options(
+                name=f"shard-{index}", namespace=NAMESPACE, runtime_env=shard_threads, num_cpus=0
+            ).remote(
+                EngineSettings(
+                    model=model, context_length=CONTEXT, adapters={name: adapters[name] for name in models.values()}
+                )
+            )
+            for index, models in enumerate(held)
         )
-        planned = PROTOCOLS[protocol].model_validate({"protocol": protocol, **PRIVACY}).plan(parts)
+        planned = deployment.planned
         coordinator = CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
-            CoordinatorSettings(
-                model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256, threads=psutil.cpu_count() or 1
+            CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256, threads=cores),
+            ShardMap(
+                1,
+                planned,
+                tuple(PartGroup(index, models, (f"shard-{index}",)) for index, models in enumerate(held)),
             ),
-            ShardMap(1, planned, (PartGroup(0, dict(enumerate(names)), ("shard",)),)),
         )
-        ray.get(shard.status.remote())  # a coordinator waits only seconds for a shard that is still loading
+        ray.get([shard.status.remote() for shard in shards])  # a coordinator waits only seconds for a loading shard
         ray.get(coordinator.health.remote())
         try:
-            yield Bench(shard, coordinator, plain, names)
+            yield Bench(shards, coordinator, plain, names, planned.rows or 1)
         finally:
             ray.get(coordinator.close.remote())
-            for actor in (coordinator, shard):
+            for actor in (coordinator, *shards):
                 ray.kill(actor)
-            time.sleep(1)  # until the name of the shard is free
+            time.sleep(1)  # until the names of the shards are free
 
 
 def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
@@ -174,7 +225,7 @@ def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
 
 def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Measures one cell: the ratio, and the milliseconds of a step by stage."""
-    ratios, stages = [], []
+    ratios, stages, row_bytes = [], [], []
     for _ in range(rounds):
         plain_s = ray.get(bench.plain.decode.remote(prompts.questions(streams, length, tokens)))
         ours = private(bench, prompts.questions(streams, length, tokens))
@@ -183,6 +234,8 @@ def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: 
             ours[name] / ours["steps"] for name in ("seconds", "shards_s", "arithmetic_s")
         )
         stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
+        row_bytes.append(ours["row_bytes"] / ours["tokens"])
+    part_rows = PartRows(RemoteEngine(bench.shards[0]), bench.names[: len(bench.names) // len(bench.shards)], length)
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
@@ -190,13 +243,15 @@ def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: 
             name: round(1000 * seconds, 2)
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
         },
+        "row_bytes": round(statistics.median(row_bytes)),
+        "part_row_over_public_row": round(part_rows.part_row_over_public_row(streams, bench.sample, 8, rounds), 2),
     }
 
 
 def mollify_speedup(bench: Bench, prompt: Sequence[int], rounds: int) -> float:
     adapters = (PUBLIC, *bench.names[:MOLLIFIED])
     request = Request("rows", tuple(prompt), adapters)
-    rows = torch.from_numpy(np.array(ray.get(bench.shard.next_token.remote([request]))))
+    rows = torch.from_numpy(np.array(ray.get(bench.shards[0].next_token.remote([request]))))
     answers = shape(rows[:1], rows[1:], (tuple(range(len(rows) - 1)),))
     protocol = PMixed(MOLLIFIED, 1.0, RADIUS)
     protocol.release(answers)
@@ -231,7 +286,7 @@ def by_scipy(answers: Answers) -> np.ndarray:
 
 def resident(bench: Bench) -> dict[str, float]:
     measures = ray.get(bench.coordinator.measures.remote())
-    sizes = {"shard": measures["shard_bytes"][0], "coordinator": measures["coordinator_bytes"]}
+    sizes = {"shard": max(measures["shard_bytes"]), "coordinator": measures["coordinator_bytes"]}
     return {name: round(size / 2**20, 1) for name, size in sizes.items()}
 
 
@@ -243,6 +298,10 @@ def main(
     layers: Annotated[
         int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
     ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")
+    ] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Shards that divide the parts, and the cores.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
     quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
@@ -252,10 +311,12 @@ def main(
     if quick:
         protocol, parts, prompt_tokens, streams, rounds = protocol[:1], [80], [64], [8], 1
     model, prompts = resolve(), Prompts()
-    result: dict[str, Any] = {"private_over_plain": {}, "stages_ms": {}, "resident_mib": {}}
+    keys = ("private_over_plain", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
+    result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:
         for name, size in product(protocol, parts):
-            with deployed(plain, model, name, size, layers or usual_layers(model)) as bench:
+            deployment = Deployment(name, size, layers or usual_layers(model), shards, sample)
+            with deployed(plain, model, deployment) as bench:
                 private(bench, prompts.questions(2, 16, 4))
                 for length, concurrent in product(prompt_tokens, streams):
                     cell = f"{name},{size},{length},{concurrent}"

@@ -74,11 +74,17 @@ def test_a_shard_reserves_a_gpu_where_there_are_any(
     assert [plan.num_gpus for plan in plans] == [reserved, reserved]
 
 
-@pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9), (2.0, 0.9)])
+@pytest.mark.parametrize(("reserved", "share"), [(0.0, 0.9), (0.5, 0.45), (1.0, 0.9)])
 def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, share: float) -> None:
     configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": reserved}}, tmp_path).choose()
     (plan,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=2)
     assert plan.engine.gpu_memory_utilization == pytest.approx(share)
+
+
+def test_several_gpus_for_one_engine_are_refused(tmp_path: Path) -> None:
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": 2}}, tmp_path).choose()
+    with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1, not 2: .* shards\.copies"):
+        plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=2)
 
 
 @pytest.mark.parametrize("invariant", [True, False])

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
-from services.engine.reader_rows import refuse_unknown_family
+from services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
 from tests.ensembles import write_adapters
 
 SIZES: dict[str, Any] = {
@@ -99,3 +99,41 @@ def test_vllm_runs_readers_only_on_families_that_were_compared(file: str, name: 
         return
     with pytest.raises(ValueError, match=r"model: .* does not run with readers; use Llama"):
         refuse_unknown_family(instance)
+
+
+def runner(**changes: Any) -> Any:
+    """Returns what `refuse_unsupported_features` reads of a model runner; `changes` name fields of its parts."""
+    parallel = {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "use_ubatching": False,
+    }
+    model, lora = {"use_mla": False}, {"specialize_active_lora": False}
+    for part in (parallel, model, lora):
+        part |= {name: value for name, value in changes.items() if name in part}
+    return SimpleNamespace(
+        supports_mm_inputs=False,
+        uses_mrope=False,
+        speculative_config=None,
+        model_config=SimpleNamespace(**model),
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(**parallel), lora_config=SimpleNamespace(**lora)),
+    )
+
+
+def test_a_usual_configuration_runs_readers() -> None:
+    refuse_unsupported_features(runner())
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"use_mla": True}, "latent attention"),
+        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"specialize_active_lora": True}, "specialize_active_lora"),
+    ],
+)
+def test_a_feature_that_makes_rows_wrong_is_refused(changes: dict[str, Any], feature: str) -> None:
+    with pytest.raises(ValueError, match=f"readers do not run with .*{feature}"):
+        refuse_unsupported_features(runner(**changes))

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,7 +81,7 @@ def release(engine: VllmEngine, requests: list[Request]) -> None:
         engine.release(request.sequence)
 
 
-# The first three tests create and close their own engines, because vLLM supports one per process.
+# The first tests create and close their own engines, because vLLM supports one per process.
 def test_a_cached_prefix_is_found_under_its_own_salt_only(settings: EngineSettings) -> None:
     """A prefix in the cache gives an earlier first token, so a shared one would let a client test guesses."""
     engine = VllmEngine(settings)
@@ -96,6 +98,24 @@ def test_a_cached_prefix_is_found_under_its_own_salt_only(settings: EngineSettin
     assert computed("guess without a salt", None) == len(prompt)
     assert computed("again", "one client") < len(prompt), "the client itself does not"
     engine.close()
+
+
+def test_the_memory_of_adapters_is_in_proportion_to_the_layers_that_they_change(
+    settings: EngineSettings, tmp_path: Path
+) -> None:
+    sizes = []
+    for layers in (1, 2):
+        adapters = write_adapters(tmp_path / str(layers), NAMES, settings.model, layers=layers)
+        engine = VllmEngine(replace(settings, adapters=adapters))
+        sizes.append(engine._worker("adapter_bytes"))
+        engine.close()
+    assert 0 < 2 * sizes[0] == sizes[1]
+
+
+def test_float32_with_adapters_is_refused_on_a_gpu(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    with pytest.raises(ValueError, match=r"dtype: .* not in float32; set engine\.dtype"):
+        VllmEngine(settings)
 
 
 def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
