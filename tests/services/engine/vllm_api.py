@@ -1,0 +1,236 @@
+"""Writes the signatures of vLLM that `services/engine` uses: `python -m tests.services.engine.vllm_api`.
+
+It reads vLLM's source and imports none of it, so it reads the files that only a GPU runs too, and the source of another
+build: `python -m tests.services.engine.vllm_api DIRECTORY` prints the names whose signatures differ there. After an
+upgrade, review each difference against `services/engine`, then write the table again.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+TABLE = Path(__file__).with_suffix(".json")
+
+USED: Mapping[str, Sequence[str]] = {
+    "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
+    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.use_mla", "ModelConfig.head_dtype"],
+    "engine/arg_utils.py": [
+        f"EngineArgs.{field}"
+        for field in (
+            "additional_config",
+            "async_scheduling",
+            "dtype",
+            "enable_lora",
+            "enforce_eager",
+            "gpu_memory_utilization",
+            "hf_overrides",
+            "lora_target_modules",
+            "max_cpu_loras",
+            "max_lora_rank",
+            "max_loras",
+            "max_model_len",
+            "max_num_active_seqs",
+            "max_num_batched_tokens",
+            "max_num_scheduled_tokens",
+            "max_num_seqs",
+            "worker_cls",
+        )
+    ],
+    "forward_context.py": ["ForwardContext.slot_mapping", "get_forward_context", "set_forward_context"],
+    "lora/layers/base_linear.py": ["BaseLinearLayerWithLoRA.apply", "BaseLinearLayerWithLoRA.create_lora_weights"],
+    "lora/layers/utils.py": ["LoRAMapping.index_mapping", "LoRAMapping.prompt_mapping", "LoRAMapping.is_prefill"],
+    "lora/lora_model.py": ["LoRAModel.__init__", "LoRAModel.clone"],
+    "lora/lora_weights.py": ["LoRALayerWeights.__init__", "PackedLoRALayerWeights.__init__"],
+    "lora/model_manager.py": [
+        "LoRAModelManager.add_adapter",
+        "LRUCacheLoRAModelManager.activate_adapter",
+        "LoRAModelManager.deactivate_adapter",
+        "LoRAModelManager.lora_slots",
+        "LoRAModelManager.modules",
+        "LoRAModelManager.packed_modules",
+    ],
+    "lora/punica_wrapper/punica_cpu.py": ["PunicaWrapperCPU.add_lora_linear"],
+    "lora/punica_wrapper/punica_base.py": ["PunicaWrapperBase.update_metadata"],
+    "lora/punica_wrapper/punica_gpu.py": ["PunicaWrapperGPU.update_metadata", "PunicaWrapperGPU.add_lora_linear"],
+    "lora/request.py": ["LoRARequest.lora_name", "LoRARequest.lora_int_id", "LoRARequest.lora_path"],
+    "lora/worker_manager.py": [
+        "WorkerLoRAManager._load_adapter",
+        "WorkerLoRAManager.set_active_adapters",
+        "LRUCacheWorkerLoRAManager._adapter_manager",
+    ],
+    "model_executor/models/interfaces.py": [
+        "EagleModelMixin._set_aux_hidden_state_layers",
+        "SupportsEagle3.set_aux_hidden_state_layers",
+    ],
+    "platforms/interface.py": ["Platform.is_cpu", "Platform.get_punica_wrapper", "Platform.get_device_total_memory"],
+    "sampling_params.py": [
+        f"SamplingParams.{name}" for name in ("temperature", "max_tokens", "ignore_eos", "detokenize")
+    ],
+    "v1/attention/backend.py": [
+        *(
+            f"CommonAttentionMetadata.{field}"
+            for field in (
+                "query_start_loc",
+                "query_start_loc_cpu",
+                "seq_lens",
+                "seq_lens_cpu_upper_bound",
+                "num_reqs",
+                "num_actual_tokens",
+                "max_query_len",
+                "max_seq_len",
+                "block_table_tensor",
+                "slot_mapping",
+                "causal",
+                "is_prefilling",
+                "positions",
+            )
+        ),
+        "AttentionBackend.supports_non_causal",
+    ],
+    "v1/core/sched/output.py": ["SchedulerOutput.total_num_scheduled_tokens"],
+    "v1/engine/__init__.py": [
+        f"EngineCoreRequest.{field}"
+        for field in (
+            "request_id",
+            "prompt_token_ids",
+            "mm_features",
+            "sampling_params",
+            "pooling_params",
+            "arrival_time",
+            "lora_request",
+            "cache_salt",
+            "data_parallel_rank",
+            "resumable",
+        )
+    ],
+    "v1/engine/core_client.py": [
+        f"InprocClient.{name}" for name in ("get_output", "add_request", "abort_requests", "collective_rpc", "shutdown")
+    ],
+    "v1/engine/llm_engine.py": ["LLMEngine.from_engine_args", "LLMEngine.engine_core", "LLMEngine.vllm_config"],
+    "v1/worker/block_table.py": [
+        "BlockTable.block_table",
+        "BlockTable.block_size",
+        "MultiGroupBlockTable.block_tables",
+    ],
+    "v1/worker/cpu_model_runner.py": ["CPUModelRunner.__init__", "CPUModelRunner.load_model"],
+    "v1/worker/cpu_worker.py": ["CPUWorker.init_device"],
+    "v1/worker/gpu_input_batch.py": [
+        f"InputBatch.{name}"
+        for name in ("num_reqs", "req_ids", "num_computed_tokens_cpu", "request_lora_mapping", "block_table")
+    ],
+    "v1/worker/gpu_model_runner.py": [
+        *(
+            f"GPUModelRunner.{name}"
+            for name in (
+                "__init__",
+                "load_model",
+                "get_model",
+                "execute_model",
+                "_prepare_inputs",
+                "_prepare_padding_mask",
+                "_preprocess",
+                "_model_forward",
+                "query_start_loc",
+                "seq_lens",
+                "optimistic_seq_lens_cpu",
+                "positions",
+                "use_aux_hidden_state_outputs",
+                "kv_cache_config",
+                "attn_groups",
+                "requests",
+                "input_batch",
+            )
+        ),
+        "ExecuteModelState.logits",
+    ],
+    "v1/worker/gpu_worker.py": ["Worker.__init__", "Worker._make_model_runner"],
+    "v1/worker/lora_model_runner_mixin.py": ["LoRAModelRunnerMixin.set_active_loras"],
+    "v1/worker/utils.py": [
+        "AttentionGroup.build_metadata",
+        "AttentionGroup.layer_names",
+        "AttentionGroup.backend",
+    ],
+}
+"""Names by file: functions, methods, fields of classes, and attributes that a class assigns to `self`."""
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def signatures(package: Path, used: Mapping[str, Sequence[str]] = USED) -> dict[str, dict[str, str | None]]:
+    """Returns the signature of each used name by file, as source text; None for a name that is not there.
+
+    Args:
+        package: the directory of the package.
+    """
+    table: dict[str, dict[str, str | None]] = {}
+    for file, names in used.items():
+        path = package / file
+        found = dict(_definitions(ast.parse(path.read_text(encoding="utf-8")))) if path.exists() else {}
+        table[file] = {name: found.get(name) for name in sorted(names)}
+    return table
+
+
+def installed() -> Path:
+    """Returns the directory of the installed vLLM, without importing it."""
+    specification = find_spec("vllm")
+    if specification is None or specification.origin is None:
+        raise ImportError("vllm is not installed")
+    return Path(specification.origin).parent
+
+
+def differences(package: Path) -> list[str]:
+    """Returns the used names whose signatures in a package's source differ from the table, with both."""
+    table = json.loads(TABLE.read_bytes())
+    return [
+        f"{file}: {name}: {signature}, reviewed as {table.get(file, {}).get(name)}"
+        for file, names in signatures(package).items()
+        for name, signature in names.items()
+        if signature is None or signature != table.get(file, {}).get(name)
+    ]
+
+
+def _definitions(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yields names and signatures; the first assignment of an attribute counts."""
+    seen: set[str] = set()
+    for node in module.body:
+        found = _members(node) if isinstance(node, ast.ClassDef) else _own(node)
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for name, signature in found:
+            if prefix + name not in seen:
+                seen.add(prefix + name)
+                yield prefix + name, signature
+
+
+def _own(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    if isinstance(node, Definition):
+        yield node.name, _signature(node)
+
+
+def _members(owner: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for node in owner.body:
+        yield from _own(node)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, ast.unparse(node)
+    for node in ast.walk(owner):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                yield target.attr, ast.unparse(node)
+
+
+def _signature(node: Definition) -> str:
+    returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+    decorators = "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
+    return f"{decorators}({ast.unparse(node.args)}){returns}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print("\n".join(differences(Path(sys.argv[1]))))
+    else:
+        TABLE.write_text(json.dumps(signatures(installed()), indent=2) + "\n")
