@@ -122,7 +122,9 @@ class Shards(Section):
         description="GPUs that Ray reserves for each copy, at most 1; None: 1 if the cluster has GPUs, else 0",
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for each copy")
-    threads: int | None = Field(None, gt=0, description="threads of a shard on a CPU; None: all cores of the machine")
+    threads: int | None = Field(
+        None, gt=0, description="threads of a shard on a CPU; None: as many as this process may use"
+    )
     start_timeout_s: float = Field(
         900.0, gt=0, description="the time for a shard to start, including the wait for a new node"
     )

@@ -1,6 +1,5 @@
 """Starts the actors of a deployment and its HTTP route from a configuration, and stops them."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Unavailable
+from services.cpus import available_cpus
 from services.database.service import ServiceDatabase, default_database
 from services.ensembles import actor as ensembles
 from services.ensembles.records import Ensemble, EnsembleList
@@ -496,7 +496,7 @@ def _start_coordinator(
         when_exhausted=promised.when_exhausted,
         lease_tokens=configuration.budget.lease_tokens,
         device="cuda" if configuration.coordinator.num_gpus else "cpu",
-        threads=os.cpu_count() or 1,
+        threads=available_cpus(),
         **configuration.coordinator.model_dump(exclude={"num_cpus", "num_gpus", "memory_gib", "replicas"}),
     )
     options = _options(configuration, name, {"OMP_NUM_THREADS": "1"}, keep)

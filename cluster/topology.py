@@ -1,11 +1,11 @@
 """Assigns the parts of an ensemble to shards and plans each shard's engine and resources."""
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cluster.configuration import ConfigurationError, EnsembleConfiguration
+from services.cpus import available_cpus
 from services.engine.engine import EngineSettings
 from services.fleet.plan import ShardPlan
 from services.training.manifest import Adapter, Manifest
@@ -120,7 +120,7 @@ def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[
     runs. vLLM's batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable when it is
     imported, so it must be set before the process starts.
     """
-    threads = configuration.shards.threads or (None if num_gpus else os.cpu_count())
+    threads = configuration.shards.threads or (None if num_gpus else available_cpus())
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     if num_gpus:
         environment["VLLM_BATCH_INVARIANT"] = str(int(configuration.engine.batch_invariant))
