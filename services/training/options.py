@@ -21,6 +21,8 @@ READER_TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAIN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 _RATE, _STEPS = 1e-3, 24
+_FEWEST_STEPS = 6
+"""With so few steps a reader has its largest rate."""
 
 
 class TrainingOptions(Options):
@@ -49,7 +51,10 @@ class TrainingOptions(Options):
         default_factory=lambda given: READER_TARGETS if given["attention"] == "public" else PLAIN_TARGETS, min_length=1
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description=f"in the first step; by default {_RATE:g}, and less with over {_STEPS} steps"
+        default=None,
+        gt=0,
+        description=f"in the first step; by default {_RATE:g} for {_STEPS} steps, less for more, more for fewer "
+        "steps of a reader",
     )
     warm_up: float = Field(
         default=0.0, ge=0, lt=1, description="share of the steps in which the learning rate rises from 0"
@@ -63,11 +68,13 @@ class TrainingOptions(Options):
     def initial_rate(self, steps: int) -> float:
         """Returns the learning rate of a training of so many steps, from which it falls to 0.
 
-        By default it falls with the square root of the steps (README of the evaluation, readers and plain LoRA).
+        By default it falls with the square root of the steps (README of the evaluation, readers and plain LoRA). Below
+        24 steps this is measured for readers only.
         """
         if self.learning_rate is not None:
             return self.learning_rate
-        return _RATE * min(1.0, math.sqrt(_STEPS / max(1, steps)))
+        fewest = _FEWEST_STEPS if self.attention == "public" else _STEPS
+        return _RATE * math.sqrt(_STEPS / max(fewest, steps))
 
     def for_depth(self, depth: int) -> Self:
         """Returns these options with the number of layers that readers of a model of `depth` layers change.

@@ -63,7 +63,10 @@ def test_stored_keys_and_values_equal_recomputed_ones(tiny: Path, monkeypatch: p
 
 def test_by_default_the_rate_falls_with_the_square_root_of_the_steps(tiny: Path) -> None:
     usual = OPTIONS.model_copy(update={"learning_rate": None, "epochs": 1, "batch": 1})
-    assert [usual.initial_rate(steps) for steps in (0, 1, 24, 96, 2400)] == pytest.approx([1e-3] * 3 + [5e-4, 1e-4])
+    steps = (0, 6, 24, 96, 2400)
+    assert [usual.initial_rate(number) for number in steps] == pytest.approx([2e-3, 2e-3, 1e-3, 5e-4, 1e-4])
+    plain = TrainingOptions(attention="own")
+    assert [plain.initial_rate(number) for number in steps] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4, 1e-4])
     tokens = text(1, 96 * BLOCK)
     given = trained(tiny, tokens, 7, usual.model_copy(update={"learning_rate": 5e-4}))
     assert trained(tiny, tokens, 7, usual) == given
