@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_suffix(".json")
 
 USED: Mapping[str, Sequence[str]] = {
     "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
-    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.use_mla", "ModelConfig.head_dtype"],
+    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.use_mla"],
     "engine/arg_utils.py": [
         f"EngineArgs.{field}"
         for field in (
@@ -26,7 +26,6 @@ USED: Mapping[str, Sequence[str]] = {
             "enable_lora",
             "enforce_eager",
             "gpu_memory_utilization",
-            "hf_overrides",
             "lora_target_modules",
             "max_cpu_loras",
             "max_lora_rank",
