@@ -18,7 +18,7 @@ from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
-from services.budget.statement import OperatorStatement, Statement, statement
+from services.budget.statement import AccountsStatement, OperatorStatement, Statement, statement
 
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6
@@ -128,6 +128,11 @@ class Budget:
     def operator_statement(self, event: str | None = None) -> OperatorStatement:
         """Returns the full statement, for the operator only."""
         return self._statement(event)
+
+    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    def accounts(self) -> AccountsStatement | None:
+        """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
+        return AccountsStatement.of(self._opened().balance().accounts)
 
     def release(self) -> None:
         """See `Ledger.release`."""

@@ -1,5 +1,8 @@
-"""Implements the event stream of the console. It depends on private text only through the released tokens and their
-times."""
+"""Implements the event stream of the console.
+
+It depends on private text only through the released tokens and their times, and, with the scope `administer`, through
+the parts' accounts.
+"""
 
 import asyncio
 import time
@@ -13,7 +16,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from services.budget.statement import Statement
+from services.budget.statement import AccountsStatement, Statement
 from services.budget.together import together
 from services.ensembles.records import State
 from services.gateway.openapi import REFUSALS
@@ -41,7 +44,8 @@ class Snapshot(BaseModel):
     """Everything that the console shows at one moment. A field is null if its actor does not answer.
 
     `at` is in Unix seconds. `privacy`, `traffic` and `shards` describe `model`, one of `ensembles`. `together` is the
-    guarantee for a person whose text is in all of them.
+    guarantee for a person whose text is in all of them. `accounts` and `keys` are null without the scope `administer`;
+    `accounts` depends on private text.
     """
 
     at: float
@@ -55,6 +59,7 @@ class Snapshot(BaseModel):
     key: str
     scopes: tuple[str, ...]
     privacy: Statement | None
+    accounts: AccountsStatement | None
     traffic: TrafficReport | None
     shards: list[Shard] | None
     keys: list[KeyAccount] | None
@@ -94,9 +99,10 @@ class ConsoleRoutes:
         administers = "administer" in identity.scopes
         served, models = self._models.named(model), self._models.all
         watched = self._watch(served)
-        traffic, shards, accounts, *statements = await asyncio.gather(
+        traffic, shards, accounts, keys, *statements = await asyncio.gather(
             watched.traffic.get(),
             watched.shards.get(),
+            watched.accounts.get() if administers else _none(),
             _result_or_none(lambda: self._keys.ask("accounts")) if administers else _none(),
             *(self._watch(entry).statement.get() for entry in models),
         )
@@ -116,9 +122,10 @@ class ConsoleRoutes:
             key=identity.name,
             scopes=identity.scopes,
             privacy=by_name.get(served.ensemble.name),
+            accounts=accounts,
             traffic=traffic,
             shards=shards,
-            keys=accounts,
+            keys=keys,
         )
 
     def _watch(self, served: ServedModel) -> "_Watched":
@@ -138,6 +145,7 @@ class _Watched:
             return report
 
         self.statement = _Cached(served.status.statement)
+        self.accounts = _Cached(served.status.accounts)
         self.shards = _Cached(served.status.shards, SHARDS_S)
         self.traffic = _Cached(traffic, INTERVAL_S / 2)
 

@@ -1,4 +1,7 @@
-"""Reports the status of an ensemble: its privacy statement, shards and health. It does not depend on private text."""
+"""Reports the status of an ensemble: its privacy statement, shards and health.
+
+Only `Status.accounts` depends on private text.
+"""
 
 import asyncio
 import time
@@ -11,7 +14,7 @@ from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from services.budget.metrics import LedgerHealth
-from services.budget.statement import Statement
+from services.budget.statement import AccountsStatement, Statement
 from services.coordinator.messages import Unavailable
 from services.requests.errors import unavailable
 
@@ -68,6 +71,18 @@ class Status:
         except _CALL_ERRORS:
             raise unavailable(f"the actor {self._budget!r} does not answer") from None
         return statement
+
+    async def accounts(self) -> AccountsStatement | None:
+        """Returns what is left of the parts' accounts, for the operator only; None without accounts.
+
+        Raises:
+            ApiError: 503, the budget actor does not answer.
+        """
+        try:
+            accounts: AccountsStatement | None = await self._ask(self._budget, "accounts", self._statement_timeout_s)
+        except _CALL_ERRORS:
+            raise unavailable(f"the actor {self._budget!r} does not answer") from None
+        return accounts
 
     async def _event(self) -> str | None:
         """Returns the current privacy event of a token, from the first coordinator that answers."""

@@ -5,15 +5,20 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from services.budget.statement import AccountsStatement
 from services.database.service import ServiceDatabase
+from services.gateway.console import ConsoleRoutes
+from services.keys.messages import Identity
 from services.keys.records import SCOPES
 from services.keys.store import KeyStore
+from services.requests.errors import unavailable
 from tests.browser import page, until
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, running
@@ -29,6 +34,43 @@ def test_the_console_loads_nothing_from_other_hosts(client: TestClient) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "https://" not in page.text
     assert "src=" not in page.text
+
+
+class Watched:
+    """Stands for a served model whose actors do not answer, except for its accounts."""
+
+    state = "serving"
+    ensemble = SimpleNamespace(name="privmix", names=("privmix",), cohort=None)
+
+    def __init__(self, accounts: AccountsStatement) -> None:
+        self.asked = 0
+        self.status = self
+        self._accounts = accounts
+
+    async def accounts(self) -> AccountsStatement:
+        self.asked += 1
+        return self._accounts
+
+    async def nothing(self, *_: object) -> None:
+        raise unavailable("no actor answers")
+
+    statement = shards = nothing
+
+
+@pytest.mark.anyio
+async def test_accounts_are_asked_for_and_shown_with_the_scope_administer_alone() -> None:
+    accounts = AccountsStatement(parts=3, silent=1, least=0.0, median=0.4, most=0.9, held=0.1)
+    served = Watched(accounts)
+    models = SimpleNamespace(all=[served], named=lambda _: served)
+    routes = ConsoleRoutes(
+        SimpleNamespace(max_tokens=8),  # type: ignore[arg-type]
+        models,  # type: ignore[arg-type]
+        SimpleNamespace(ask=served.nothing),  # type: ignore[arg-type]
+    )
+    client, operator = (Identity("1", "a", scopes, ("1",)) for scopes in (("generate", "privacy"), SCOPES))
+    assert (await routes._snapshot(client, None)).accounts is None
+    assert not served.asked, "nothing is asked for a client"
+    assert (await routes._snapshot(operator, None)).accounts == accounts
 
 
 @pytest.fixture(scope="module")
