@@ -140,7 +140,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         actors = {name: ray.remote(max_concurrency=64)(class_) for name, class_ in FAULTY.items()}
         for name, class_ in {CORRECT: CoordinatorActor, **actors}.items():
             started = class_.options(name=name, num_cpus=0, lifetime="detached").remote(settings)
-            ray.get(started.health.remote())
+            ray.get(started.load.remote())  # steps wait for a shard that is slow to answer
         yield place
     finally:
         ray.shutdown()
