@@ -9,12 +9,11 @@ summed in float64, each divided by its own sum.
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from services.privacy.mollifiers.blocks import Column, column, row_sums, rows_at_once, scratch
+from services.privacy.mollifiers.blocks import rows_at_once, scratch
 from services.privacy.protocol import Answers
 from services.privacy.sampling.categorical import TOTAL
 
@@ -62,7 +61,10 @@ def usable_radii(slack: Callable[[float], float], least: float, middle: float) -
 
 
 def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:
-    """Returns the mean of each sequence's mollified rows, or the public model if it has none, int64 [S, V]."""
+    """Returns the mean of each sequence's mollified rows, or the public model if it has none, int64 [S, V].
+
+    For protocols that read raw rows, and for evaluation. It branches on the number of rows of each sequence.
+    """
     public, ratios = answers.public, answers.ratios
     weights = torch.empty(public.shape, dtype=torch.int64, device=public.device)
     spans = list(answers.spans())
@@ -71,14 +73,30 @@ def integer_weights(answers: Answers, mollify: Mollify) -> Tensor:
     for start in range(0, len(single), at_once):
         sequences = single[start : start + at_once]
         p0, row_ratios = public[sequences], ratios[[spans[s][0] for s in sequences]]
-        rows, _ = _accepted(mollify(row_ratios, p0, 1, scratch("rows", row_ratios)), p0)
-        weights[sequences] = rows.mul_(_SCALE).long()
+        rows = accepted(mollify(row_ratios, p0, 1, scratch("rows", row_ratios)), p0)
+        weights[sequences] = scaled(rows)
     for s, (first, last) in enumerate(spans):
         if last == first:
-            weights[s] = public[s] * _SCALE
+            weights[s] = scaled(public[s])
         elif last - first > 1:
             weights[s] = _mean(ratios[first:last], public[s], mollify, at_once).mul_(_SCALE)
     return weights
+
+
+def accepted(rows: Tensor, public: Tensor) -> Tensor:
+    """Replaces rows that are not distributions by the public model, in place. The same operations run for every row.
+
+    Args:
+        rows: float32 [..., V].
+        public: float32, p0, which broadcasts to the shape of ``rows``.
+    """
+    good = ((rows.sum(dim=-1, keepdim=True) - 1).abs() <= _ACCEPTED).to(rows.dtype)
+    return rows.mul_(good).nan_to_num_(0.0).addcmul_(public, 1 - good)
+
+
+def scaled(probabilities: Tensor) -> Tensor:
+    """Returns float32 probabilities as integer weights, int64; those of the public model are exact."""
+    return (probabilities * _SCALE).long()
 
 
 def _mean(ratios: Tensor, public: Tensor, mollify: Mollify, at_once: int) -> Tensor:
@@ -86,17 +104,7 @@ def _mean(ratios: Tensor, public: Tensor, mollify: Mollify, at_once: int) -> Ten
     mean = scratch("mean", public, torch.float64).zero_()
     for start in range(0, len(ratios), at_once):
         block = ratios[start : start + at_once]
-        rows = mollify(block, public, len(ratios), scratch("rows", block))
-        rows, sums = _accepted(scratch("inner", rows, torch.float64).copy_(rows), public)
-        mean.addmv_(rows.T, column(1 / (len(ratios) * sums), rows)[:, 0])
+        rows = accepted(mollify(block, public, len(ratios), scratch("rows", block)), public)
+        exact = scratch("inner", rows, torch.float64).copy_(rows)
+        mean.addmv_(exact.T, 1 / (len(ratios) * exact.sum(dim=1)))
     return mean
-
-
-def _accepted(rows: Tensor, public: Tensor) -> tuple[Tensor, Column]:
-    """Replaces rows that are not distributions by the public model; returns the rows and their sums."""
-    sums = row_sums(rows)
-    accepted = np.abs(sums - 1) <= _ACCEPTED
-    if not accepted.all():
-        rows = torch.where(column(accepted, rows) > 0, rows, public.to(rows))
-        sums = row_sums(rows)
-    return rows, sums

@@ -5,30 +5,33 @@ covers all rounding between the projection and the integer weights (`mixture`).
 """
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import bisect
 from torch import Tensor
+from torch.nn.functional import pad
 
-from services.privacy.mollifiers.blocks import column, row_sums, scratch
+from services.privacy.mollifiers.blocks import scratch
 
 Projection = Literal["clip", "mix"]
 Reals = NDArray[np.float64]
 
-# The tolerance for the sum of a projected row. Sampling divides by the sum, so the tolerance only limits the accuracy
-# of s; an error of s costs its square in KL.
+# The accuracy of a projected row's sum before its last correction, in the units of probability. An error of the scale s
+# costs its square in KL.
 TOLERANCE = 2.0**-17
-# If p_i is 0 on nearly all of p0's mass, no scale is large enough. Then p_i is replaced by this value where it is 0.
-_VANISHING = 2.0**-64
-# The bracket of the roots: ratios are at least _VANISHING and at most 2**36.
-_BRACKET = (2.0**-48, 2.0**96)
+# Ratios are at most 2**36; those below 2**-110 count as 0 for the first scale.
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -110, 37
+_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+# Buckets of ratios are at most half a radius wide, within these numbers of bits of the mantissa.
+_LEAST_BITS, _MOST_BITS = 3, 6
 # Replaces 0 as a divisor; the resulting step is always outside the bracket.
 _NOTHING = 1e-30
-_NEWTON_STEPS = 8
-_STEPS = 64
+_NEWTON_STEPS = 2
 # The derivative of clamp in one pass: keeps values that are not clamped and sets the others to 0.
 _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
@@ -36,46 +39,92 @@ _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
     """Returns the member of the ball that is closest to p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
 
-    The sum is monotone and piecewise linear in s, so Newton's method reaches the root once the set of clamped tokens is
-    right. If Newton's method leaves the bracket or converges slowly, geometric bisection replaces its step.
+    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root; a fixed number of
+    Newton steps follow. What then is missing from 1 is taken from the ball's upper bound, H p0, and what is too much
+    from its lower: a convex combination of two members of the ball. So the same operations run for all rows, and the
+    result is in the ball and sums to 1, however near the steps came.
 
     Args:
-        ratios: float32 [C, V], u = p_i / p0.
-        public: float32 [V]; or [C, V], one for each row.
+        ratios: float32 [..., V], u = p_i / p0, contiguous.
+        public: float32, p0, which broadcasts to the shape of ``ratios``.
         radius: c in nats.
-        out: float32 [C, V], the tensor for the result.
+        out: float32 [..., V], the tensor for the result.
 
     Returns:
-        float32 [C, V], sums within `TOLERANCE` of 1 up to the rounding of the sum.
+        float32 [..., V], sums of 1 up to rounding.
     """
-    projected, solved = _clip(ratios, public, radius, out)
-    if not solved.all():  # repeat only these rows, because a part's row must not depend on another part's row
-        rows = torch.from_numpy(~solved).to(ratios.device)
-        p0 = public if public.dim() == 1 else public[rows]
-        projected[rows] = _clip(ratios[rows].clamp_min_(_VANISHING), p0, radius, None)[0]
-    return projected
-
-
-def _clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Returns the projected rows, and which of them are solved."""
     low, high = math.exp(-radius), math.exp(radius)
-    scaled, projected = scratch("inner", ratios), torch.empty_like(ratios) if out is None else out
-    scale, applied = np.ones(len(ratios)), ratios
-    below, above = np.full((2, len(ratios)), np.array(_BRACKET)[:, None])
-    for count in range(_STEPS):
+    applied = scratch("inner", ratios)
+    projected = torch.empty_like(ratios) if out is None else out
+    scale, below, above = _bracket(ratios, public, radius)
+    for _ in range(_NEWTON_STEPS):
+        torch.mul(ratios, scale, out=applied)
         torch.clamp(applied, low, high, out=projected).mul_(public)
-        missing = 1 - row_sums(projected)
-        solved = np.abs(missing) <= TOLERANCE
-        if solved.all() or count == _STEPS - 1:
-            break
+        missing = 1 - projected.sum(dim=-1, keepdim=True)
         _pass_unclamped(projected, applied, low, high, grad_input=projected)
-        newton = scale * (1 + missing / np.maximum(row_sums(projected), _NOTHING))
-        below, above = np.where(missing > 0, scale, below), np.where(missing < 0, scale, above)
-        usable = (newton > below) & (newton < above) & (count < _NEWTON_STEPS or count % 2 == 0)
-        step = np.where(solved, 1, np.where(usable, newton, np.sqrt(below * above)) / scale)
-        applied = torch.mul(applied, column(step, ratios), out=scaled)
-        scale = scale * step
-    return projected, solved
+        newton = scale * (1 + missing / projected.sum(dim=-1, keepdim=True).clamp_(min=_NOTHING))
+        below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
+        usable = (newton >= below) & (newton <= above)
+        scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
+    torch.mul(ratios, scale, out=projected).clamp_(low, high).mul_(public)
+    sums = projected.sum(dim=-1, keepdim=True)
+    bound = torch.where(sums < 1, high, low)
+    share = ((1 - sums) / (bound - sums)).clamp_(0, 1)
+    return torch.addcmul(projected.mul_(1 - share), public, share * bound, out=projected)
+
+
+def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a scale near the root, and scales below and above it, float32 [..., 1], from a histogram of the ratios.
+
+    A bucket's ratios count as its geometric mean. Candidates s are those for which L / s is the bound of a bucket.
+    """
+    buckets = _Buckets.of(radius, ratios.device)
+    low, high = math.exp(-radius), math.exp(radius)
+    numbers = torch.bitwise_right_shift(ratios.view(torch.int32), buckets.shift).clamp_(max=len(buckets.means) - 1)
+    masses = torch.zeros((*ratios.shape[:-1], len(buckets.means)), device=ratios.device)
+    masses.scatter_add_(-1, numbers.long(), public.expand_as(ratios))
+    before = pad(masses.cumsum(dim=-1), (1, 0))
+    weighted = pad(masses.mul_(buckets.means).cumsum(dim=-1), (1, 0))
+    sums = (weighted[..., buckets.ends] - weighted[..., :-1]) * buckets.scales
+    sums += low * before[..., :-1] + high * (before[..., -1:] - before[..., buckets.ends])
+    # Scales fall from bucket to bucket, and the sums with them: the root lies between two neighbours.
+    first = (sums >= 1).sum(dim=-1, keepdim=True).clamp_(1, sums.shape[-1] - 1) - 1
+    larger, smaller = sums.gather(-1, first), sums.gather(-1, first + 1)
+    share = ((larger - 1) / (larger - smaller).clamp_(min=_NOTHING)).clamp_(0, 1)
+    above, below = buckets.scales[first], buckets.scales[first + 1]
+    return torch.lerp(above, below, share), below / buckets.width, above * buckets.width
+
+
+@dataclass(frozen=True)
+class _Buckets:
+    """Describes buckets of ratios, whose number is the leading bits of the float32.
+
+    Attributes:
+        shift: the bits of a float32 that a bucket's number leaves out.
+        means: float32 [B], the geometric mean of each bucket's bounds; 0 for ratios that count as 0.
+        scales: float32 [B], s with ``L / s`` = the bucket's lower bound.
+        ends: int64 [B], the first bucket that s moves to H or above.
+        width: the quotient of a bucket's bounds, at most.
+    """
+
+    shift: int
+    means: Tensor
+    scales: Tensor
+    ends: Tensor
+    width: float
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, radius: float, device: torch.device) -> Self:
+        bits = min(max(_LEAST_BITS, math.ceil(math.log2(2 * math.log(2) / radius))), _MOST_BITS)
+        shift = _MANTISSA_BITS - bits
+        count = (_LARGEST_EXPONENT + _EXPONENT_BIAS) << bits
+        bounds = (torch.arange(count + 1, dtype=torch.int32) << shift).view(torch.float32).double()
+        vanishing = bounds[1:] <= 2.0**_SMALLEST_EXPONENT
+        means = torch.where(vanishing, 0.0, (bounds[:-1] * bounds[1:]).sqrt())
+        scales = math.exp(-radius) / bounds[:-1].clamp(min=2.0**_SMALLEST_EXPONENT)
+        ends = torch.searchsorted(means, math.exp(radius) / scales).clamp_(max=count)
+        return cls(shift, means.float().to(device), scales.float().to(device), ends.to(device), 1 + 2.0**-bits)
 
 
 def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
@@ -85,7 +134,7 @@ def mix(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None
     """
     low, high = math.exp(-radius), math.exp(radius)
     inside = torch.add(ratios, 1 - public.sign(), out=out)  # dropped tokens count as equal in both
-    largest, smallest = inside.amax(dim=1, keepdim=True), inside.amin(dim=1, keepdim=True)
+    largest, smallest = inside.amax(dim=-1, keepdim=True), inside.amin(dim=-1, keepdim=True)
     share = torch.minimum((high - 1) / (largest - 1).clamp_min(0), (1 - low) / (1 - smallest).clamp_min(0))
     share = share.clamp_(max=1)
     return inside.mul_(share).add_(1 - share).clamp_(low, high).mul_(public)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.privacy.mollifiers.blocks import column, row_sums, rows_at_once, scratch
+from services.privacy.mollifiers.blocks import column, rows_at_once, scratch
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
@@ -86,27 +86,61 @@ def shape(
     if len(parts) and parts.shape[1] != vocabulary:
         raise ValueError(f"parts has {parts.shape[1]} columns, public has {vocabulary}")
     answers = Answers(
-        public=torch.empty((sequences, vocabulary), dtype=torch.float32, device=public.device),
+        public=shape_public(public, by_sequence),
         ratios=parts if overwrite_parts else torch.empty_like(parts, dtype=torch.float32),
         models=tuple(map(tuple, models)),
     )
-    spans = list(answers.spans())
-    at_once = rows_at_once(answers.public)
-    for start in range(0, sequences, at_once):
-        block = slice(start, start + at_once)
-        inverses = _shape_public(public[block], by_sequence[block], answers.public[block])
-        for s, inverse in enumerate(inverses, start):
-            first, last = spans[s]
-            temperature = by_sequence[s].temperature
-            _shape_parts(parts[first:last], answers.public[s], inverse, temperature, answers.ratios[first:last])
+    at_once = rows_at_once(answers.ratios)
+    for s, (first, last) in enumerate(answers.spans()):
+        p0, temperature = answers.public[s : s + 1], temperatures(by_sequence[s : s + 1], public.device)
+        for start in range(first, last, at_once):
+            block = slice(start, min(start + at_once, last))
+            shape_parts(parts[None, block], p0, temperature, answers.ratios[None, block])
     return answers
 
 
-def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor) -> Tensor:
-    """Writes p0 [B, V]; returns log2(1 / p0) up to a constant of the row, minus infinity for dropped tokens.
+def shape_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> Tensor:
+    """Returns p0 of S sequences from log-probabilities: float32 [S, V], each row with its own options.
 
-    It uses powers of two, because PyTorch computes them several times faster than powers of e.
+    Raises:
+        ValueError: a row contains NaN or +inf, or has no mass.
     """
+    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
+    at_once = rows_at_once(public)
+    for start in range(0, len(public), at_once):
+        block = slice(start, start + at_once)
+        _shape_public(log_p[block], options[block], public[block])
+    return public
+
+
+def shape_parts(log_p: Tensor, public: Tensor, temperatures: Tensor, out: Tensor) -> Tensor:
+    """Writes the ratios of parts: u proportional to p_i^(1/T) / p0, with mean 1 under p0, and 0 where p0 is 0.
+
+    The same operations run for every row, whatever it holds, on the device of the rows. They use powers of two, because
+    PyTorch computes them several times faster than powers of e.
+
+    Args:
+        log_p: [s, n, V], natural log-probabilities of n parts for each of s sequences.
+        public: float32 [s, V], p0 (`shape_public`).
+        temperatures: float32 [s].
+        out: float32 [s, n, V], which may be ``log_p``.
+    """
+    p0, scales = public[:, None], (_BITS / temperatures)[:, None, None]
+    u = torch.mul(log_p, scales, out=out).sub_(p0.log2().nan_to_num_(neginf=math.inf))  # dropped: minus infinity
+    u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
+    means = torch.mul(u.exp2_(), p0, out=scratch("inner", u)).sum(dim=-1, keepdim=True)
+    usable = means.isfinite() & (means > _LEAST_MASS)
+    u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
+    return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
+
+
+def temperatures(options: Sequence[SamplingOptions], device: torch.device) -> Tensor:
+    """Returns the temperature of each sequence, float32 [S]."""
+    return torch.tensor([option.temperature for option in options], dtype=torch.float32, device=device)
+
+
+def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor) -> None:
+    """Writes p0 [B, V]."""
     logs = scratch("logs", out)
     torch.mul(log_p, column(np.array([_BITS / option.temperature for option in options]), out), out=logs)
     for row, option in zip(logs, options, strict=True):
@@ -126,8 +160,6 @@ def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor
     out *= 1 / out.sum(dim=1, keepdim=True)
     _drop_below(out, SUPPORT_FLOOR, 0.0)
     out *= 1 / out.sum(dim=1, keepdim=True)
-    kept = torch.sign(out, out=scratch("inner", out))
-    return logs.div_(kept).neg_().nan_to_num_(posinf=-math.inf)  # dropped: a negative number over 0
 
 
 def _drop_below(values: Tensor, least: float, dropped: float) -> None:
@@ -145,18 +177,3 @@ def _nucleus_floor(logs: Tensor, mass: float) -> float:
         if inside < count or count == len(logs):
             return float(largest[min(inside, count - 1)])
         count = min(8 * count, len(logs))
-
-
-def _shape_parts(log_p: Tensor, p0: Tensor, log2_inverse: Tensor, temperature: float, out: Tensor) -> None:
-    """Writes the ratios of one sequence's rows: u proportional to p_i^(1/T) / p0, with mean 1 under p0."""
-    at_once = rows_at_once(out)
-    for start in range(0, len(out), at_once):
-        u = out[start : start + at_once]
-        torch.add(log2_inverse, log_p[start : start + at_once], alpha=_BITS / temperature, out=u)
-        if temperature < 1:  # else no ratio overflows, and not all of them vanish
-            u -= u.amax(dim=1, keepdim=True)
-        means = row_sums(torch.mul(u.exp2_(), p0, out=scratch("inner", u)))
-        usable = np.isfinite(means) & (means > _LEAST_MASS)
-        u *= column(1 / np.where(usable, means, 1), u)
-        if not usable.all():
-            torch.where(column(usable, u) > 0, u, p0.sign(), out=u)
