@@ -69,6 +69,36 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class PartRows:
+    """Holds shaped rows of the same number of parts for each of S sequences. Operations on them have a fixed shape.
+
+    Attributes:
+        public: float32 [S, V], p0, as in `Answers`.
+        ratios: float32 [S, n, V], likelihood ratios, as in `Answers`.
+        drawn: bool [S, n], false for rows that only fill the shape, of no part. Their ratios are finite.
+        allowances: int64 [S, n], the most that each token may charge to the account of each part; see `Answers`.
+    """
+
+    public: Tensor
+    ratios: Tensor
+    drawn: Tensor
+    allowances: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Holds what some of the parts add to the tokens of S sequences. Partials of disjoint sets of parts add up.
+
+    Attributes:
+        sums: [S, V], in the protocol's own type and unit.
+        charges: int64 [S, n], what each token charges to each part; None unless the event has accounts.
+    """
+
+    sums: Tensor
+    charges: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Release:
     """Holds the output distributions for one token of each of S sequences, and their data-dependent cost.
 
@@ -92,6 +122,11 @@ class Protocol(ABC):
     A subclass is in one file of `protocols` together with its `Event` and its `Settings`, so that the mechanism, its
     cost and its parameters can be read together. Serving needs `rows`, `draw`, `release` and `event`; evaluation and
     audits also use the methods with a default.
+
+    Who computes what: the coordinator draws, and samples from the release. A protocol with `additive` says in `partial`
+    what a shard computes from the rows of its own parts, beside them, and in `combine` what the coordinator makes of
+    the sum over shards; `release` is both. For other protocols the rows leave the shards, and the coordinator computes
+    `release`.
 
     Attributes:
         name: the name in configuration and commands.
@@ -125,6 +160,27 @@ class Protocol(ABC):
     @abstractmethod
     def release(self, answers: Answers) -> Release:
         """Computes the output distributions from the models' answers. Draws the noise of a noisy protocol."""
+
+    @property
+    def additive(self) -> bool:
+        """Whether the release is a function of p0 and of a sum over the parts (`partial`, `combine`)."""
+        return False
+
+    def partial(self, rows: PartRows) -> Partial:
+        """Computes what some parts add to the release, on the device of the rows.
+
+        Each row contributes by itself; rows that are not drawn add nothing. The number, the size and the order of the
+        operations depend on the shape of the rows alone, and nothing waits for a value on the device.
+        """
+        raise NotImplementedError(f"{self.name} needs all rows together")
+
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        """Computes the release from p0, float32 [S, V], and the sum of all parts' partials. Changes neither.
+
+        Args:
+            charges: int64 [S, parts], of all parts in their order.
+        """
+        raise NotImplementedError(f"{self.name} needs all rows together")
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
         """Returns the probability of each draw from the protocol's description. Audits compare `draw` with it.

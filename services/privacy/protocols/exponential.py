@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from services.privacy import reduction
 from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from services.privacy.accounting.dominating_pair import symmetric_pld
@@ -37,10 +38,9 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
-from services.privacy.mollifiers.blocks import Column, column, row_sums, rows_at_once, scratch
-from services.privacy.mollifiers.candidates import sequences
+from services.privacy.mollifiers.blocks import scratch
 from services.privacy.mollifiers.mixture import usable_radii
-from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
 from services.privacy.settings import Settings
@@ -52,6 +52,8 @@ Reals = NDArray[np.float64]
 _PAIRS = 16
 # Of the step to a row's centre: where clipping leaves all tokens as they are, any centre is as good.
 _LARGEST_SLOPE = 0.95
+# The bits of the largest sum of clipped log-ratios, in steps.
+_SUM_BITS = 30
 # The numbers of parts drawn for a token that an evaluation compares beside all.
 _COMPARED = (16, 4)
 
@@ -152,8 +154,23 @@ class Exponential(Protocol):
         """Raises ValueError where a sequence does not have ``sample`` rows: its cost would be another."""
         if any(len(models) != self.sample for models in answers.models):
             raise ValueError(f"models must name {self.sample} parts for each sequence")
-        exponents = _summed(answers, self.radius - slack(self.sample, self.radius)).div_(self.sample)
-        return Release(quantise(exponents.exp_().mul_(answers.public)))
+        return reduction.release(self, answers, self.sample)
+
+    @property
+    def additive(self) -> bool:
+        return True
+
+    def partial(self, rows: PartRows) -> Partial:
+        """Sums the centred and clipped log-ratios in whole steps, int32 [S, V]: sums of integers are exact."""
+        centres = _centres(rows.ratios, rows.public[:, None], self._clip)
+        logs = torch.log(rows.ratios, out=scratch("inner", rows.ratios)).add_(centres)
+        logs.mul_(1 / self._step).clamp_(-self._steps, self._steps).round_()
+        steps = scratch("rows", logs, torch.int32).copy_(logs).mul_(rows.drawn[:, :, None])
+        return Partial(steps.sum(dim=1, dtype=torch.int32))
+
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        exponents = sums.double().mul_(self._step / self.sample)
+        return Release(quantise(exponents.exp_().mul_(public)))
 
     def draws(self, kinds: Sequence[int]) -> Mapping[tuple[int, ...], float]:
         """Every set of `sample` parts with the same chance."""
@@ -165,7 +182,7 @@ class Exponential(Protocol):
         }
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
-        radius = self.radius - slack(self.sample, self.radius)
+        radius = self._clip
         logs = np.log(rows / public)
         first, second = np.zeros(len(rows)), np.zeros(len(rows))
         for row, log_ratios in enumerate(logs):
@@ -180,6 +197,21 @@ class Exponential(Protocol):
     @cached_property
     def event(self) -> FixedSizeExponentialEvent:
         return FixedSizeExponentialEvent(self.parts, self.sample, self.radius)
+
+    @property
+    def _clip(self) -> float:
+        """The radius that remains after the mechanism makes room for rounding, in nats."""
+        return self.radius - slack(self.sample, self.radius)
+
+    @cached_property
+    def _steps(self) -> int:
+        """The steps from 0 to the clip: a power of two, so that the sum of ``sample`` rows fits into 31 bits."""
+        return 1 << _SUM_BITS - math.ceil(math.log2(self.sample))
+
+    @property
+    def _step(self) -> float:
+        """The unit of a summed log-ratio, in nats."""
+        return self._clip / self._steps
 
 
 class ExponentialSettings(Settings):
@@ -254,10 +286,11 @@ def slack(sample: int, radius: float) -> float:
 
     An unrounded weight is 2**61 p0 e^x / z >= 2**25 e^(-2c), because x lies in [-c, c] and z is a mean of e^x. Rounding
     changes it by at most 1/2. The range of the log of a quotient of two weights contains four roundings, together
-    2**-24 e^(2c); the clip absorbs m / 4 of it, times four for the errors of p0 and z. The second term is the float64
-    rounding error of a sum of m log-ratios, times four.
+    2**-24 e^(2c); the clip absorbs m / 4 of it, times four for the errors of p0 and z. A sum of clipped log-ratios is a
+    whole number of steps and has no error; the float64 error of the exponent and its power, below 2**-49 (1 + c), is
+    covered by the same factor.
     """
-    return sample * 2.0**-24 * float(np.exp(2 * radius)) + sample**2 * radius * 2.0**-50
+    return sample * 2.0**-24 * float(np.exp(2 * radius))
 
 
 @lru_cache(maxsize=64)
@@ -269,22 +302,8 @@ def radii(sample: int) -> tuple[float, float]:
         raise ValueError(f"sample: {sample} parts for a token are too many for integer weights") from error
 
 
-def _summed(answers: Answers, radius: float) -> Tensor:
-    """Sums the centred and clipped log-ratios of each sequence's rows, float64 [S, V]."""
-    ratios = answers.ratios
-    owners = sequences(answers)
-    sums = torch.zeros(answers.public.shape, dtype=torch.float64, device=ratios.device)
-    at_once = rows_at_once(ratios)
-    for start in range(0, len(ratios), at_once):
-        block = slice(start, start + at_once)
-        logs = ratios[block].double().log_()
-        logs += column(_centres(ratios[block], answers.public[owners[block]], radius), logs)
-        sums.index_add_(0, owners[block], logs.clamp_(-radius, radius))
-    return sums
-
-
-def _centres(ratios: Tensor, public: Tensor, radius: float) -> Column:
-    """Computes the constant t of each row [C, V]: README, Theorem 2.
+def _centres(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
+    """Computes the constant t of each row [..., V], float32 [..., 1]: README, Theorem 2.
 
     Takes two steps of ``t <- log sum_x p0 clip(e^t u, L, H)`` from t = 0 and extrapolates them as a geometric series
     (Aitken). What a token costs does not depend on how near this comes: each row is clipped afterwards.
@@ -292,7 +311,8 @@ def _centres(ratios: Tensor, public: Tensor, radius: float) -> Column:
     low, high = math.exp(-radius), math.exp(radius)
     clipped = scratch("inner", ratios)
     torch.clamp(ratios, low, high, out=clipped).mul_(public)
-    first = np.log(row_sums(clipped))
-    torch.mul(ratios, column(np.exp(first), ratios), out=clipped).clamp_(low, high).mul_(public)
-    shrinks_by = np.clip((np.log(row_sums(clipped)) - first) / np.where(first == 0, 1, first), 0, _LARGEST_SLOPE)
-    return np.asarray(np.clip(first / (1 - shrinks_by), -radius, radius))
+    first = clipped.sum(dim=-1, keepdim=True).log_()
+    torch.mul(ratios, first.exp(), out=clipped).clamp_(low, high).mul_(public)
+    second = clipped.sum(dim=-1, keepdim=True).log_()
+    shrinks_by = ((second - first) / torch.where(first == 0, 1.0, first)).clamp_(0, _LARGEST_SLOPE)
+    return (first / (1 - shrinks_by)).clamp_(-radius, radius)

@@ -14,7 +14,7 @@ Feldman and Zrnic (2021); README, Theorem 4, has the proof.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -23,10 +23,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from services.privacy import reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
-from services.privacy.mollifiers.blocks import rows_at_once, scratch
-from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.mollifiers.blocks import scratch
+from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, Reals, one_hot, replaced
@@ -157,15 +158,24 @@ class Individual(Protocol):
         allowances = answers.allowances
         if allowances is None:
             allowances = torch.full((len(answers.public), self.parts), WHOLE // self.tokens, dtype=torch.int64)
-        ratios = answers.ratios.view(len(answers.public), self.parts, -1)
-        sums, charges = self.tilts(ratios, answers.public, allowances)
-        return Release(self.weights(answers.public, sums), charges=charges)
+        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.parts)
+
+    @property
+    def additive(self) -> bool:
+        return True
+
+    def partial(self, rows: PartRows) -> Partial:
+        """Computes the sum of some parts' tilts, float64 [S, V], and what each of them is charged.
+
+        Each part's tilt and charge depend on its own row and allowance alone. All parts count as drawn.
+        """
+        assert rows.allowances is not None
+        return Partial(*self.tilts(rows.ratios, rows.public, rows.allowances))
 
     def tilts(self, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the sum of some parts' tilts, and what each part is charged.
 
-        Each part's tilt and charge depend on its own row and allowance alone. So shards can compute the tilts of their
-        own parts; the sums of several shards add up.
+        The same operations run for every part, silent or not, so that their number tells nothing.
 
         Args:
             ratios: float32 [S, n, V], the likelihood ratios of n of the parts.
@@ -175,23 +185,38 @@ class Individual(Protocol):
         Returns:
             float64 [S, V], the sum of the n tilts; int64 [S, n], charges in grains, none above its allowance.
         """
-        sequences, parts, vocabulary = ratios.shape
         p0 = public.double()
         p0 /= p0.sum(dim=1, keepdim=True)
-        sums = torch.zeros((sequences, vocabulary), dtype=torch.float64, device=ratios.device)
-        charges = torch.empty((sequences, parts), dtype=torch.int64, device=ratios.device)
-        allowances = allowances.to(ratios.device)
-        at_once = rows_at_once(ratios.flatten(0, 1))
-        own, others = min(parts, at_once), max(1, at_once // parts)
-        for s in range(0, sequences, others):
-            for i in range(0, parts, own):
-                block = slice(s, s + others), slice(i, i + own)
-                charges[block] = self._add_tilts(ratios[block], p0[block[0]], allowances[block], sums[block[0]])
-        return sums, charges
+        affordable = (allowances.double() * self._grain).sqrt_()
+        strengths = (affordable / _RELATIVE_ROOM - self._slack).clamp_(0, _STRONGEST)
+        below = self.lower / strengths.clamp(min=_LEAST)
+        above = (self.upper / strengths.clamp(min=_LEAST)).clamp_(max=self.cap)
+        clipped, narrow = scratch("clipped", ratios), p0.float()
+        centres = torch.ones_like(strengths)
+        for _ in range(_CENTRINGS):
+            low, high = (centres - below).float(), (centres + above).float()
+            torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
+            centres = _means(clipped, narrow).double()
+        low, high = (centres - below).float(), (centres + above).float()
+        torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
+        exact = scratch("exact", ratios, torch.float64).copy_(clipped)
+        means = _means(exact, p0)
+        second = _means(torch.mul(exact, exact, out=scratch("squares", ratios, torch.float64)), p0)
+        variances = (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
+        scales = strengths / (1 + variances).sqrt()
+        scales = torch.minimum(scales, self.lower / (means - low).clamp(min=_LEAST))
+        scales = torch.minimum(scales, self.upper / (high - means).clamp(min=_LEAST))
+        norms = scales * variances.sqrt() * _RELATIVE_ROOM + self._slack
+        charges = (norms.square() * (_RELATIVE_ROOM / self._grain)).ceil_()
+        speaks = (scales > 0) & (charges <= allowances)
+        scales = torch.where(speaks, scales, 0.0)
+        sums = torch.matmul(scales[:, None, :], exact)[:, 0, :]
+        sums -= (scales * means).sum(dim=1, keepdim=True)
+        return sums, torch.where(speaks, charges, 0.0).long()
 
-    def weights(self, public: Tensor, sums: Tensor) -> Tensor:
-        """Returns the integer weights of tokens, int64 [S, V], from the sum of all parts' tilts, float64 [S, V]."""
-        return (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        weights = (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
+        return Release(weights, charges=charges)
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
         """Returns the distribution of a token that may take an equal share of full accounts."""
@@ -222,38 +247,6 @@ class Individual(Protocol):
     @cached_property
     def event(self) -> IndividualEvent:
         return IndividualEvent(self.size, self.ratio)
-
-    def _add_tilts(self, ratios: Tensor, p0: Tensor, allowances: Tensor, sums: Tensor) -> Tensor:
-        """Adds the tilts of a block [s, n, V] to `sums` [s, V]; returns their charges, int64 [s, n].
-
-        The same operations run for every part, silent or not, so that their number tells nothing.
-        """
-        affordable = (allowances.double() * self._grain).sqrt_()
-        strengths = (affordable / _RELATIVE_ROOM - self._slack).clamp_(0, _STRONGEST)
-        below = self.lower / strengths.clamp(min=_LEAST)
-        above = (self.upper / strengths.clamp(min=_LEAST)).clamp_(max=self.cap)
-        clipped, narrow = scratch("clipped", ratios), p0.float()
-        centres = torch.ones_like(strengths)
-        for _ in range(_CENTRINGS):
-            low, high = (centres - below).float(), (centres + above).float()
-            torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
-            centres = _means(clipped, narrow).double()
-        low, high = (centres - below).float(), (centres + above).float()
-        torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
-        exact = scratch("exact", ratios, torch.float64).copy_(clipped)
-        means = _means(exact, p0)
-        second = _means(torch.mul(exact, exact, out=scratch("squares", ratios, torch.float64)), p0)
-        variances = (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
-        scales = strengths / (1 + variances).sqrt()
-        scales = torch.minimum(scales, self.lower / (means - low).clamp(min=_LEAST))
-        scales = torch.minimum(scales, self.upper / (high - means).clamp(min=_LEAST))
-        norms = scales * variances.sqrt() * _RELATIVE_ROOM + self._slack
-        charges = (norms.square() * (_RELATIVE_ROOM / self._grain)).ceil_()
-        speaks = (scales > 0) & (charges <= allowances)
-        scales = torch.where(speaks, scales, 0.0)
-        sums += torch.matmul(scales[:, None, :], exact)[:, 0, :]
-        sums -= (scales * means).sum(dim=1, keepdim=True)
-        return torch.where(speaks, charges, 0.0).long()
 
     @cached_property
     def _grain(self) -> float:

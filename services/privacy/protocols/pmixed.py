@@ -39,9 +39,10 @@ from services.privacy.events import (
     real_orders,
 )
 from services.privacy.mollifiers import projection, renyi
-from services.privacy.mollifiers.mixture import integer_weights, slack, usable_radii
+from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.mixture import accepted, integer_weights, scaled, slack, usable_radii
 from services.privacy.mollifiers.projection import Projection
-from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.randomness import poisson_subsample, uniform_below
 from services.privacy.settings import ROUNDING_MARGIN, Settings
 from services.privacy.worlds import Pair, Reals
@@ -169,7 +170,23 @@ class PMixed(Protocol):
         return (drawn[uniform_below(len(drawn))],) if drawn and self.mollifier == "ratio" else drawn
 
     def release(self, answers: Answers) -> Release:
+        """Releases the mean of a sequence's mollified rows; p0 if it has none."""
         return Release(integer_weights(answers, self._mollify))
+
+    @property
+    def additive(self) -> bool:
+        return self.mollifier == "ratio"
+
+    def partial(self, rows: PartRows) -> Partial:
+        """Returns the projected row of the part that is drawn, float32 [S, V]; 0 where none of these parts is."""
+        p0 = rows.public[:, None]
+        projected = accepted(self._mollify(rows.ratios, p0, 1, scratch("rows", rows.ratios)), p0)
+        return Partial(projected.mul_(rows.drawn[:, :, None]).sum(dim=1))
+
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        """Projected rows are above 0 where p0 is, so that a sum of 0 says that no part was drawn: p0 answers."""
+        nobody = (sums.amax(dim=1, keepdim=True) == 0).to(sums.dtype)
+        return Release(scaled(torch.addcmul(sums, public, nobody)))
 
     def law(self, answers: Answers) -> Tensor | None:
         """Returns the distribution of a token with the ratio mollifier; see `Protocol.law`."""

@@ -199,9 +199,9 @@ def test_a_part_that_speaks_when_it_is_spent_is_found() -> None:
 class LooksAtOthers(Individual):
     """Gives each part a strength that depends on the other parts' rows."""
 
-    def _add_tilts(self, ratios: torch.Tensor, p0: torch.Tensor, allowances: torch.Tensor, sums: torch.Tensor) -> Any:
+    def tilts(self, ratios: torch.Tensor, public: torch.Tensor, allowances: torch.Tensor) -> Any:
         loudest = (ratios - 1).abs().amax(dim=(1, 2), keepdim=False)[:, None]
-        return super()._add_tilts(ratios, p0, (allowances / (1 + loudest)).long(), sums)
+        return super().tilts(ratios, public, (allowances / (1 + loudest)).long())
 
 
 def depends_on_others(mechanism: Individual) -> bool:

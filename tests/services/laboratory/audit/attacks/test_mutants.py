@@ -85,8 +85,8 @@ def with_radius_off(monkeypatch: pytest.MonkeyPatch, factor: float = 1.05) -> No
         monkeypatch.setattr(
             projection, by, lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out)
         )
-    summed = exponential._summed
-    monkeypatch.setattr(exponential, "_summed", lambda answers, radius: summed(answers, factor * radius))
+    slack = exponential.slack
+    monkeypatch.setattr(exponential, "slack", lambda sample, radius: slack(sample, radius) - (factor - 1) * radius)
 
 
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
@@ -138,8 +138,13 @@ def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens do not change, so that neither they nor the formula show it."""
-    add = Individual._add_tilts
-    monkeypatch.setattr(Individual, "_add_tilts", lambda *given: (add(*given) * 0.95).long())
+    tilts = Individual.tilts
+
+    def charging_less(*given: Any) -> tuple[Tensor, Tensor]:
+        sums, charges = tilts(*given)
+        return sums, (charges * 0.95).long()
+
+    monkeypatch.setattr(Individual, "tilts", charging_less)
     assert verdicts(of_releases(planned("individual", tokens, 8.0))) == {"holds"}
     verdict, (reason,) = of_accounts(tokens)
     assert verdict == "broken"
@@ -147,13 +152,13 @@ def test_charges_5_percent_too_small_for_the_same_tilts_are_detected(
 
 
 def test_a_strength_that_looks_at_another_part_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Individual._add_tilts
+    tilts = Individual.tilts
 
-    def by_the_loudest(self: Individual, ratios: Tensor, p0: Tensor, allowances: Tensor, sums: Tensor) -> Tensor:
+    def by_the_loudest(self: Individual, ratios: Tensor, public: Tensor, allowances: Tensor) -> tuple[Tensor, Tensor]:
         loudest = (ratios - 1).abs().amax(dim=(1, 2))[:, None]
-        return add(self, ratios, p0, (allowances / (1 + loudest)).long(), sums)
+        return tilts(self, ratios, public, (allowances / (1 + loudest)).long())
 
-    monkeypatch.setattr(Individual, "_add_tilts", by_the_loudest)
+    monkeypatch.setattr(Individual, "tilts", by_the_loudest)
     verdict, reasons = of_accounts(1024)
     assert verdict == "broken"
     assert "what a part says or pays depends on another part" in reasons

@@ -1,0 +1,82 @@
+"""Computes the partials of an additive protocol in blocks of rows that fit the caches.
+
+A block's shape follows from the shape of the rows alone: it depends neither on a draw nor on what a row says.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from services.privacy.mollifiers.blocks import rows_at_once, scratch
+from services.privacy.mollifiers.shaping import SamplingOptions, shape_parts, temperatures
+from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+
+
+def release(protocol: Protocol, answers: Answers, count: int) -> Release:
+    """Computes the release from shaped rows, of which each sequence has ``count``."""
+    sequences, vocabulary = answers.public.shape
+    ratios = answers.ratios.view(sequences, count, vocabulary)
+    drawn = torch.ones((sequences, count), dtype=torch.bool, device=ratios.device)
+    partial = _in_blocks(protocol, answers.public, drawn, answers.allowances, lambda s, i: ratios[s, i])
+    return protocol.combine(answers.public, partial.sums, partial.charges)
+
+
+def reduce(
+    protocol: Protocol,
+    public: Tensor,
+    log_p: Tensor,
+    options: Sequence[SamplingOptions],
+    drawn: Tensor,
+    allowances: Tensor | None = None,
+) -> Partial:
+    """Shapes the rows of some of the parts and computes their partial, on the device of the rows.
+
+    Args:
+        public: float32 [S, V], p0 (`shaping.shape_public`): the one that the token is sampled from.
+        log_p: float32 [S, n, V], natural log-probabilities. It need not be contiguous.
+        options: one for each sequence.
+        drawn: see `PartRows`.
+        allowances: see `PartRows`.
+    """
+    each = temperatures(options, public.device)
+
+    def shaped(s: slice, i: slice) -> Tensor:
+        block = log_p[s, i]
+        return shape_parts(block, public[s], each[s], scratch("shaped", block))
+
+    return _in_blocks(protocol, public, drawn, allowances, shaped)
+
+
+def _in_blocks(
+    protocol: Protocol,
+    public: Tensor,
+    drawn: Tensor,
+    allowances: Tensor | None,
+    ratios: Callable[[slice, slice], Tensor],
+) -> Partial:
+    """Adds up the partials of blocks of sequences and parts.
+
+    Args:
+        ratios: returns those of a block.
+    """
+    sequences, parts = drawn.shape
+    at_once = rows_at_once(public[:1].expand(sequences * parts, -1))
+    height, width = max(1, at_once // parts), min(parts, at_once)
+
+    def partial(s: slice, i: slice) -> Partial:
+        granted = None if allowances is None else allowances[s, i]
+        return protocol.partial(PartRows(public[s], ratios(s, i), drawn[s, i], granted))
+
+    bands = []
+    for s in range(0, sequences, height):
+        first, *others = (partial(slice(s, s + height), slice(i, i + width)) for i in range(0, parts, width))
+        for other in others:
+            first.sums.add_(other.sums)
+        bands.append(Partial(first.sums, _joined([first, *others], dim=1)))
+    return Partial(torch.cat([band.sums for band in bands]), _joined(bands, dim=0))
+
+
+def _joined(partials: Sequence[Partial], dim: int) -> Tensor | None:
+    charges = [partial.charges for partial in partials if partial.charges is not None]
+    return torch.cat(charges, dim=dim) if charges else None
