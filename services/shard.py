@@ -2,15 +2,41 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 import ray
+from numpy.typing import NDArray
+from torch import Tensor
 
 from services import tracing
 from services.engine.engine import EngineSettings, Request, create
+from services.reduction import Reduced, Reducer, Reduction
+
+KEPT_S = 120.0
+"""How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
+
+
+class LostStepError(RuntimeError):
+    """The shard does not hold the rows of this step: it has restarted, or a later step has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKey:
+    """Names a call of `Shard.keep`.
+
+    Attributes:
+        caller: the coordinator.
+        step: the number of the caller's attempt at a step. A repeated step has a new number.
+        batch: the number of the call within the attempt.
+    """
+
+    caller: str
+    step: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +64,23 @@ class ShardStatus:
         return f"its engine made no progress for {self.busy_s:.0f} s" if self.busy_s > stalled_s else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    rows: Tensor
+    since: float
+
+
 class Shard:
-    """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor."""
+    """Serves one engine. Calls carry the whole context, so a restarted shard needs no state of its predecessor.
+
+    The rows between `keep` and `reduce_kept` are the only exception: where they are lost, the coordinator repeats the
+    step.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = create(settings)
+        self._reducer = Reducer()
+        self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
         self._failure: str | None = None
 
@@ -55,6 +93,8 @@ class Shard:
     ) -> np.ndarray:
         """Returns rows of `Engine.next_token` as float32 [rows, vocabulary], which callers read without a copy.
 
+        For protocols that need raw rows (`Protocol.additive`).
+
         Args:
             returned: the indices of the rows to return; by default all. The engine computes all of them.
             coming: the adapters that the next calls use (`Engine.prepare`).
@@ -63,22 +103,53 @@ class Shard:
         Raises:
             ValueError: the engine refuses the requests. After any other error this shard must be replaced.
         """
-        self._began = time.monotonic()
-        try:
-            with tracing.span("shard.next_token", trace):
-                rows = self._engine.next_token(requests)
-                if returned is not None and len(returned) < len(rows):
-                    rows = rows[list(returned)]
-                answer = rows.cpu().numpy()
-                self._engine.prepare(coming)
-                return answer
-        except ValueError:
-            raise
-        except Exception as error:
-            self._failure = type(error).__name__
-            raise
-        finally:
-            self._began = None
+        with self._working("shard.next_token", trace):
+            rows = self._engine.next_token(requests)
+            if returned is not None and len(returned) < len(rows):
+                rows = rows[list(returned)]
+            answer = rows.cpu().numpy()
+            self._engine.prepare(coming)
+            return answer
+
+    def reduce(
+        self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
+    ) -> Reduced:
+        """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
+        with self._working("shard.reduce", trace):
+            reduced = self._reducer.reduce(self._engine.next_token(requests), reduction)
+            self._engine.prepare(coming)
+            return reduced
+
+    def keep(
+        self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+    ) -> None:
+        """Computes the rows of a step and keeps them on the device for `reduce_kept`; see `next_token` for the rest.
+
+        Drops what the same caller kept for its earlier steps.
+        """
+        with self._working("shard.keep", trace):
+            now = time.monotonic()
+            for old, kept in list(self._kept.items()):
+                if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
+                    del self._kept[old]
+            self._kept[key] = _Kept(self._engine.next_token(requests), now)
+            self._engine.prepare(coming)
+
+    def reduce_kept(
+        self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None
+    ) -> Reduced:
+        """Returns the partials of the rows that `keep` computed, with p0 from another shard.
+
+        Args:
+            public: float32 [S, V], p0 of each private request.
+
+        Raises:
+            LostStepError: the rows are not here. The step must be repeated.
+        """
+        if key not in self._kept:
+            raise LostStepError
+        with self._working("shard.reduce", trace):
+            return self._reducer.reduce(self._kept.pop(key).rows, reduction, public)
 
     def release(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
@@ -96,6 +167,21 @@ class Shard:
             busy_s=0.0 if began is None else time.monotonic() - began,
             failure=self._failure,
         )
+
+    @contextmanager
+    def _working(self, name: str, trace: str | None) -> Iterator[None]:
+        """Records how long the current call takes, and an error after which this shard must be replaced."""
+        self._began = time.monotonic()
+        try:
+            with tracing.span(name, trace):
+                yield
+        except ValueError:
+            raise
+        except Exception as error:
+            self._failure = type(error).__name__
+            raise
+        finally:
+            self._began = None
 
 
 # Ray restarts a dead shard but does not repeat its calls. The coordinator does, with fewer new contexts in a step.

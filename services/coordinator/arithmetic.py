@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from services.coordinator.ensemble import Rows
+from services.coordinator.ensemble import PartialSums, Rows
 from services.coordinator.pending_release import PendingRelease
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
@@ -43,9 +43,6 @@ class Arithmetic:
         Args:
             allowances: see `PendingRelease.of`, for the private sequences of all shares.
         """
-        sequences = len(options)
-        ends = [sequences * share // self._shares for share in range(self._shares + 1)]
-        shares = [slice(first, last) for first, last in pairwise(ends) if first < last]
         before = [0, *accumulate(map(int, rows.private))]
         work = (
             self._run(
@@ -56,8 +53,14 @@ class Arithmetic:
                 self._device,
                 allowances[before[share.start] : before[share.stop]],
             )
-            for share in shares
+            for share in self._divide(len(options))
         )
+        return tuple(await asyncio.gather(*work))
+
+    async def combine(self, protocol: Protocol, partials: PartialSums) -> tuple[PendingRelease, ...]:
+        """Returns what `protocol` can release for each consecutive share of the sequences, from partials."""
+        shares = self._divide(len(partials.private))
+        work = (self._run(PendingRelease.combined, protocol, partials.share(share), self._device) for share in shares)
         return tuple(await asyncio.gather(*work))
 
     async def sample(self, pending: Sequence[PendingRelease], granted: int) -> list[int]:
@@ -68,6 +71,10 @@ class Arithmetic:
             granted -= paid
             work.append(self._run(share.sample, paid))
         return [token for tokens in await asyncio.gather(*work) for token in tokens]
+
+    def _divide(self, sequences: int) -> list[slice]:
+        ends = [sequences * share // self._shares for share in range(self._shares + 1)]
+        return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
     def _run(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

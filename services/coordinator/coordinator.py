@@ -20,7 +20,7 @@ from services.budget.client import BudgetClient, Reservation
 from services.budget.errors import LedgerError
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import Ensemble, Query
+from services.coordinator.ensemble import Ensemble, PartialSums, Query, Rows
 from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.recovery import is_temporary
@@ -276,14 +276,19 @@ class Coordinator:
         if not batch:
             return
         started = time.perf_counter()
-        rows = await self._ensemble.ask(
-            [Query(live.id, live.tokens, not live.public, live.generation.cache_salt) for live in batch]
-        )
-        received = time.perf_counter()
-        private = [live for live, is_private in zip(batch, rows.private, strict=True) if is_private]
+        queries = [Query(live.id, live.tokens, not live.public, live.generation.cache_salt) for live in batch]
+        private = [live for live, query in zip(batch, queries, strict=True) if query.private]
         options = [live.options for live in batch]
         allowances = reserved.allowances[: len(private)]
-        pending = await self._arithmetic.release(self._protocol, rows, options, allowances)
+        answers: PartialSums | Rows
+        if self._protocol.additive:
+            answers = await self._ensemble.reduce(queries, options, allowances)
+            received = time.perf_counter()
+            pending = await self._arithmetic.combine(self._protocol, answers)
+        else:
+            answers = await self._ensemble.ask(queries)
+            received = time.perf_counter()
+            pending = await self._arithmetic.release(self._protocol, answers, options, allowances)
         losses = [loss for share in pending for loss in share.losses or ()]
         granted = min(len(private), await reserved.charge(losses)) if private else 0
         self._exhaust(private[granted:])
@@ -299,9 +304,9 @@ class Coordinator:
             reserved.release_charged({token: charges[token] for token in paid_tokens})
         else:
             reserved.release(len(paid_tokens))
-        self._metrics.step(len(batch), rows.computed)
+        self._metrics.step(len(batch), answers.computed)
         self._deliver([self._accept(*next_) for next_ in released])
-        self._steps.add(rows.computed, rows.received, received - started, sampled - received)
+        self._steps.add(answers.computed, answers.received, received - started, sampled - received)
 
     def _accept(self, live: Live, token: int, position: Position | None) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)

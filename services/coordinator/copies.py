@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from services.coordinator.messages import Unavailable
-from services.engine.engine import Request
 from services.shard import ShardStatus
+
+Method = Callable[[ActorHandle], Awaitable[Any]]
 
 STATUS_S = 3.0
 AVOIDED_S = 30.0
@@ -43,36 +43,45 @@ class Copies:
         now = time.monotonic()
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
 
-    async def next_token(
-        self,
-        order: Sequence[int],
-        requests: Sequence[Request],
-        coming: Sequence[str],
-        trace: str | None,
-        returned: Sequence[int],
-    ) -> np.ndarray:
-        """Returns the rows, float32 [rows, V], from the first copy that answers; see `Shard.next_token`.
+    async def first(self, order: Sequence[int], method: Method) -> tuple[int, Any]:
+        """Returns the first copy that answers, and its answer.
+
+        Args:
+            method: calls a method of `Shard`.
 
         Raises:
             Unavailable: no copy answers; names the last one.
             ValueError: the engine refuses the requests.
         """
-        calls: list[asyncio.Task[np.ndarray]] = []
+        calls: list[asyncio.Task[Any]] = []
         try:
             for position, copy in enumerate(order):
-                call = self._call(
-                    self._names[copy], lambda shard: shard.next_token.remote(requests, coming, trace, returned)
-                )
-                calls.append(asyncio.create_task(call))
+                calls.append(asyncio.create_task(self._call(self._names[copy], method)))
                 last = position == len(order) - 1
-                rows = await _first(calls, None if last else self._patience_s)
-                if rows is not None:
-                    return rows
-                self._avoided[copy] = time.monotonic() + AVOIDED_S
-            return calls[-1].result()  # raises the last call's error
+                answered = await _first(calls, None if last else self._patience_s)
+                if answered is not None:
+                    return order[answered], calls[answered].result()
+                self._avoid(copy)
+            return order[-1], calls[-1].result()  # raises the last call's error
         finally:
             for call_ in calls:
                 call_.cancel()
+
+    async def same(self, copy: int, method: Method) -> Any:
+        """Calls the copy that has answered, which holds the rows of this step.
+
+        Raises:
+            Unavailable: it does not answer in time; the step must be repeated, and another copy is preferred then.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s if len(self._names) > 1 else None):
+                return await self._call(self._names[copy], method)
+        except TimeoutError:
+            self._avoid(copy)
+            raise Unavailable(f"the actor {self._names[copy]!r} does not answer") from None
+        except Unavailable:
+            self._avoid(copy)
+            raise
 
     def release(self, sequences: Sequence[str]) -> None:
         """Drops the caches of sequences. Skips copies that were never called or are lost: they hold no caches."""
@@ -82,6 +91,9 @@ class Copies:
     async def status(self) -> list[ShardStatus | Unavailable]:
         """Returns the status of each copy, or the error that explains its absence."""
         return await asyncio.gather(*(self._status(name) for name in self._names))
+
+    def _avoid(self, copy: int) -> None:
+        self._avoided[copy] = time.monotonic() + AVOIDED_S
 
     async def _status(self, name: str) -> ShardStatus | Unavailable:
         try:
@@ -93,11 +105,11 @@ class Copies:
             return Unavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
         return status
 
-    async def _call(self, name: str, method: Callable[[ActorHandle], Awaitable[Any]]) -> Any:
+    async def _call(self, name: str, method: Method) -> Any:
         """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:
-            Unavailable, ValueError: see `next_token`.
+            Unavailable, ValueError: see `first`.
         """
         try:
             if name not in self._handles:
@@ -119,8 +131,8 @@ class Copies:
             raise
 
 
-async def _first(calls: Sequence[asyncio.Task[np.ndarray]], timeout_s: float | None) -> np.ndarray | None:
-    """Returns the first successful answer; None if no call succeeds within the timeout, or all have failed."""
+async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) -> int | None:
+    """Returns the index of the first success; None if no call succeeds within the timeout, or all have failed."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     waiting = set(calls)
     while waiting:
@@ -128,7 +140,8 @@ async def _first(calls: Sequence[asyncio.Task[np.ndarray]], timeout_s: float | N
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for call in done:
             with suppress(Unavailable):
-                return call.result()
+                call.result()
+                return calls.index(call)
         if not done:
             return None
     return None

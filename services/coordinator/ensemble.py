@@ -1,9 +1,14 @@
-"""Queries the ensemble: draws the models of each sequence and collects their rows from the shards.
+"""Queries the ensemble: draws the models of each sequence and collects what the shards compute for them.
 
 A step has a constant shape. For each private sequence every shard computes one public row and a fixed number of part
 rows: the most that the protocol can draw from its group. `ZERO` fills the rows that the draw does not use. Thus the
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
-Only rows that are used leave a shard: the drawn ones, and the public rows of the first group.
+
+With an additive protocol (`Protocol.additive`) the shards reduce their rows (`services.reduction`), and what leaves
+them has a constant shape, too: from the first group p0, and from each group one partial for each private sequence,
+whatever is drawn. The first group does this in one call. The others keep their rows and reduce them in a second call,
+with the p0 of the first. With other protocols the rows that are used leave a shard: the drawn ones, and the public rows
+of the first group.
 
 A mechanism reproduced as published may draw the number of parts (`Protocol.rows` is None). An observer of its timing
 can learn that number, and its distribution over the shards.
@@ -11,12 +16,16 @@ can learn that number, and its distribution over the shards.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, count
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+import ray
 import torch
 from ray.actor import ActorHandle
 
@@ -26,7 +35,10 @@ from services.coordinator.draws import DrawQueue
 from services.coordinator.messages import Unavailable
 from services.engine.engine import PUBLIC, ZERO, Request
 from services.fleet.shard_map import PartGroup, ShardMap
-from services.shard import ShardStatus
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocol import Protocol
+from services.reduction import Reduced, Reduction
+from services.shard import ShardStatus, StepKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,41 @@ class Rows:
         return torch.from_numpy(np.stack(self.public)).to(device), torch.from_numpy(drawn).to(device)
 
 
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """Holds what the shards made of the rows of each query. Arrays share memory with Ray's object store.
+
+    Attributes:
+        public: p0 of each query, float32 [V].
+        sums: the partials of each private query, one [V] of each group (`services.privacy.protocol.Partial`).
+        charges: for each private query, what it charges to each part, int64 [parts]; empty without accounts.
+        private: whether the protocol answers the query.
+        computed: the number of rows that the shards computed, padding included.
+        received: the number of bytes that the shards returned.
+    """
+
+    public: Sequence[np.ndarray]
+    sums: Sequence[Sequence[np.ndarray]]
+    charges: Sequence[np.ndarray]
+    private: tuple[bool, ...]
+    computed: int
+    received: int
+
+    def share(self, queries: slice) -> "PartialSums":
+        """Returns the partials of consecutive queries."""
+        before = sum(self.private[: queries.start])
+        own = slice(before, before + sum(self.private[queries]))
+        return replace(
+            self,
+            public=self.public[queries],
+            sums=self.sums[own],
+            charges=self.charges[own],
+            private=self.private[queries],
+        )
+
+
 class Ensemble:
-    """Draws models for every query and collects the rows from all part groups in parallel.
+    """Draws models for every query and collects the answers of all part groups in parallel.
 
     Args:
         actor: returns the living shard with a name, or raises ValueError.
@@ -100,6 +145,7 @@ class Ensemble:
             for index, group in enumerate(shard_map.groups)
         ]
         self._group_of = {model: index for index, group in enumerate(shard_map.groups) for model in group.models}
+        self._protocol = shard_map.protocol
         self._draws = DrawQueue(shard_map.protocol)
         self._timeout_s = timeout_s
 
@@ -116,24 +162,45 @@ class Ensemble:
                 model out would be another mechanism.
             ValueError: an engine refuses the queries.
         """
-        public = [_DrawnQuery(query, (), ()) for query in queries if not query.private]
-        private = [
-            _DrawnQuery(query, self._draws.current(query.sequence), self._draws.coming(query.sequence))
-            for query in queries
-            if query.private
-        ]
-        # The first group computes the public rows, so the other groups get no public queries.
-        by_group = [[*private, *public], *([private] * (len(self._groups) - 1))]
-        with tracing.span("ask"):
+        by_group = self._by_group(queries)
+        async with self._asking():
             calls = (group.ask(drawn) for group, drawn in zip(self._groups, by_group, strict=True))
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    answers = await asyncio.gather(*calls)
-            except TimeoutError as error:
-                raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
-        self._draws.advance(drawn.query.sequence for drawn in private)
-        draws = {drawn.query.sequence: drawn.draw for drawn in private}
+            answers = await asyncio.gather(*calls)
+        draws = {drawn.query.sequence: drawn.draw for drawn in by_group[0] if drawn.query.private}
+        self._draws.advance(draws)
         return self._collect(queries, draws, answers)
+
+    async def reduce(
+        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Sequence[int]] = ()
+    ) -> PartialSums:
+        """Returns p0 of every query and the partials of all groups, for an additive protocol; see `ask` for the errors.
+
+        Args:
+            options: of each query.
+            allowances: what the token of each private query may charge to each part, for an event with accounts.
+        """
+        private = [query.sequence for query in queries if query.private]
+        terms = _Terms(
+            self._protocol,
+            {query.sequence: own for query, own in zip(queries, options, strict=True)},
+            dict(zip(private, allowances, strict=True)) if allowances else {},
+        )
+        step = next(_steps)
+        (first, own), *others = zip(self._groups, self._by_group(queries), strict=True)
+        async with self._asking():
+            public = asyncio.ensure_future(first.reduce(own, terms))
+            calls = (group.reduce_kept(drawn, terms, step, public) for group, drawn in others)
+            answers = await asyncio.gather(public, *calls)
+        self._draws.advance(private)
+        by_sequence = [answer.rows for answer in answers]
+        return PartialSums(
+            [by_sequence[0][query.sequence].public for query in queries],
+            [[reduced[sequence].sums for reduced in by_sequence] for sequence in private],
+            [self._charges(sequence, by_sequence) for sequence in private] if allowances else [],
+            tuple(query.private for query in queries),
+            sum(answer.computed for answer in answers),
+            sum(answer.received for answer in answers),
+        )
 
     def release(self, sequences: Sequence[str]) -> None:
         """Drops the draws and the caches of sequences that have ended."""
@@ -144,6 +211,31 @@ class Ensemble:
     async def status(self) -> list[list[ShardStatus | Unavailable]]:
         """Returns, for each group, the status of each copy or the error that explains its absence."""
         return await asyncio.gather(*(group.copies.status() for group in self._groups))
+
+    def _by_group(self, queries: Sequence[Query]) -> "list[list[_DrawnQuery]]":
+        """Returns the queries of each group, private ones first. Only the first group gets public queries."""
+        public = [_DrawnQuery(query, (), ()) for query in queries if not query.private]
+        private = [
+            _DrawnQuery(query, self._draws.current(query.sequence), self._draws.coming(query.sequence))
+            for query in queries
+            if query.private
+        ]
+        return [[*private, *public], *([private] * (len(self._groups) - 1))]
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        with tracing.span("ask"):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    yield
+            except TimeoutError as error:
+                raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
+
+    def _charges(self, sequence: str, by_sequence: "Sequence[Mapping[str, _Reduced]]") -> np.ndarray:
+        charges = np.zeros(self._protocol.parts, dtype=np.int64)
+        for group, reduced in zip(self._groups, by_sequence, strict=True):
+            charges[sorted(group.models)] = reduced[sequence].charges
+        return charges
 
     def _collect(
         self,
@@ -177,11 +269,48 @@ class _DrawnQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class _Terms:
+    """Holds what the coordinator fixes before a step: the options of each sequence, and its allowances by part."""
+
+    protocol: Protocol
+    options: Mapping[str, SamplingOptions]
+    allowances: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
     """Holds the rows that a group returned for each sequence, [rows, V], and the number that it computed."""
 
     rows: Mapping[str, np.ndarray]
     computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """Holds what a group returned for one sequence: p0 and its partial, [V], and charges, [n]; None if absent."""
+
+    public: Any
+    sums: Any
+    charges: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _ReducedAnswer:
+    """Holds what a group returned for each sequence, the number of its rows, and the bytes that left its shards."""
+
+    rows: Mapping[str, _Reduced]
+    computed: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Holds the queries of a group that prefer the same copies, and what the shard is told about them."""
+
+    queries: Sequence[_DrawnQuery]
+    order: Sequence[int]
+    requests: Sequence[Request]
+    coming: Sequence[str]
 
 
 class _Group:
@@ -193,43 +322,135 @@ class _Group:
 
     def __init__(self, group: PartGroup, rows: int | None, copies: Copies, *, public: bool) -> None:
         self.copies = copies
+        self.models = group.models
         self._public = public
         self.rows = 1 + (len(group.models) if rows is None else min(rows, len(group.models)))
-        self._adapters = dict(group.models)
         self._rows = None if rows is None else min(rows, len(group.models))
 
     async def ask(self, queries: Sequence[_DrawnQuery]) -> _Answer:
         """Returns the rows of each sequence: the public row if this group returns it, and then the drawn rows."""
-        by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)
-        for drawn in queries:
-            by_copy[self.copies.order(crc32(drawn.query.sequence.encode()))].append(drawn)
-        answers = await asyncio.gather(*(self._call(order, batch) for order, batch in by_copy.items()))
+        answers = await asyncio.gather(*map(self._ask, self._batches(queries)))
         rows = {sequence: own for answer in answers for sequence, own in answer.rows.items()}
         return _Answer(rows, sum(answer.computed for answer in answers))
 
-    async def _call(self, order: Sequence[int], queries: Sequence[_DrawnQuery]) -> _Answer:
-        requests = [
-            Request(drawn.query.sequence, drawn.query.tokens, (PUBLIC, *self._names(drawn)), drawn.query.cache_salt)
-            for drawn in queries
+    async def reduce(self, queries: Sequence[_DrawnQuery], terms: _Terms) -> _ReducedAnswer:
+        """Returns p0 of each sequence, and the partial of each private one."""
+        return _joined(await asyncio.gather(*(self._reduce(batch, terms) for batch in self._batches(queries))))
+
+    async def reduce_kept(
+        self, queries: Sequence[_DrawnQuery], terms: _Terms, step: int, public: Awaitable[_ReducedAnswer]
+    ) -> _ReducedAnswer:
+        """Returns the partial of each sequence, with p0 from another group, which computes it at the same time."""
+        batches = enumerate(self._batches(queries))
+        calls = (self._reduce_kept(batch, terms, StepKey(_caller(), step, at), public) for at, batch in batches)
+        return _joined(await asyncio.gather(*calls))
+
+    def _batches(self, queries: Sequence[_DrawnQuery]) -> list[_Batch]:
+        by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)
+        for drawn in queries:
+            by_copy[self.copies.order(crc32(drawn.query.sequence.encode()))].append(drawn)
+        return [
+            _Batch(
+                own,
+                order,
+                [
+                    Request(each.query.sequence, each.query.tokens, (PUBLIC, *self._names(each)), each.query.cache_salt)
+                    for each in own
+                ],
+                tuple(name for each in own for draw in each.coming for name in self._padded(draw)),
+            )
+            for order, own in by_copy.items()
         ]
-        coming = tuple(name for drawn in queries for draw in drawn.coming for name in self._padded(draw))
+
+    async def _ask(self, batch: _Batch) -> _Answer:
         unused = {ZERO} if self._public else {ZERO, PUBLIC}
-        used = [[name not in unused for name in request.adapters] for request in requests]
+        used = [[name not in unused for name in request.adapters] for request in batch.requests]
         returned = np.flatnonzero(np.concatenate(used)).tolist()
-        answer = await self.copies.next_token(order, requests, coming, tracing.traceparent(), returned)
+        trace = tracing.traceparent()
+        _, answer = await self.copies.first(
+            batch.order, lambda shard: shard.next_token.remote(batch.requests, batch.coming, trace, returned)
+        )
         split = np.split(answer, np.cumsum([sum(own) for own in used])[:-1])
         return _Answer(
-            {request.sequence: rows for request, rows in zip(requests, split, strict=True)},
-            sum(len(request.adapters) for request in requests),
+            {request.sequence: rows for request, rows in zip(batch.requests, split, strict=True)}, _computed(batch)
         )
+
+    async def _reduce(self, batch: _Batch, terms: _Terms) -> _ReducedAnswer:
+        reduction, trace = self._reduction(batch, terms), tracing.traceparent()
+        _, reduced = await self.copies.first(
+            batch.order, lambda shard: shard.reduce.remote(batch.requests, reduction, batch.coming, trace)
+        )
+        return _by_sequence(batch, reduced)
+
+    async def _reduce_kept(
+        self, batch: _Batch, terms: _Terms, key: StepKey, public: Awaitable[_ReducedAnswer]
+    ) -> _ReducedAnswer:
+        trace = tracing.traceparent()
+        copy, _ = await self.copies.first(
+            batch.order, lambda shard: shard.keep.remote(key, batch.requests, batch.coming, trace)
+        )
+        p0 = (await public).rows
+        stacked = np.stack([p0[drawn.query.sequence].public for drawn in batch.queries])
+        reduction = self._reduction(batch, terms)
+        reduced = await self.copies.same(copy, lambda shard: shard.reduce_kept.remote(key, reduction, stacked, trace))
+        return _by_sequence(batch, reduced)
+
+    def _reduction(self, batch: _Batch, terms: _Terms) -> Reduction:
+        private = [drawn for drawn in batch.queries if drawn.query.private]
+        width = self.rows - 1
+        drawn = np.zeros((len(private), width), dtype=np.bool_)
+        for row, each in enumerate(private):
+            drawn[row, : len(self._drawn(each.draw))] = True
+        allowances = None
+        if terms.allowances:
+            allowances = np.zeros((len(private), width), dtype=np.int64)
+            for row, each in enumerate(private):
+                granted = terms.allowances[each.query.sequence]
+                own = self._drawn(each.draw)
+                allowances[row, : len(own)] = [granted[model] for model in own]
+        options = tuple(terms.options[each.query.sequence] for each in batch.queries)
+        return Reduction(terms.protocol, options, drawn, allowances)
 
     def _names(self, drawn: _DrawnQuery) -> tuple[str, ...]:
         return self._padded(drawn.draw) if drawn.query.private else ()
 
+    def _drawn(self, draw: Sequence[int]) -> list[int]:
+        """Returns the models of a draw that are in this group."""
+        return [model for model in draw if model in self.models]
+
     def _padded(self, draw: Sequence[int]) -> tuple[str, ...]:
         """Returns the group's adapters in a draw, padded to a constant number."""
-        drawn = tuple(self._adapters[model] for model in draw if model in self._adapters)
+        drawn = tuple(self.models[model] for model in self._drawn(draw))
         return drawn if self._rows is None else drawn + (ZERO,) * (self._rows - len(drawn))
 
 
+def _computed(batch: _Batch) -> int:
+    return sum(len(request.adapters) for request in batch.requests)
+
+
+def _by_sequence(batch: _Batch, reduced: Reduced) -> _ReducedAnswer:
+    """Divides what a shard returned for a batch, private sequences first, among the sequences."""
+    rows = {
+        drawn.query.sequence: _Reduced(
+            None if reduced.public is None else reduced.public[row],
+            None if reduced.sums is None or not drawn.query.private else reduced.sums[row],
+            None if reduced.charges is None or not drawn.query.private else reduced.charges[row],
+        )
+        for row, drawn in enumerate(batch.queries)
+    }
+    return _ReducedAnswer(rows, _computed(batch), reduced.nbytes)
+
+
+def _joined(answers: Sequence[_ReducedAnswer]) -> _ReducedAnswer:
+    rows = {sequence: own for answer in answers for sequence, own in answer.rows.items()}
+    return _ReducedAnswer(rows, sum(answer.computed for answer in answers), sum(answer.received for answer in answers))
+
+
+@cache
+def _caller() -> str:
+    """Names this process to the shards."""
+    return str(ray.get_runtime_context().get_worker_id())
+
+
+_steps = count(1)
 _NO_ROWS = np.empty((0, 0), np.float32)

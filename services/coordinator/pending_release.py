@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from services.coordinator.ensemble import Rows
+from services.coordinator.ensemble import PartialSums, Rows
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers, Protocol
+from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise, sample
 
 
@@ -59,10 +60,26 @@ class PendingRelease:
         if protocol.event.accounts:
             granted = torch.tensor(allowances, dtype=torch.int64, device=answers.public.device)
             private_answers = replace(private_answers, allowances=granted)
-        release = protocol.release(private_answers)
+        return cls._of(answers.public, tuple(private), protocol.release(private_answers))
+
+    @classmethod
+    def combined(cls, protocol: Protocol, partials: PartialSums, device: str) -> Self:
+        """Adds up the groups' partials and computes the protocol's release from them, on a PyTorch device."""
+        public = torch.from_numpy(np.stack(partials.public)).to(device)
+        private = [index for index, is_private in enumerate(partials.private) if is_private]
+        if not private:
+            return cls(public, (), None, None)
+        sums, *others = (torch.from_numpy(np.stack(group)).to(device) for group in zip(*partials.sums, strict=True))
+        for other in others:
+            sums += other
+        charges = torch.from_numpy(np.stack(partials.charges)) if partials.charges else None
+        return cls._of(public, tuple(private), protocol.combine(public[private], sums, charges))
+
+    @classmethod
+    def _of(cls, public: Tensor, private: tuple[int, ...], release: Release) -> Self:
         losses = None if release.losses is None else release.losses.tolist()
         charges = None if release.charges is None else list(map(tuple, release.charges.tolist()))
-        return cls(answers.public, tuple(private), release.weights, losses, charges)
+        return cls(public, private, release.weights, losses, charges)
 
     def sample(self, granted: int) -> list[int]:
         """Samples a token for each sequence: the first `granted` of `private` from the weights, the others from p0."""

@@ -51,3 +51,12 @@ def test_an_evaluation() -> None:
 
 def test_the_training_of_heads() -> None:
     assert figures("heads", "--epochs", "1", "--repeats", "1", "--samples", "2")["ratio"] > 0
+
+
+def test_the_reduction_of_rows() -> None:
+    measured = figures("reduction", "--vocabulary", "2000", "--sequences", "2", "--rows", "2", "--repeats", "1")
+    assert (
+        measured["bytes_a_token"]["individual,80,1"]["reduced"] * 20
+        < measured["bytes_a_token"]["individual,80,1"]["raw"]
+    )
+    assert all(times["reduced"] > 0 for times in measured["ms"].values())

@@ -13,20 +13,24 @@ import pytest
 import ray
 import torch
 from ray.actor import ActorHandle
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from services.coordinator.ensemble import Rows
+from services.coordinator.draws import AHEAD
+from services.coordinator.ensemble import PartialSums
 from services.coordinator.messages import Delta, Generation, Unavailable
 from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed
-from services.shard import Shard, ShardActor
+from services.reduction import Reduced, Reduction
+from services.shard import LostStepError, Shard, ShardActor, StepKey
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 
@@ -38,32 +42,64 @@ TOKENS = 4
 Operation = tuple[Any, ...]
 
 
+class Operations(TorchDispatchMode):
+    """Appends PyTorch's operations to a list: their names, and the shapes and types of their tensors."""
+
+    def __init__(self, recorded: list[Operation]) -> None:
+        super().__init__()
+        self._recorded = recorded
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._recorded.append((str(func), *((tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves)))
+        return func(*args, **(kwargs or {}))
+
+
 class RecordingShard(Shard):
     """Records its engine's operations without the names of parts and the tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._operations: list[Operation] = []
+        self._losses = 0
         self._salts: set[tuple[str, str | None]] = set()
         self._compute = self._engine.next_token
         self._engine.next_token = self._recorded  # type: ignore[method-assign]
+        self._reduce = self._reducer.reduce
+        self._reducer.reduce = self._recorded_reduction  # type: ignore[method-assign, assignment]
 
     def _recorded(self, requests: Sequence[Request]) -> torch.Tensor:
         rows = self._compute(requests)
         requested = tuple((request.sequence, len(request.tokens), len(request.adapters)) for request in requests)
-        self._operations.append((requested, self._coming, rows.shape, str(rows.dtype), rows.nbytes))
+        self._operations.append(("rows", requested, self._coming, rows.shape, str(rows.dtype), rows.nbytes))
         return rows
 
-    def next_token(
-        self,
-        requests: Sequence[Request],
-        coming: Sequence[str] = (),
-        trace: str | None = None,
-        returned: Sequence[int] | None = None,
-    ) -> np.ndarray:
+    def reduce(
+        self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
+    ) -> Reduced:
+        self._note(requests, coming)
+        return super().reduce(requests, reduction, coming, trace)
+
+    def keep(
+        self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
+    ) -> None:
+        self._note(requests, coming)
+        super().keep(key, requests, coming, trace)
+        if self._losses:
+            self._losses -= 1
+            self._kept.clear()
+
+    def lose(self, steps: int) -> None:
+        """Loses the rows of the next steps, as a restart between two calls does."""
+        self._losses = steps
+
+    def _recorded_reduction(self, *arguments: Any) -> Reduced:
+        with Operations(self._operations):
+            return self._reduce(*arguments)
+
+    def _note(self, requests: Sequence[Request], coming: Sequence[str]) -> None:
         self._coming = len(coming)
         self._salts |= {(request.sequence, request.cache_salt) for request in requests}
-        return super().next_token(requests, coming, trace, returned)
 
     def release(self, sequences: Sequence[str]) -> None:
         super().release(sequences)
@@ -155,14 +191,13 @@ def reasons(deltas: Sequence[Delta]) -> dict[str, str]:
     return {delta.id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
-@pytest.mark.parametrize(("draw", "part_rows"), [((), 0), ((0,), 1), ((PARTS - 1,), 1)])
-def test_only_rows_that_are_used_leave_a_shard(
+@pytest.mark.parametrize("draw", [(), (0,), (PARTS - 1,)])
+def test_one_partial_of_each_shard_leaves_it_whatever_is_drawn(
     engines: tuple[EngineSettings, ...],
     shards: list[ActorHandle],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     draw: tuple[int, ...],
-    part_rows: int,
 ) -> None:
     monkeypatch.setattr(PMixed, "draw", lambda self: draw)
     vocabulary = ray.get(shards[0].status.remote()).vocabulary
@@ -171,14 +206,14 @@ def test_only_rows_that_are_used_leave_a_shard(
         async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 0.5, 0.4))) as coordinator:
             await generate(coordinator, {"a": PROMPTS[0], "b": PROMPTS[1]}, TOKENS)
             measures = await coordinator.measures()
-        assert measures["row_bytes"] == TOKENS * 2 * (1 + part_rows) * vocabulary * 4
+        assert measures["row_bytes"] == TOKENS * 2 * (1 + len(shards)) * vocabulary * 4, "p0, and a partial of each"
         assert measures["rows"] == TOKENS * 2 * len(shards) * (1 + 1)
 
     asyncio.run(run())
 
 
 @pytest.mark.slow
-def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
+def test_the_operations_of_a_shard_do_not_depend_on_the_drawn_parts(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocol = PMixed(PARTS, 0.5, 0.4)
@@ -196,9 +231,10 @@ def test_the_engines_operations_do_not_depend_on_the_drawn_parts(
         nothing, first, last = [await operations(draw) for draw in ((), (0,), (PARTS - 1,))]
         assert nothing == first == last
         for recorded in first:
-            steps = [operation for operation in recorded if operation[0] != "release"]
+            steps = [operation for operation in recorded if operation[0] == "rows"]
             assert len(steps) == TOKENS, "every shard advances every sequence"
-            for step, (requested, coming, shape, _, _) in enumerate(steps):
+            assert len(recorded) > 20 * TOKENS, "and reduces its rows"
+            for step, (_, requested, coming, shape, _, _) in enumerate(steps):
                 expected = [(name, len(prompt) + step, 1 + 1) for name, prompt in prompts.items()]
                 assert list(requested) == expected, "one public row and one part row for each sequence"
                 assert (shape[0], coming) == (2 * len(prompts), 2 * len(prompts))
@@ -270,24 +306,22 @@ def test_a_permanent_failure_ends_only_the_sequence_that_causes_it(
     engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mathematics runs out of memory for one sequence after the shards have answered."""
-    release = Arithmetic.release
+    combine = Arithmetic.combine
 
-    async def fails(
-        self: Arithmetic, protocol: Protocol, rows: Rows, options: Sequence[SamplingOptions], *more: Any
-    ) -> Any:
-        if any(len(row) for row in rows.models) and any(option.temperature == 0.5 for option in options):
+    async def fails(self: Arithmetic, protocol: Protocol, partials: PartialSums) -> Any:
+        if any(np.count_nonzero(public) == 100 for public in partials.public):
             raise RuntimeError("out of memory")
-        return await release(self, protocol, rows, options, *more)
+        return await combine(self, protocol, partials)
 
-    monkeypatch.setattr(Arithmetic, "release", fails)
+    monkeypatch.setattr(Arithmetic, "combine", fails)
 
     async def run() -> list[Delta]:
         serving = shard_map(PMixed(PARTS, 1.0, 0.4))
         async with coordinating(engines, tmp_path / "ledger.db", serving) as coordinator:
-            options = {"a": 1.0, "bad": 0.5, "b": 1.0}
+            kept = {"a": 200, "bad": 100, "b": 200}
             generations = [
-                Generation(id_, prompt, SamplingOptions(temperature=temperature, top_k=200), TOKENS)
-                for (id_, temperature), prompt in zip(options.items(), PROMPTS, strict=True)
+                Generation(id_, prompt, SamplingOptions(top_k=top_k), TOKENS)
+                for (id_, top_k), prompt in zip(kept.items(), PROMPTS, strict=True)
             ]
             await coordinator.submit("channel", generations)
             return await until_ended(coordinator, len(generations))
@@ -314,7 +348,7 @@ def test_an_answer_continues_after_its_released_tokens(
     assert reasons(deltas) == {"g": "length"}
     assert sum(delta.tokens for delta in deltas) == TOKENS - len(released)
     for recorded in ray.get([shard.operations.remote() for shard in shards]):
-        contexts = [requested[0][1] for requested, *_ in recorded if requested != "release"]
+        contexts = [operation[1][0][1] for operation in recorded if operation[0] == "rows"]
         assert contexts == [len(PROMPTS[0]) + count for count in range(len(released), TOKENS)]
     assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS - len(released)
 
@@ -330,6 +364,51 @@ def test_cancelling_a_sequence_during_a_step_ends_only_this_sequence(
     deltas = asyncio.run(run())
     assert reasons(deltas) == {"a": "length", "b": "cancelled", "c": "length"}
     assert sum(read(tmp_path / "ledger.db").charged.values()) == sum(delta.tokens for delta in deltas)
+
+
+def test_a_step_whose_rows_are_lost_is_repeated_with_the_same_draws(
+    engines: tuple[EngineSettings, ...], shards: list[ActorHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws: list[tuple[int, ...]] = []
+    draw = PMixed.draw
+
+    def recorded(self: PMixed) -> tuple[int, ...]:
+        draws.append(draw(self))
+        return draws[-1]
+
+    monkeypatch.setattr(PMixed, "draw", recorded)
+
+    async def run() -> list[Delta]:
+        async with coordinating(engines, tmp_path / "ledger.db", shard_map(PMixed(PARTS, 1.0, 0.4))) as coordinator:
+            ray.get(shards[1].lose.remote(2))
+            return await generate(coordinator, {"a": PROMPTS[0]}, TOKENS)
+
+    deltas = asyncio.run(run())
+    assert set(reasons(deltas).values()) == {"length"}
+    assert len(draws) == TOKENS + AHEAD, "a repeated step draws nothing"
+    assert sum(read(tmp_path / "ledger.db").charged.values()) == TOKENS, "failed attempts are not charged"
+    assert ray.get(shards[1].status.remote()).failure is None, "the shard is sound"
+
+
+def test_a_shard_keeps_the_rows_of_each_callers_last_step(engines: tuple[EngineSettings, ...]) -> None:
+    shard = Shard(engines[0])
+    requests = [Request("a", PROMPTS[0], ("public", "part-000"))]
+    reduction = Reduction(PMixed(PARTS, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
+    one, other = (StepKey(caller, 1, 0) for caller in ("one", "other"))
+    for key in (one, other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
+        shard.keep(key, requests)
+    expected = shard.reduce(requests, reduction)
+    assert expected.public is not None
+    for key in (other, StepKey("one", 2, 0), StepKey("one", 2, 1)):
+        reduced = shard.reduce_kept(key, reduction, expected.public)
+        assert reduced.sums is not None
+        assert expected.sums is not None
+        assert np.array_equal(reduced.sums, expected.sums)
+        assert reduced.public is None
+    for key in (one, other):
+        with pytest.raises(LostStepError):
+            shard.reduce_kept(key, reduction, expected.public)
+    assert shard.status().trouble(60.0) is None
 
 
 @pytest.mark.long

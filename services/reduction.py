@@ -1,0 +1,125 @@
+"""Reduces the rows of a step beside the engine that computed them: what leaves a shard is one partial a sequence.
+
+The coordinator draws and fixes every parameter; a shard computes what its parts add (`Protocol.partial`). Every shard
+shapes its parts against the same p0, the one that the token is sampled from. Each shard computes a public row of its
+own, but two of them may differ by their rounding, and the variance that an individual budget pays for, and the ball of
+PMixed, are those under p0. So the first group's shard reduces its rows at once and sends p0; the others keep their rows
+on the device until p0 arrives.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.privacy import reduction
+from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from services.privacy.protocol import Partial, Protocol
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Says how a shard reduces the rows of a call. It is immutable data, and fixed before the call.
+
+    The first S requests of the call are private, with a public row and n part rows each. The others have a public row.
+
+    Attributes:
+        options: the sampling options of each request.
+        drawn: bool [S, n], whether a row is that of a part that is drawn. Other rows only fill the shape.
+        allowances: int64 [S, n], the most that each token may charge to each part; None without accounts.
+    """
+
+    protocol: Protocol
+    options: tuple[SamplingOptions, ...]
+    drawn: NDArray[np.bool_]
+    allowances: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Holds what leaves a shard.
+
+    Attributes:
+        public: float32 [requests, V], p0 of each request; None if another shard sends it.
+        sums: [S, V], the partials of the private requests (`Partial`); None if S is 0.
+        charges: int64 [S, n]; None without accounts.
+    """
+
+    public: NDArray[np.float32] | None
+    sums: NDArray[np.generic] | None
+    charges: NDArray[np.int64] | None
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.public, self.sums, self.charges)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+class Reducer:
+    """Reduces rows on their device.
+
+    On a CPU it gives each thread a share of the sequences, because PyTorch's own threads would meet at every operation.
+    """
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def reduce(self, rows: Tensor, given: Reduction, public: NDArray[np.float32] | None = None) -> Reduced:
+        """Reduces the rows of a call, float32 [rows, V].
+
+        Args:
+            public: float32 [S, V], p0 of the private requests from another shard. By default the rows' own p0.
+
+        Raises:
+            ValueError: a public row is not a distribution.
+        """
+        sequences, parts = given.drawn.shape
+        private = rows[: sequences * (1 + parts)].view(sequences, 1 + parts, rows.shape[1])
+        own = None
+        if public is None:
+            asked = torch.cat([private[:, 0], rows[sequences * (1 + parts) :]])
+            own = torch.cat(self._each(len(asked), asked, lambda s: shape_public(asked[s], given.options[s])))
+        p0 = own if own is not None else torch.from_numpy(np.array(public)).to(rows.device)
+        partials = self._partials(private[:, 1:], given, p0[:sequences]) if sequences else []
+        return Reduced(
+            None if own is None else own.cpu().numpy(),
+            torch.cat([partial.sums for partial in partials]).cpu().numpy() if partials else None,
+            _charges(partials),
+        )
+
+    def _partials(self, log_p: Tensor, given: Reduction, public: Tensor) -> list[Partial]:
+        drawn = torch.from_numpy(given.drawn).to(public.device)
+        allowances = None if given.allowances is None else torch.from_numpy(given.allowances).to(public.device)
+
+        def of(s: slice) -> Partial:
+            granted = None if allowances is None else allowances[s]
+            return reduction.reduce(given.protocol, public[s], log_p[s], given.options[s], drawn[s], granted)
+
+        return self._each(len(public), public, of)
+
+    def _each(self, sequences: int, rows: Tensor, work: Callable[[slice], Result]) -> list[Result]:
+        """Returns the results for consecutive shares of the sequences, each computed by a thread of its own."""
+        shares = _shares(sequences, self._threads if rows.device.type == "cpu" else 1)
+        return [work(shares[0])] if len(shares) == 1 else list(self._pool.map(work, shares))
+
+
+def _charges(partials: Sequence[Partial]) -> NDArray[np.int64] | None:
+    charges = [partial.charges for partial in partials if partial.charges is not None]
+    return torch.cat(charges).cpu().numpy() if charges else None
+
+
+def _shares(sequences: int, count: int) -> list[slice]:
+    """Divides sequences into at most ``count`` shares; one for fewer sequences, which PyTorch's threads divide."""
+    if sequences < count:
+        return [slice(0, sequences)]
+    bounds = [sequences * share // count for share in range(count + 1)]
+    return [slice(first, last) for first, last in pairwise(bounds)]

@@ -1,0 +1,130 @@
+"""Measures what leaves a shard, and the reduction of rows beside the engine: `python -m tests.benchmarks.reduction`.
+
+- `bytes_a_token`: for each `PROTOCOL,PARTS,SHARDS` the bytes that the shards return for one token of a sequence, with
+  reduced rows and with raw ones (float32: the public row, and the rows of the parts that are drawn).
+- `ms`: for each `PROTOCOL,VOCABULARY` the milliseconds for sequences with `--rows` rows each, from log-probabilities to
+  integer weights: reduced as by one shard, and of raw rows as by the coordinator, which copies them out of the object
+  store first. The least of the repetitions, because other load only adds time.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocol import Answers, Protocol
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
+from services.reduction import Reduced, Reducer, Reduction
+
+PARTS, SHARDS = 80, (1, 2, 8)
+RADIUS, TOKENS = 1.6, 1024
+SHARE = WHOLE // TOKENS
+
+# Protocols of a number of parts that ask one part, 16 of them, and all, and of how many rows each consists.
+ASKED: Mapping[str, tuple[Protocol, int]] = {
+    "pmixed": (PMixed(PARTS, 1.0, RADIUS), 1),
+    "exponential": (Exponential(PARTS, 16, RADIUS), 16),
+    "individual": (IndividualSettings(tokens=TOKENS).plan(PARTS), PARTS),
+}
+
+
+def rows_of_a_model(sequences: int, parts: int, vocabulary: int) -> Tensor:
+    """Returns a public row and part rows of each sequence, [S (1 + n), V]: log-ratios of N(0, 0.7) to a steep p0."""
+    generator = torch.Generator().manual_seed(0)
+    falling = -1.5 * torch.log(torch.arange(1, vocabulary + 1, dtype=torch.float32))
+    public = torch.stack([falling[torch.randperm(vocabulary, generator=generator)] for _ in range(sequences)])
+    rows = public[:, None].repeat(1, 1 + parts, 1)
+    rows[:, 1:] += 0.7 * torch.randn((sequences, parts, vocabulary), generator=generator)
+    return rows.flatten(0, 1).log_softmax(dim=1)
+
+
+def reduction(protocol: Protocol, sequences: int, parts: int) -> Reduction:
+    drawn = np.ones((sequences, parts), dtype=np.bool_)
+    allowances = np.full((sequences, parts), SHARE) if protocol.event.accounts else None
+    return Reduction(protocol, (SamplingOptions(),) * sequences, drawn, allowances)
+
+
+def bytes_of(protocol: Protocol, asked: int, shards: int, vocabulary: int) -> dict[str, int]:
+    """Returns the bytes for a token, from what the shards really return."""
+    own = min(asked, PARTS // shards)
+    rows, reducer = rows_of_a_model(1, own, vocabulary), Reducer()
+    answers: list[Reduced] = []
+    for _ in range(shards):
+        public = answers[0].public if answers else None
+        answers.append(reducer.reduce(rows, reduction(protocol, 1, own), public))
+    return {"reduced": sum(answer.nbytes for answer in answers), "raw": 4 * vocabulary * (1 + asked)}
+
+
+def least_ms(work: Callable[[], Any], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return round(1000 * min(seconds), 1)
+
+
+def times(protocol: Protocol, sequences: int, parts: int, vocabulary: int, repeats: int) -> dict[str, float]:
+    rows, reducer, given = (
+        rows_of_a_model(sequences, parts, vocabulary),
+        Reducer(),
+        reduction(protocol, sequences, parts),
+    )
+    private = rows.view(sequences, 1 + parts, vocabulary)
+
+    def reduced() -> None:
+        answer = reducer.reduce(rows, given)
+        assert answer.public is not None
+        assert answer.sums is not None
+        charges = None if answer.charges is None else torch.from_numpy(answer.charges)
+        protocol.combine(torch.from_numpy(answer.public), torch.from_numpy(answer.sums), charges)
+
+    def raw() -> None:
+        models = [tuple(range(parts))] * sequences
+        copied = private[:, 1:].flatten(0, 1)
+        answers = shape(private[:, 0], copied, models, SamplingOptions(), overwrite_parts=True)
+        allowances = None if given.allowances is None else torch.from_numpy(given.allowances)
+        protocol.release(Answers(answers.public, answers.ratios, answers.models, allowances))
+
+    return {"reduced": least_ms(reduced, repeats), "raw": least_ms(raw, repeats)}
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    vocabulary: Annotated[list[int], typer.Option(help="Repeatable.")] = [49152, 128256],  # noqa: B006
+    sequences: Annotated[int, typer.Option(min=1)] = 64,
+    rows: Annotated[int, typer.Option(min=2, help="Part rows of a sequence.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+) -> None:
+    """Measures and prints the values of this module's description."""
+    timed: Sequence[Protocol] = (
+        PMixed(rows, 1.0, RADIUS),
+        Exponential(rows, rows, RADIUS),
+        IndividualSettings(tokens=TOKENS).plan(rows),
+    )
+    result = {
+        "bytes_a_token": {
+            f"{name},{PARTS},{shards}": bytes_of(*asked, shards, vocabulary[0])
+            for name, asked in ASKED.items()
+            for shards in SHARDS
+        },
+        "ms": {
+            f"{protocol.name},{size}": times(protocol, sequences, rows, size, repeats)
+            for size in vocabulary
+            for protocol in timed
+        },
+        "threads": torch.get_num_threads(),
+    }
+    print(json.dumps(result) if as_json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,129 @@
+"""Claim: the coordinator releases the same from the shards' partials as from raw rows, for any number of shards.
+
+To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from services.coordinator import ensemble
+from services.coordinator.ensemble import Ensemble, Query
+from services.coordinator.pending_release import PendingRelease
+from services.engine.engine import EngineSettings
+from services.fleet.shard_map import PartGroup, ShardMap
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocol import Protocol
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
+from services.shard import Shard
+from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_model
+
+PARTS = 4
+PROTOCOLS = (
+    PMixed(PARTS, 0.5, 0.4),
+    Exponential(PARTS, 3, 1.0),
+    IndividualSettings(tokens=16).plan(PARTS),
+)
+QUERIES = (
+    Query("a", (504, 253, 260), True),
+    Query("base", (504, 253), False),
+    Query("b", (27, 10, 99, 504, 253), True),
+)
+OPTIONS = (SamplingOptions(top_k=200), SamplingOptions(top_p=0.9), SamplingOptions(temperature=0.7))
+
+
+class Local:
+    """Calls a shard in this process as Ray's handle of an actor does."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            return getattr(self._shard, name)(*arguments)
+
+        return SimpleNamespace(remote=call)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, int], Shard]]:
+    """Yields shards by their first part and their number of parts: one of all, and two of half."""
+    folder = tmp_path_factory.mktemp("partials")
+    model = write_tiny_model(folder / "model")
+    names = [f"part-{index}" for index in range(PARTS)]
+    adapters = write_adapters(folder / "parts", names, model)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a sum that threads divide has another rounding
+    yield {
+        (first, count): Shard(
+            EngineSettings(
+                model,
+                "transformers",
+                "float32",
+                128,
+                adapters={name: adapters[name] for name in names[first : first + count]},
+            )
+        )
+        for first, count in ((0, 4), (0, 2), (2, 2))
+    }
+    torch.set_num_threads(threads)
+
+
+def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) -> Ensemble:
+    size = PARTS // count
+    firsts = range(0, PARTS, size)
+    groups = [
+        PartGroup(at, {part: f"part-{part}" for part in range(first, first + size)}, (str(first),))
+        for at, first in enumerate(firsts)
+    ]
+    handles: dict[str, Any] = {str(first): Local(shards[first, size]) for first in firsts}
+    return Ensemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_partials_release_what_raw_rows_release(
+    protocol: Protocol, count: int, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+    draws = {"a": protocol.draw(), "b": protocol.draw()}
+    allowances: Sequence[Sequence[int]] = ()
+    if protocol.event.accounts:
+        allowances = [[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]]
+
+    async def run() -> tuple[PendingRelease, PendingRelease]:
+        whole = asked(shards, protocol, count)
+        monkeypatch.setattr(whole._draws, "current", draws.__getitem__)
+        partials = await whole.reduce(QUERIES, OPTIONS, allowances)
+        assert partials.private == (True, False, True)
+        for shard in shards.values():  # a context that is read in other pieces has another rounding
+            shard.release([query.sequence for query in QUERIES])
+        rows = await whole.ask(QUERIES)
+        return (
+            PendingRelease.combined(protocol, partials, "cpu"),
+            PendingRelease.of(protocol, rows, OPTIONS, "cpu", allowances),
+        )
+
+    reduced, raw = asyncio.run(run())
+    assert torch.equal(reduced.public, raw.public)
+    assert reduced.private == raw.private == (0, 2)
+    assert reduced.weights is not None
+    assert raw.weights is not None
+    if protocol.event.accounts:
+        torch.testing.assert_close(reduced.weights / 2.0**61, raw.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
+        assert reduced.charges is not None
+        assert raw.charges is not None
+        for ours, theirs, allowed in zip(reduced.charges, raw.charges, allowances, strict=True):
+            assert all(
+                abs(x - y) <= 1 + 1e-3 * y and x <= most for x, y, most in zip(ours, theirs, allowed, strict=True)
+            )
+        assert any(reduced.charges[0])
+    else:
+        assert torch.equal(reduced.weights, raw.weights)

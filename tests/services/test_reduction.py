@@ -1,0 +1,177 @@
+"""Claim: reducing rows beside their engines, on any number of shards, releases what the rows together release."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from services.privacy.mollifiers.shaping import SamplingOptions, shape
+from services.privacy.protocol import Answers, Protocol, Release
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
+from services.reduction import Reduced, Reducer, Reduction
+
+PARTS, SEQUENCES, VOCABULARY = 12, 5, 3000
+OPTIONS = (
+    SamplingOptions(),
+    SamplingOptions(temperature=0.5),
+    SamplingOptions(top_p=0.9),
+    SamplingOptions(temperature=1.5, top_k=40),
+    SamplingOptions(temperature=0.05),
+)
+PROTOCOLS: Mapping[str, Protocol] = {
+    "pmixed clip": PMixed(PARTS, 0.2, 0.4),
+    "pmixed mix": PMixed(PARTS, 0.2, 1.6, projection="mix"),
+    "exponential, all": Exponential(PARTS, PARTS, 2.0),
+    "exponential, 5": Exponential(PARTS, 5, 0.7),
+    "individual": IndividualSettings(tokens=64).plan(PARTS),
+}
+
+
+def log_probabilities(rows: int, seed: int) -> Tensor:
+    return (torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4).log_softmax(dim=1)
+
+
+@pytest.fixture(scope="module")
+def public() -> Tensor:
+    return log_probabilities(SEQUENCES, 0)
+
+
+@pytest.fixture(scope="module")
+def parts(public: Tensor) -> Tensor:
+    """Returns log-probabilities [S, N, V]: near and far parts, one without mass, and one that is broken."""
+    far = log_probabilities(SEQUENCES * PARTS, 1).view(SEQUENCES, PARTS, -1)
+    rows = torch.lerp(public[:, None], far, torch.linspace(0, 1.5, PARTS)[:, None]).log_softmax(dim=-1)
+    rows[:, 3] = torch.where(torch.arange(VOCABULARY) == 7, 0.0, -torch.inf)
+    rows[0, 4] = torch.nan
+    return rows
+
+
+def draws(protocol: Protocol) -> list[tuple[int, ...]]:
+    drawn = [protocol.draw() for _ in range(SEQUENCES - 1)]
+    return [() if isinstance(protocol, PMixed) else drawn[0], *drawn]
+
+
+def allowances(protocol: Protocol) -> np.ndarray | None:
+    if not protocol.event.accounts:
+        return None
+    return np.random.default_rng(0).integers(0, WHOLE // 32, size=(SEQUENCES, PARTS))
+
+
+def together(protocol: Protocol, public: Tensor, parts: Tensor, drawn: Sequence[tuple[int, ...]]) -> Release:
+    rows = torch.cat([parts[s, list(models)] for s, models in enumerate(drawn)])
+    answers = shape(public, rows, drawn, OPTIONS)
+    granted = allowances(protocol)
+    return protocol.release(
+        Answers(answers.public, answers.ratios, answers.models, None if granted is None else torch.from_numpy(granted))
+    )
+
+
+def by_shards(
+    protocol: Protocol, public: Tensor, parts: Tensor, drawn: Sequence[tuple[int, ...]], shards: int
+) -> Release:
+    """Reduces the rows of each shard's parts, and combines the partials as a coordinator does."""
+    reducer, p0, reduced = Reducer(), None, []
+    granted = allowances(protocol)
+    for shard in range(shards):
+        models = range(shard * PARTS // shards, (shard + 1) * PARTS // shards)
+        width = min(protocol.rows or 0, len(models))
+        own = [[model for model in one if model in models] for one in drawn]
+        rows, flags = [], np.zeros((SEQUENCES, width), dtype=np.bool_)
+        allowed = None if granted is None else np.ascontiguousarray(granted[:, models.start : models.stop])
+        for s, one in enumerate(own):
+            padding = [public[s]] * (width - len(one))
+            # Rounding of another shard: its own public row is not used.
+            rows += [public[s] + 0.01 * shard, *parts[s, one], *padding]
+            flags[s, : len(one)] = True
+        answer = reducer.reduce(torch.stack(rows), Reduction(protocol, OPTIONS, flags, allowed), p0)
+        p0 = answer.public if p0 is None else p0
+        reduced.append(answer)
+    assert p0 is not None
+    sums = [torch.from_numpy(answer.sums) for answer in reduced if answer.sums is not None]
+    charges = [torch.from_numpy(answer.charges) for answer in reduced if answer.charges is not None]
+    whole = torch.stack(sums).sum(dim=0, dtype=sums[0].dtype)
+    return protocol.combine(torch.from_numpy(p0), whole, torch.cat(charges, dim=1) if charges else None)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, PARTS])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_shards_release_what_all_rows_together_release(name: str, shards: int, public: Tensor, parts: Tensor) -> None:
+    """To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests."""
+    protocol = PROTOCOLS[name]
+    drawn = draws(protocol)
+    expected = together(protocol, public, parts, drawn)
+    actual = by_shards(protocol, public, parts, drawn, shards)
+    if name != "individual":
+        assert torch.equal(actual.weights, expected.weights)
+        return
+    torch.testing.assert_close(actual.weights / 2.0**61, expected.weights / 2.0**61, rtol=1e-4, atol=2.0**-60)
+    assert actual.charges is not None
+    assert expected.charges is not None
+    assert bool(((actual.charges - expected.charges).abs() <= 1 + 1e-3 * expected.charges).all())
+    assert bool((expected.charges > 0).any())
+    granted = allowances(protocol)
+    assert granted is not None
+    assert bool((actual.charges <= torch.from_numpy(granted)).all())
+
+
+def test_the_drawn_parts_count(public: Tensor, parts: Tensor) -> None:
+    """Shows the power of the test above: with one flag exchanged the release is another."""
+    for name in ("pmixed clip", "exponential, 5"):
+        protocol = PROTOCOLS[name]
+        drawn = [(0,) if isinstance(protocol, PMixed) else (0, 1, 2, 3, 4)] * SEQUENCES
+        others = [(1,) if isinstance(protocol, PMixed) else (0, 1, 2, 3, 5)] * SEQUENCES
+        weights = [by_shards(protocol, public, parts, one, 2).weights for one in (drawn, others)]
+        assert not torch.equal(*weights)
+
+
+class Operations(TorchDispatchMode):
+    """Records PyTorch's operations by name, with the shapes and types of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.recorded.append((str(func), *((tuple(leaf.shape), leaf.dtype) for leaf in leaves)))
+        return func(*args, **(kwargs or {}))
+
+
+WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_operations_depend_on_shapes_alone(name: str, public: Tensor, parts: Tensor) -> None:
+    """Neither a draw nor a row changes them, and nothing waits for a value of a part."""
+    protocol = PROTOCOLS[name]
+    width = protocol.rows
+    assert width is not None
+    recorded = []
+    for drawn, rows in ((True, parts), (False, parts), (True, public[:, None].expand_as(parts))):
+        flags = np.full((SEQUENCES, width), drawn, dtype=np.bool_)
+        granted = allowances(protocol)
+        reducer = Reducer()
+        reducer._threads = 1  # a dispatch mode sees only its own thread
+        asked = torch.cat([public[:, None], rows[:, :width]], dim=1).flatten(0, 1)
+        p0 = reducer.reduce(asked, Reduction(protocol, OPTIONS, flags, granted)).public
+        with Operations() as operations:
+            reducer.reduce(asked, Reduction(protocol, OPTIONS, flags, granted), p0)
+        recorded.append(operations.recorded)
+    assert recorded[0] == recorded[1] == recorded[2]
+    assert len(recorded[0]) > 15
+    assert not WAITS & {operation for operation, *_ in recorded[0]}
+
+
+def test_a_call_without_private_sequences_returns_p0(public: Tensor) -> None:
+    given = Reduction(PROTOCOLS["pmixed clip"], OPTIONS, np.zeros((0, 1), dtype=np.bool_))
+    reduced: Reduced = Reducer().reduce(public, given)
+    expected = shape(public, public[:0], [()] * SEQUENCES, OPTIONS).public
+    assert torch.equal(torch.from_numpy(np.array(reduced.public)), expected)
+    assert reduced.sums is None
