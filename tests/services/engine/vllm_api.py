@@ -213,13 +213,11 @@ def _members(owner: ast.ClassDef) -> Iterator[tuple[str, str]]:
         yield from _own(node)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, ast.unparse(node)
-    for node in ast.walk(owner):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
+    for inner in ast.walk(owner):
+        targets = inner.targets if isinstance(inner, ast.Assign) else []
+        for target in [inner.target] if isinstance(inner, ast.AnnAssign) else targets:
             if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                yield target.attr, ast.unparse(node)
+                yield target.attr, ast.unparse(inner)
 
 
 def _signature(node: Definition) -> str:
