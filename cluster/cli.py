@@ -53,9 +53,9 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            _end(ctx, str(error), 2)
+            _end(ctx, error, 2)
         except WorkError as error:
-            _end(ctx, str(error), 1)
+            _end(ctx, error, 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to continue", 130)
 
@@ -84,8 +84,9 @@ def load(name: str) -> Any:
     return typer.main.get_command(verb)
 
 
-def _end(ctx: typer.Context, message: str, code: int) -> NoReturn:
-    typer.echo(f"privmix {ctx.invoked_subcommand}: {message}", err=True)
+def _end(ctx: typer.Context, message: object, code: int) -> NoReturn:
+    # The error of an actor carries the original as its cause; its own text is a traceback.
+    typer.echo(f"privmix {ctx.invoked_subcommand}: {getattr(message, 'cause', message)}", err=True)
     raise typer.Exit(code)
 
 

@@ -25,7 +25,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.engine import known_engine
-from services.errors import InputError
+from services.errors import ConfigurationError
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings, WhenExhausted
 from services.requests.settings import ClientSettings
@@ -35,10 +35,6 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 SECRET = ("alerts.webhooks", "alerts.secret", "http.api_keys")
 """The keys whose values never appear in messages."""
-
-
-class ConfigurationError(InputError):
-    """The configuration is invalid. The message names the key and the fix."""
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 from ray.util import list_named_actors
 
-from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
+from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
 from services.alerts import actor as alerts
@@ -23,19 +23,25 @@ from services.alerts.actor import ServiceActors
 from services.batches import actor as batches
 from services.budget import actor as budget
 from services.budget.anchor import is_writable
-from services.budget.errors import LedgerError, LedgerMissing, LedgerUnknown
 from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin, is_fresh, known
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
-from services.coordinator.messages import Unavailable
 from services.cpus import available_cpus
 from services.database.service import ServiceDatabase, default_database
 from services.ensembles import actor as ensembles
 from services.ensembles.records import Ensemble, EnsembleList
-from services.errors import WorkError
+from services.errors import (
+    ConfigurationError,
+    CoordinatorUnavailable,
+    FleetError,
+    LedgerError,
+    LedgerMissing,
+    LedgerUnknown,
+    WorkError,
+)
 from services.files import write_atomically
 from services.fleet import fleet
-from services.fleet.fleet import FleetActor, FleetError, FleetSettings
+from services.fleet.fleet import FleetActor, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
 from services.fleet.size import FleetSize
@@ -322,7 +328,7 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
         try:
             ray.get([coordinator.health.remote() for coordinator in coordinators])
             return
-        except Unavailable as error:
+        except CoordinatorUnavailable as error:
             if time.monotonic() > deadline:
                 raise WorkError(f"the service did not become healthy: {getattr(error, 'cause', error)}") from error
         time.sleep(1)

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from cluster.configuration import ConfigurationError, EnsembleConfiguration
+from cluster.configuration import EnsembleConfiguration
 from cluster.topology import parts_served
-from services.budget.errors import LedgerMissing
 from services.budget.filter import UNLIMITED, Filter, cost, counted
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import promise_sentence
+from services.errors import ConfigurationError, LedgerMissing
 from services.privacy import accounting
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings, WhenExhausted

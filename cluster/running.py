@@ -3,8 +3,8 @@
 import ray
 from ray.actor import ActorHandle
 
-from cluster.configuration import ConfigurationError
 from services.ensembles import actor as ensembles
+from services.errors import ConfigurationError
 from services.fleet import fleet
 
 

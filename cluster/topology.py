@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cluster.configuration import ConfigurationError, EnsembleConfiguration
+from cluster.configuration import EnsembleConfiguration
 from services.cpus import available_cpus
 from services.engine.engine import EngineSettings
+from services.errors import ConfigurationError
 from services.fleet.plan import ShardPlan
 from services.training.manifest import Adapter, Manifest
 

@@ -1,11 +1,44 @@
-"""Defines the errors whose messages tell a person what is wrong and how to fix it. Packages derive their own.
+"""Defines the errors whose messages tell a person what is wrong and how to fix it: one tree, which imports nothing.
 
 The command line prints them in one line, and exits with 2 for an `InputError` and with 1 for a `WorkError`.
 """
 
+# Names such as `LedgerMissing` say the state, as the names of HTTP's reasons do.
+# ruff: noqa: N818
+
+from typing import Self
+
 
 class InputError(Exception):
     """The input is invalid. The message names the field and the fix."""
+
+
+class ConfigurationError(InputError):
+    """The configuration is invalid. The message names the key and the fix."""
+
+
+class CorpusError(InputError):
+    """The corpus or a line of it is invalid."""
+
+
+class ManifestError(InputError):
+    """The ensemble has no valid manifest, or differs from it. The message names the difference."""
+
+
+class PublicModelError(InputError):
+    """The named public model cannot be used. The message says why and how to fix it."""
+
+
+class EmbeddedModelError(PublicModelError):
+    """The package with the embedded model is not installed."""
+
+
+class ReaderError(InputError, ValueError):
+    """The model or the adapter does not support reader attention. The message names the cause."""
+
+
+class DataError(InputError):
+    """A table is invalid. The message names the file and the field."""
 
 
 class WorkError(Exception):
@@ -15,13 +48,152 @@ class WorkError(Exception):
     """
 
 
+class DatabaseError(WorkError):
+    """The database cannot be used."""
+
+
+class DatabaseMissing(DatabaseError):
+    """There is no database at this place."""
+
+
+class DatabaseForeign(DatabaseError):
+    """The file is no database, or belongs to another application."""
+
+
+class UnknownRevision(DatabaseForeign):
+    """The schema has a revision that this version of privmix does not know."""
+
+
+class DatabaseCorrupt(DatabaseError):
+    """The database is damaged."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database could not be read or written now: a full or read-only disk, a lock, a lost connection."""
+
+
+class DatabaseConflict(DatabaseUnavailable):
+    """A row violates a constraint."""
+
+
+class LedgerError(WorkError):
+    """The ledger cannot be used; the message names the ledger and the fix. The call has granted nothing."""
+
+    ledger: str | None = None
+
+    def of(self, ledger: str) -> Self:
+        """Adds the ledger's name, unless the error has one already, and returns the error."""
+        self.ledger = self.ledger or ledger
+        return self
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"ledger {self.ledger}: {message}" if self.ledger else message
+
+
+class LedgerMissing(LedgerError):
+    """There is no ledger at this place."""
+
+
+class LedgerUnknown(LedgerError):
+    """Neither the ensemble nor the configuration names the ensemble's ledger."""
+
+
+class LedgerForeign(LedgerError):
+    """The file or database is not a privmix ledger, or has an unknown format."""
+
+
+class LedgerMismatch(LedgerError):
+    """The ledger keeps another privacy budget than the configured one."""
+
+
+class LedgerCorrupt(LedgerError):
+    """The ledger was changed after it was written; the message names the row."""
+
+
+class LedgerRolledBack(LedgerCorrupt):
+    """The ledger lacks rows that it had: a copy was restored, or its server lost commits."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger could not be read or written now: a full or read-only disk, a lock, a lost connection."""
+
+
+class LedgerExists(LedgerError):
+    """The target already has a ledger."""
+
+
+class LedgerMoved(LedgerError):
+    """The ledger was moved and must not be written here again. The message names its new place."""
+
+
+class Fenced(LedgerError):
+    """Another writer has taken over the ledger. This one must not write again."""
+
+
+class LeaseRefused(ValueError):
+    """The request is invalid: a bad count, an unknown lease, or more tokens used than granted. It is a caller's error,
+    not a person's."""
+
+
 class KeysError(WorkError):
     """An operation on keys is refused. The message names the reason and the fix."""
 
 
-class UnknownKey(KeysError):  # noqa: N818 (the name says the state)
+class UnknownKey(KeysError):
     """No key has this id or name."""
 
 
-class KeysUnavailable(KeysError):  # noqa: N818
+class KeysUnavailable(KeysError):
     """The database of the keys cannot be used. The message says why."""
+
+
+class EnsemblesError(WorkError):
+    """A change of the list of ensembles is refused. The message names the reason and the fix."""
+
+
+class FleetError(WorkError):
+    """A change of the fleet failed and has had no effect. The message says why."""
+
+
+class CoordinatorError(WorkError):
+    """Refuses a submission. No generation of it has started, and nothing was charged."""
+
+
+class Overloaded(CoordinatorError):
+    """The queue is full. `retry_after` is in seconds."""
+
+    def __init__(self, retry_after: float = 1.0) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"too many generations are waiting; try again in {self.retry_after:g} s"
+
+
+class CoordinatorUnavailable(CoordinatorError):
+    """A component that the generation needs does not answer. The message names it."""
+
+
+class BatchesError(WorkError):
+    """A request about files or batches is refused. `param` names the invalid field."""
+
+    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
+        super().__init__(message, code, param)
+        self.message, self.code, self.param = message, code, param
+
+
+class NotStored(BatchesError):
+    """The key has no such file or batch."""
+
+
+class GenerationError(WorkError):
+    """The job of synthetic text stopped. It keeps the delivered text, and running it again continues it."""
+
+
+class BudgetEndedError(GenerationError):
+    """The privacy budget, or the key's share of it, is used up."""
+
+
+class StreamBrokenError(GenerationError):
+    """A stream broke off after a part of the text was delivered. The rest can be requested."""

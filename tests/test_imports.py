@@ -27,7 +27,7 @@ LAYERS: tuple[set[str], ...] = (
 """The packages of the server, from the lowest. A package imports only lower ones."""
 
 INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
-"""The packages that import no other one. `privacy` is mathematics only; errors must cost the command line nothing."""
+"""The packages that import no other one but the errors, which import nothing. `privacy` is mathematics only."""
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "generate", "heads", "tune"}
 """The verbs of the laboratory. Everything else under `cluster` is the server's."""
@@ -128,7 +128,7 @@ def test_every_package_of_the_server_imports_only_lower_ones() -> None:
 def test_independent_packages_import_no_other_package(name: str) -> None:
     own = f"services.{name}"
     names = {name for module in modules() if package(module) == own for name in arrows()[module]}
-    assert {package(name) for name in names} <= {own}
+    assert {package(name) for name in names} <= {own, "services.errors"}
 
 
 def test_services_do_not_import_the_command_line() -> None:

@@ -42,10 +42,10 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show the privacy budget, the spent part and the remaining part. Works with and without a running service."""
-    from services.budget.errors import LedgerError
     from services.budget.reader import read
     from services.budget.statement import recompute, statement
     from services.database.service import default_database
+    from services.errors import LedgerError
     from services.keys.usage import usage_by_key
 
     if delta is not None and not (again and 0 < delta < 1):

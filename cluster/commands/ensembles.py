@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
 from cluster.launch import check_cohorts, check_ensemble, keys_database, start_ensemble, stop_ensemble
 from cluster.options import AddressOption, JsonOption, NamespaceOption
 from cluster.running import ensembles_of
 from cluster.steps import Steps
-from services.ensembles.records import Ensemble, EnsemblesError, EnsembleStatus
+from services.ensembles.records import Ensemble, EnsembleStatus
+from services.errors import ConfigurationError, EnsemblesError
 from services.ray_session import joined
 
 KNOWN_S = 60.0

@@ -18,12 +18,11 @@ from cluster.promise import promise
 from services.budget import export as exporting
 from services.budget import move as moving
 from services.budget.anchor import Anchor
-from services.budget.errors import LeaseRefused, LedgerError
 from services.budget.ledger import Ledger
 from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin
 from services.budget.statement import statement
-from services.errors import KeysError
+from services.errors import KeysError, LeaseRefused, LedgerError
 from services.keys.move import move_keys, moved_database
 from services.training.manifest import Manifest
 

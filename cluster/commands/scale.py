@@ -26,7 +26,7 @@ def scale(
     import ray
 
     from cluster.running import fleet_of
-    from services.fleet.fleet import FleetError
+    from services.errors import FleetError
     from services.ray_session import joined
 
     with joined(address):

@@ -12,18 +12,6 @@ Ending = Literal["completed", "expired", "cancelled"]
 OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 
-class BatchesError(Exception):
-    """A request about files or batches is refused. `param` names the invalid field."""
-
-    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
-        super().__init__(message, code, param)
-        self.message, self.code, self.param = message, code, param
-
-
-class NotStored(BatchesError):  # noqa: N818 (the name says the state)
-    """The key has no such file or batch."""
-
-
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 

@@ -11,21 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
-from services.batches.records import (
-    OPEN,
-    Batch,
-    BatchesError,
-    BatchUsage,
-    Ending,
-    File,
-    LineError,
-    LineResult,
-    NotStored,
-    RequestCounts,
-    new_id,
-)
+from services.batches.records import OPEN, Batch, BatchUsage, Ending, File, LineError, LineResult, RequestCounts, new_id
 from services.database.clock import unix_time
 from services.database.service import ServiceDatabase, batch_lease_table, batch_lines_table, batches_table, files_table
+from services.errors import BatchesError, NotStored
 
 OUTPUT, ERRORS = "output", "errors"
 

@@ -9,8 +9,8 @@ async with client.reserve(protocol.event, 4) as reserved:  # compute at most `re
 
 from services.budget.actor import NAME, start
 from services.budget.client import BudgetClient
-from services.budget.errors import LedgerError
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import LedgerError
 
 __all__ = ["NAME", "BudgetClient", "LedgerError", "PrivacyBudget", "read", "start"]

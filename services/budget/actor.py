@@ -13,12 +13,12 @@ from ray.actor import ActorHandle
 from services import tracing
 from services.budget.accounts import Grains
 from services.budget.anchor import Anchor
-from services.budget.errors import Fenced, LedgerError, LedgerMoved
 from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
 from services.budget.statement import AccountsStatement, OperatorStatement, Statement, statement
+from services.errors import Fenced, LedgerError, LedgerMoved
 
 NAME = "budget"
 WATCH_S = PATIENCE_S / 6

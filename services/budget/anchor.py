@@ -17,13 +17,19 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, Text, delete, insert, select
 
-from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerRolledBack, LedgerUnavailable, LedgerUnknown
 from services.budget.records import from_json
 from services.budget.state import Balance
 from services.budget.store.schema import ledger_table
 from services.database.backend import Usage
 from services.database.database import BACKENDS, Database
-from services.database.errors import DatabaseError
+from services.errors import (
+    DatabaseError,
+    LedgerForeign,
+    LedgerMismatch,
+    LedgerRolledBack,
+    LedgerUnavailable,
+    LedgerUnknown,
+)
 from services.files import write_atomically
 from services.privacy.events import Event
 

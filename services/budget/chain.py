@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from services.budget.errors import LedgerCorrupt
+from services.errors import LedgerCorrupt
 
 GENESIS = "0" * 64
 

@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 
 from services import tracing
 from services.budget.accounts import Grains
-from services.budget.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from services.budget.ledger import Grant
+from services.errors import LeaseRefused, LedgerError, LedgerMissing, LedgerUnavailable
 from services.privacy.events import Event
 
 STEPS_AHEAD = 2

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TextIO
 
 from services.budget.chain import Row
-from services.budget.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
 from services.budget.state import Balance, LedgerState
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from services.database.sqlite import MAGIC
+from services.errors import LedgerCorrupt, LedgerError, LedgerUnavailable
 
 
 def export(ledger: str | Path, lines: TextIO) -> int:

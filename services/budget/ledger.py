@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 from services.budget.accounts import Grains
 from services.budget.anchor import Anchor, ChainEnd, anchored, lost_ends, rolled_back
 from services.budget.chain import Row, verified
-from services.budget.errors import Fenced, LeaseRefused, LedgerError, LedgerMoved, LedgerRolledBack
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check_same_ledger, replay
@@ -36,7 +35,7 @@ from services.budget.state import Balance, Lease, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append, beat, end, following, rows, silence_s
-from services.errors import WorkError
+from services.errors import Fenced, LeaseRefused, LedgerError, LedgerMoved, LedgerRolledBack, WorkError
 from services.privacy.events import Event
 from services.privacy.sampling.randomness import uniform_below
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, select
 
 from services.budget.chain import Row, verified
-from services.budget.errors import LedgerCorrupt, LedgerExists, LedgerMoved
 from services.budget.reader import read, replay_whole
 from services.budget.records import Moved
 from services.budget.state import Balance, LedgerState
@@ -20,6 +19,7 @@ from services.budget.store import schema
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import append, following, rows
 from services.budget.store.schema import ledger_table
+from services.errors import LedgerCorrupt, LedgerExists, LedgerMoved
 
 _BATCH = 1_000
 

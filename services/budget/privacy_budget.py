@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from services.budget.errors import LedgerMismatch
 from services.budget.token_counter import TokenCounter
+from services.errors import LedgerMismatch
 from services.privacy import accounting
 from services.privacy.events import Event, from_json
 from services.privacy.protocol import Protocol

@@ -5,12 +5,12 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from services.budget.anchor import Anchor, anchored, lost_ends, rolled_back
-from services.budget.errors import LedgerMismatch
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance, LedgerState
 from services.budget.store import schema
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row, last_checkpoint, rows
+from services.errors import LedgerMismatch
 
 
 def replay_whole(connection: Connection) -> LedgerState:

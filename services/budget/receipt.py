@@ -12,11 +12,11 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict
 
 from services.budget.anchor import Anchor, ChainEnd, anchor_at, is_writable
-from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
 from services.budget.store.database import LedgerDatabase
+from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from services.files import sync_directory
 
 FILE = "ledger.receipt"

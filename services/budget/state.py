@@ -11,7 +11,6 @@ from typing import Any
 
 from services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
 from services.budget.chain import Row, verified
-from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
 from services.budget.filter import NO_LOSSES, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import (
@@ -28,6 +27,7 @@ from services.budget.records import (
     Stopped,
     from_json,
 )
+from services.errors import LeaseRefused, LedgerCorrupt, LedgerForeign
 from services.privacy.events import Event
 
 # The number of closed leases and of charges that a checkpoint keeps, so that a call repeated by Ray gets its first

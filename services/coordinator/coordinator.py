@@ -17,15 +17,15 @@ from ray.exceptions import RayError
 
 from services import tracing
 from services.budget.client import BudgetClient, Reservation
-from services.budget.errors import LedgerError
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
 from services.coordinator.ensemble import Ensemble, PartialSums, Query, Rows
-from services.coordinator.messages import Delta, FinishReason, Generation, Overloaded, Unavailable
+from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import Sequence as Live
 from services.coordinator.text import Detokenizer
+from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.shard_map import ShardMap
 from services.privacy.settings import WhenExhausted
 from services.shard import ShardStatus
@@ -163,16 +163,16 @@ class Coordinator:
         """Returns when steps succeed and each part group has a shard that works.
 
         Raises:
-            Unavailable: names what does not work.
+            CoordinatorUnavailable: names what does not work.
         """
         if self._live and self._failing_since is not None:
-            raise Unavailable(f"steps have failed for {time.monotonic() - self._failing_since:.0f} s")
+            raise CoordinatorUnavailable(f"steps have failed for {time.monotonic() - self._failing_since:.0f} s")
         if self._began is not None and time.monotonic() - self._began > self._settings.step_timeout_s:
-            raise Unavailable(f"a step has taken {time.monotonic() - self._began:.0f} s")
+            raise CoordinatorUnavailable(f"a step has taken {time.monotonic() - self._began:.0f} s")
         for copies in await self._ensemble.status():
             problems = [self._problem(status) for status in copies]
             if all(problems):
-                raise Unavailable(f"a part group is not served: {problems[0]}")
+                raise CoordinatorUnavailable(f"a part group is not served: {problems[0]}")
 
     async def measures(self) -> dict[str, Any]:
         """Returns measurements for benchmarks: seconds in each stage since the last call, and resident bytes.
@@ -341,8 +341,10 @@ class Coordinator:
         if calls:
             await asyncio.wait(calls, timeout=self._settings.step_timeout_s)
 
-    def _problem(self, status: ShardStatus | Unavailable) -> str | None:
-        return str(status) if isinstance(status, Unavailable) else status.trouble(self._settings.step_timeout_s)
+    def _problem(self, status: ShardStatus | CoordinatorUnavailable) -> str | None:
+        return (
+            str(status) if isinstance(status, CoordinatorUnavailable) else status.trouble(self._settings.step_timeout_s)
+        )
 
     def _current_shard_map(self) -> ShardMap:
         """Asks the fleet for its shard map until it answers: Ray does not restart an actor whose `__init__` raises."""
@@ -398,7 +400,7 @@ def _forget_caches(sequences: Iterable[Live]) -> None:
 def _safe_message(error: Exception) -> str:
     """Returns a message without private data: a foreign error's text may contain probabilities, so only its type."""
     cause = getattr(error, "cause", error)
-    return str(cause) if isinstance(cause, Unavailable | LedgerError) else type(cause).__name__
+    return str(cause) if isinstance(cause, CoordinatorUnavailable | LedgerError) else type(cause).__name__
 
 
 class StepTimes:

@@ -11,7 +11,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from services.coordinator.messages import Unavailable
+from services.errors import CoordinatorUnavailable
 from services.shard import ShardStatus
 
 Method = Callable[[ActorHandle], Awaitable[Any]]
@@ -50,7 +50,7 @@ class Copies:
             method: calls a method of `Shard`.
 
         Raises:
-            Unavailable: no copy answers; names the last one.
+            CoordinatorUnavailable: no copy answers; names the last one.
             ValueError: the engine refuses the requests.
         """
         calls: list[asyncio.Task[Any]] = []
@@ -71,15 +71,16 @@ class Copies:
         """Calls the copy that has answered, which holds the rows of this step.
 
         Raises:
-            Unavailable: it does not answer in time; the step must be repeated, and another copy is preferred then.
+            CoordinatorUnavailable: it does not answer in time; the step must be repeated, and another copy is preferred
+                then.
         """
         try:
             async with asyncio.timeout(self._patience_s if len(self._names) > 1 else None):
                 return await self._call(self._names[copy], method)
         except TimeoutError:
             self._avoid(copy)
-            raise Unavailable(f"the actor {self._names[copy]!r} does not answer") from None
-        except Unavailable:
+            raise CoordinatorUnavailable(f"the actor {self._names[copy]!r} does not answer") from None
+        except CoordinatorUnavailable:
             self._avoid(copy)
             raise
 
@@ -88,44 +89,44 @@ class Copies:
         for shard in self._handles.values():
             shard.release.remote(sequences)
 
-    async def status(self) -> list[ShardStatus | Unavailable]:
+    async def status(self) -> list[ShardStatus | CoordinatorUnavailable]:
         """Returns the status of each copy, or the error that explains its absence."""
         return await asyncio.gather(*(self._status(name) for name in self._names))
 
     def _avoid(self, copy: int) -> None:
         self._avoided[copy] = time.monotonic() + AVOIDED_S
 
-    async def _status(self, name: str) -> ShardStatus | Unavailable:
+    async def _status(self, name: str) -> ShardStatus | CoordinatorUnavailable:
         try:
             async with asyncio.timeout(STATUS_S):
                 status: ShardStatus = await self._call(name, lambda shard: shard.status.remote())
-        except Unavailable as error:
+        except CoordinatorUnavailable as error:
             return error
         except TimeoutError:
-            return Unavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
+            return CoordinatorUnavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
         return status
 
     async def _call(self, name: str, method: Method) -> Any:
         """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:
-            Unavailable, ValueError: see `first`.
+            CoordinatorUnavailable, ValueError: see `first`.
         """
         try:
             if name not in self._handles:
                 self._handles[name] = await asyncio.to_thread(self._actor, name)
         except ValueError:
-            raise Unavailable(f"the actor {name!r} is not alive") from None
+            raise CoordinatorUnavailable(f"the actor {name!r} is not alive") from None
         call: ObjectRef[Any] = method(self._handles[name])
         try:
             return await call
         except RayTaskError as error:
             if isinstance(error.cause, ValueError):
                 raise error.cause from None
-            raise Unavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
+            raise CoordinatorUnavailable(f"the actor {name!r} failed: {type(error.cause).__name__}") from error
         except RayError as error:
             self._handles.pop(name, None)  # the fleet may start a new actor under this name
-            raise Unavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
+            raise CoordinatorUnavailable(f"the actor {name!r} does not answer: {type(error).__name__}") from error
         except asyncio.CancelledError:
             ray.cancel(call)
             raise
@@ -139,7 +140,7 @@ async def _first(calls: Sequence[asyncio.Task[Any]], timeout_s: float | None) ->
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for call in done:
-            with suppress(Unavailable):
+            with suppress(CoordinatorUnavailable):
                 call.result()
                 return calls.index(call)
         if not done:

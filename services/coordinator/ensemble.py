@@ -32,8 +32,8 @@ from ray.actor import ActorHandle
 from services import tracing
 from services.coordinator.copies import Copies
 from services.coordinator.draws import DrawQueue
-from services.coordinator.messages import Unavailable
 from services.engine.engine import PUBLIC, ZERO, Request
+from services.errors import CoordinatorUnavailable
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
@@ -158,8 +158,8 @@ class Ensemble:
         """Returns the public row of every query and the rows of the models drawn for it, without the padding.
 
         Raises:
-            Unavailable: a group failed or did not answer in time. The step fails as a whole, because leaving a drawn
-                model out would be another mechanism.
+            CoordinatorUnavailable: a group failed or did not answer in time. The step fails as a whole, because leaving
+                a drawn model out would be another mechanism.
             ValueError: an engine refuses the queries.
         """
         by_group = self._by_group(queries)
@@ -208,7 +208,7 @@ class Ensemble:
         for group in self._groups:
             group.copies.release(sequences)
 
-    async def status(self) -> list[list[ShardStatus | Unavailable]]:
+    async def status(self) -> list[list[ShardStatus | CoordinatorUnavailable]]:
         """Returns, for each group, the status of each copy or the error that explains its absence."""
         return await asyncio.gather(*(group.copies.status() for group in self._groups))
 
@@ -229,7 +229,7 @@ class Ensemble:
                 async with asyncio.timeout(self._timeout_s):
                     yield
             except TimeoutError as error:
-                raise Unavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
+                raise CoordinatorUnavailable(f"the ensemble did not answer within {self._timeout_s:g} s") from error
 
     def _charges(self, sequence: str, by_sequence: "Sequence[Mapping[str, _Reduced]]") -> np.ndarray:
         charges = np.zeros(self._protocol.parts, dtype=np.int64)

@@ -69,22 +69,3 @@ class Delta:
     def charged(self) -> int:
         """The number of tokens charged to the budget."""
         return 0 if self.public else self.tokens - self.free
-
-
-class CoordinatorError(Exception):
-    """Refuses a submission. No generation of it has started, and nothing was charged."""
-
-
-class Overloaded(CoordinatorError):  # noqa: N818 (the name says the state, as HTTP's reasons do)
-    """The queue is full. `retry_after` is in seconds."""
-
-    def __init__(self, retry_after: float = 1.0) -> None:
-        super().__init__(retry_after)
-        self.retry_after = retry_after
-
-    def __str__(self) -> str:
-        return f"too many generations are waiting; try again in {self.retry_after:g} s"
-
-
-class Unavailable(CoordinatorError):  # noqa: N818
-    """A component that the generation needs does not answer. The message names it."""

@@ -2,8 +2,7 @@
 
 from ray.exceptions import RayError, RayTaskError
 
-from services.budget.errors import LedgerError
-from services.coordinator.messages import CoordinatorError
+from services.errors import CoordinatorError, LedgerError
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from services.database.errors import DatabaseError
+from services.errors import DatabaseError
 
 Access = Literal["read", "write", "create"]
 """The purpose of opening a database. Only "create" creates a file that does not exist."""

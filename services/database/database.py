@@ -11,9 +11,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.database.backend import Access, Backend, Usage
-from services.database.errors import Conflict, Foreign, Missing, Unavailable
 from services.database.postgresql import PostgreSQL
 from services.database.sqlite import SQLite
+from services.errors import DatabaseConflict, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
 
 _SQLITE = SQLite()
 BACKENDS: tuple[Backend, ...] = (
@@ -44,17 +44,17 @@ class Database:
 
         Raises:
             DatabaseError: the database failed.
-            Conflict: a row violates a constraint.
+            DatabaseConflict: a row violates a constraint.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except IntegrityError as error:
-            raise Conflict(_text(error)) from error
+            raise DatabaseConflict(_text(error)) from error
         except DBAPIError as error:
             raise self._backend.explain(error) from error
         except PoolTimeoutError as error:
-            raise Unavailable("all its connections are in use; try again") from error
+            raise DatabaseUnavailable("all its connections are in use; try again") from error
 
 
 def _text(error: DBAPIError) -> str:
@@ -68,11 +68,11 @@ def _resolve(place: str | Path, usage: Usage) -> tuple[Backend, URL]:
         url = make_url(str(place))
     except (ArgumentError, ValueError) as error:  # ValueError: the port is not a number
         shown = re.sub(r"//.*@", "//***@", str(place))
-        raise Missing(f"{shown} is neither a path nor a database URL") from error
+        raise DatabaseMissing(f"{shown} is neither a path nor a database URL") from error
     schemes: Mapping[str, Backend] = {scheme: backend for backend in BACKENDS for scheme in backend.schemes}
     scheme = url.drivername.partition("+")[0]
     if scheme not in schemes:
         names = " or ".join(backend.name for backend in BACKENDS)
-        raise Foreign(f"{usage.name} must be in {names}, not in {scheme}")
+        raise DatabaseForeign(f"{usage.name} must be in {names}, not in {scheme}")
     backend = schemes[scheme]
     return backend, backend.location(url)

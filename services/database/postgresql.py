@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from services.database.backend import Access, Backend, Usage
-from services.database.errors import DatabaseError, Unavailable
+from services.errors import DatabaseError, DatabaseUnavailable
 
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
@@ -52,7 +52,7 @@ class PostgreSQL(Backend):
             # READ COMMITTED: statements after the lock's statement see everything committed before it.
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
-            raise Unavailable(f"{url} needs the package {error.name}; install it") from error
+            raise DatabaseUnavailable(f"{url} needs the package {error.name}; install it") from error
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
@@ -65,7 +65,7 @@ class PostgreSQL(Backend):
         advice = _ADVICE.get(getattr(error.orig, "sqlstate", None), "check the database")
         if "does not support SSL" in str(error.orig):
             advice = "set up TLS on the server; add sslmode=disable to the URL only on a trusted network"
-        return Unavailable(f"{' '.join(str(error.orig).split())}; {advice}")
+        return DatabaseUnavailable(f"{' '.join(str(error.orig).split())}; {advice}")
 
 
 def _encryption(url: URL) -> dict[str, str]:
@@ -83,7 +83,7 @@ def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor.close()
     connection.rollback()
     if fsync != "on":
-        raise Unavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
+        raise DatabaseUnavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
 
 
 def _begin_exclusive(connection: Connection, lock: int, idle: str) -> None:

@@ -26,9 +26,8 @@ from sqlalchemy import (
 
 from services.database.backend import Usage
 from services.database.database import Database
-from services.database.errors import Conflict, DatabaseError, Missing
-from services.database.upgrade import Migrations, UnknownRevision
-from services.errors import KeysUnavailable
+from services.database.upgrade import Migrations
+from services.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
 
 _KEYS = Usage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
 
@@ -201,7 +200,7 @@ class ServiceDatabase:
 
         Raises:
             KeysUnavailable: the database failed.
-            Conflict: a row violates a uniqueness constraint.
+            DatabaseConflict: a row violates a uniqueness constraint.
         """
         with self._errors(), self._database.transaction() as connection:
             yield connection
@@ -210,9 +209,9 @@ class ServiceDatabase:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except Conflict:
+        except DatabaseConflict:
             raise
-        except Missing as error:
+        except DatabaseMissing as error:
             raise KeysUnavailable(f"keys {self.name}: {error}. For a new service, run `privmix keys create`") from error
-        except (DatabaseError, UnknownRevision) as error:
+        except DatabaseError as error:
             raise KeysUnavailable(f"keys {self.name}: {error}") from error

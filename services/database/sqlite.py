@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from services.database.backend import Access, Backend, Usage
-from services.database.errors import Corrupt, DatabaseError, Foreign, Missing, Unavailable
+from services.errors import DatabaseCorrupt, DatabaseError, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
 
 BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
 MAGIC = b"SQLite format 3\0"  # the first bytes of a SQLite file, https://sqlite.org/fileformat.html
@@ -35,7 +35,7 @@ class SQLite(Backend):
 
     def location(self, url: URL) -> URL:
         if not url.database or url.database == ":memory:" or url.query:
-            raise Missing(f"{url} names no file, and data in memory would be lost; use sqlite:///PATH")
+            raise DatabaseMissing(f"{url} names no file, and data in memory would be lost; use sqlite:///PATH")
         return url.set(database=str(Path(url.database).expanduser().absolute()))
 
     def label(self, url: URL) -> str:
@@ -58,10 +58,10 @@ class SQLite(Backend):
     def explain(self, error: DBAPIError) -> DatabaseError:
         code = getattr(error.orig, "sqlite_errorcode", -1) & 0xFF  # the low byte is the primary result code
         if code == sqlite3.SQLITE_NOTADB:
-            return Foreign("this is not a SQLite file")
+            return DatabaseForeign("this is not a SQLite file")
         if code == sqlite3.SQLITE_CORRUPT:
-            return Corrupt(f"{error.orig}; restore it from a backup")
-        return Unavailable(f"{error.orig}; {_ADVICE.get(code, 'check the file')}")
+            return DatabaseCorrupt(f"{error.orig}; restore it from a backup")
+        return DatabaseUnavailable(f"{error.orig}; {_ADVICE.get(code, 'check the file')}")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -81,18 +81,18 @@ def _open_permitted(path: Path, access: Access, usage: Usage) -> sqlite3.Connect
     try:
         return _open_file(path, access, usage)
     except PermissionError as error:
-        raise Unavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
+        raise DatabaseUnavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
 
 
 def _open_file(path: Path, access: Access, usage: Usage) -> sqlite3.Connection:
     if path.is_dir():
-        raise Foreign("this is a directory; name a file in it")
+        raise DatabaseForeign("this is a directory; name a file in it")
     if not path.parent.is_dir():
-        raise Missing(f"there is no directory {path.parent}; create it, or choose another path")
+        raise DatabaseMissing(f"there is no directory {path.parent}; create it, or choose another path")
     if access == "read" and not path.exists():
-        raise Missing("there is no such file; the service creates it at its first start")
+        raise DatabaseMissing("there is no such file; the service creates it at its first start")
     if access == "write" and not path.exists():
-        raise Missing("the file is missing; put it back, because a new one would forget what was spent")
+        raise DatabaseMissing("the file is missing; put it back, because a new one would forget what was spent")
     if access == "read":
         return _open_to_read(path)
     return _open_to_write(path, "rw" if access == "write" else "rwc", usage.table)
@@ -102,12 +102,12 @@ def _open_to_write(path: Path, mode: str, table: str | None) -> sqlite3.Connecti
     connection = _open(path, mode=mode)
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     if table is not None and tables and table not in tables:
-        raise Foreign(f"this is a database of another application; it has a table {tables[0]!r}")
+        raise DatabaseForeign(f"this is a database of another application; it has a table {tables[0]!r}")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
     (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if journal != "wal":
-        raise Unavailable("its file system does not support shared memory between processes; use a local disk")
+        raise DatabaseUnavailable("its file system does not support shared memory between processes; use a local disk")
     return connection
 
 

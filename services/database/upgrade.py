@@ -9,11 +9,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
+from services.errors import UnknownRevision
+
 _migrating = threading.Lock()  # Alembic keeps its state in global variables
-
-
-class UnknownRevision(Exception):  # noqa: N818 (the name says the state)
-    """The schema has a revision that this version of privmix does not know."""
 
 
 class Migrations:

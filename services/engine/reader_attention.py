@@ -43,13 +43,10 @@ from transformers.cache_utils import CacheLayerMixin
 from services.engine.adapter_config import KEYS_AND_VALUES
 from services.engine.engine import PUBLIC
 from services.engine.switching import using
+from services.errors import ReaderError
 
 TARGETS = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The modules that a reader's adapter may change: all but the key and value projections, which a reader never uses."""
-
-
-class ReaderError(ValueError):
-    """The model or the adapter does not support reader attention. The message names the cause."""
 
 
 class PublicCache(DynamicCache):  # type: ignore[misc]

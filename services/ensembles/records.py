@@ -5,14 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from services.errors import WorkError
 from services.keys.messages import AdmissionLimits
 
 State = Literal["serving", "draining"]
-
-
-class EnsemblesError(WorkError):
-    """A change of the list of ensembles is refused. The message names the reason and the fix."""
 
 
 class Ensemble(BaseModel):

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsemblesError, EnsembleStatus, State
+from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus, State
+from services.errors import EnsemblesError
 
 HEARTBEAT_TIMEOUT_S = 30.0
 """A gateway without a heartbeat for this long is considered gone. For this long after a start, a gateway may exist that

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from services.errors import KeysUnavailable
+from services.errors import FleetError, KeysUnavailable
 from services.fleet.metrics import FleetMetrics
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
@@ -29,10 +29,6 @@ PROBE_S = 5.0
 WATCH_S = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-class FleetError(Exception):
-    """A change of the fleet failed and has had no effect. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

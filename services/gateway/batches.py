@@ -17,10 +17,10 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from services.batches.records import Batch, BatchesError, BatchRequest, File, NotStored
+from services.batches.records import Batch, BatchRequest, File
 from services.batches.settings import BatchSettings
 from services.batches.store import Page
-from services.errors import KeysUnavailable
+from services.errors import BatchesError, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
 from services.requests.errors import ApiError, invalid, unavailable
 from services.requests.keys import ANSWER_S, KeyService

@@ -12,25 +12,13 @@ from urllib.parse import quote
 
 import httpx
 
-from services.errors import InputError, WorkError
+from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 
 Schema = Mapping[str, Any]
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 30.0
-
-
-class GenerationError(WorkError):
-    """The job stopped. It keeps the delivered text, and running it again continues it."""
-
-
-class BudgetEndedError(GenerationError):
-    """The privacy budget, or the key's share of it, is used up."""
-
-
-class StreamBrokenError(GenerationError):
-    """A stream broke off after a part of the text was delivered. The rest can be requested."""
 
 
 class _TransientError(Exception):

@@ -22,17 +22,9 @@ from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
-from services.errors import InputError
+from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 from services.files import sync_directory, write_atomically, write_lines
-from services.generation.client import (
-    BudgetEndedError,
-    GenerationError,
-    Piece,
-    Sampling,
-    Schema,
-    Service,
-    StreamBrokenError,
-)
+from services.generation.client import Piece, Sampling, Schema, Service
 from services.generation.template import Item
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"

@@ -10,14 +10,13 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from services.database.clock import now
-from services.database.errors import Conflict
 from services.database.service import (
     ServiceDatabase,
     keys_table,
     shares_table,
     usage_table,
 )
-from services.errors import KeysError, UnknownKey
+from services.errors import DatabaseConflict, KeysError, UnknownKey
 from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, Usage
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
@@ -80,7 +79,7 @@ class KeyStore:
             with self._database.transaction() as connection:
                 connection.execute(insert(keys_table).values(hash=secret.hash, **_row(key)))
                 _write_share(connection, key_subject(key), share or Share())
-        except Conflict as error:
+        except DatabaseConflict as error:
             raise KeysError(f"name: a key named {name!r} exists already; choose another name") from error
         return key, secret
 

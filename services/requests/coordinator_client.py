@@ -16,8 +16,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.metrics import Counter
 
-from services.coordinator.messages import CoordinatorError, Delta, Generation, Overloaded, Unavailable
+from services.coordinator.messages import Delta, Generation
 from services.coordinator.recovery import cause_of, is_temporary
+from services.errors import CoordinatorError, CoordinatorUnavailable, Overloaded
 from services.keys.messages import EnsembleTraffic, TrafficUpdate
 from services.requests.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 
@@ -478,7 +479,7 @@ class CoordinatorClient:
         self, queue: ResponseQueue, unassigned: Sequence[GenerationState]
     ) -> CoordinatorError | None:
         """Submits to the least loaded coordinator that accepts. Returns None on success, else why none accepts."""
-        refusal: CoordinatorError = Unavailable("no coordinator answers")
+        refusal: CoordinatorError = CoordinatorUnavailable("no coordinator answers")
         for channel in sorted(self._channels, key=lambda channel: channel.load):
             if not channel.open:
                 continue

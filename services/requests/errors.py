@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from services.coordinator.messages import CoordinatorError, Overloaded
+from services.errors import CoordinatorError, Overloaded, WorkError
 
 # The openai client retries 429 and 5xx automatically without this header.
 NO_RETRY = {"x-should-retry": "false"}
 DRAINING_S = "60"
 
 
-class ApiError(Exception):
+class ApiError(WorkError):
     """An error response. `param` names the invalid field of the request; None if no field is invalid."""
 
     def __init__(

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from services.budget.metrics import LedgerHealth
 from services.budget.statement import AccountsStatement, Statement
-from services.coordinator.messages import Unavailable
+from services.errors import CoordinatorUnavailable
 from services.requests.errors import unavailable
 
 FRESH_S = 1.0
@@ -126,7 +126,7 @@ class Status:
             await self._ask(coordinator, "health", self._timeout_s)
         except _CALL_ERRORS as error:
             cause = getattr(error, "cause", error)
-            return str(cause) if isinstance(cause, Unavailable) else self._failure(error)
+            return str(cause) if isinstance(cause, CoordinatorUnavailable) else self._failure(error)
         return None
 
     async def _ledger_trouble(self) -> str | None:

@@ -24,15 +24,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 from transformers.utils import logging as transformers_logging
 
-from services.engine.reader_attention import (
-    PublicCache,
-    ReaderError,
-    check_modules,
-    check_reader,
-    from_fork,
-    record,
-)
-from services.errors import InputError, WorkError
+from services.engine.reader_attention import PublicCache, check_modules, check_reader, from_fork, record
+from services.errors import InputError, ReaderError, WorkError
 from services.training.options import TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
 

@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.errors import InputError
+from services.errors import CorpusError
 
 LINE_LIMIT = 2**20
-
-
-class CorpusError(InputError):
-    """The corpus or a line of it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)

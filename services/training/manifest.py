@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from services.errors import InputError
+from services.errors import InputError, ManifestError
 from services.files import digest_files, write_atomically
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training import public_model
@@ -22,10 +22,6 @@ PRIVATE_BASE = "privmix_private_base"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-class ManifestError(InputError):
-    """The ensemble has no valid manifest, or differs from it. The message names the difference."""
 
 
 class Adapter(BaseModel):

@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from services.errors import InputError
+from services.errors import PublicModelError
 from services.files import digest_files
 from services.training import embedded_model
 
@@ -31,10 +31,6 @@ _TOKENIZER_FILES = (
 )
 # These fields vary with the software that saved the model and do not affect its distributions.
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
-
-
-class PublicModelError(InputError):
-    """The named public model cannot be used. The message says why and how to fix it."""
 
 
 def resolve(model: str | None = None) -> Path:
@@ -68,10 +64,7 @@ def tokenizer_hash(path: Path) -> str:
 
 def _locate(model: str) -> Path:
     if model == DEFAULT:
-        try:
-            return embedded_model.converted()
-        except embedded_model.EmbeddedModelError as error:
-            raise PublicModelError(str(error)) from error
+        return embedded_model.converted()
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()

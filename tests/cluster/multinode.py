@@ -13,9 +13,8 @@ import psutil
 import yaml
 
 from services.budget.client import STEPS_AHEAD
-from services.budget.errors import LedgerError
 from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
+from services.errors import KeysUnavailable, LedgerError
 from services.keys.records import Key, Share
 from services.keys.store import KeyStore
 from tests.cluster.charges import Charges

@@ -8,10 +8,11 @@ import ray
 from pydantic import ValidationError
 
 from cluster.application import Arguments, build
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
 from cluster.launch import check_ensemble
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
+from services.errors import ConfigurationError
 from services.ray_session import connected
 from tests.running import configure, own_ensemble
 

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import VERBS, Commands, load
 from cluster.cli import app as privmix
-from cluster.configuration import ConfigurationError
-from services.budget.errors import LedgerCorrupt
-from services.errors import InputError, WorkError
+from services.errors import ConfigurationError, InputError, LedgerCorrupt, WorkError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
+from services.errors import ConfigurationError
 from services.privacy.protocols.pmixed import PMixedSettings
 
 EXAMPLE = Path(__file__).parents[2] / "cluster" / "privmix.yaml"

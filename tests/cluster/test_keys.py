@@ -9,13 +9,13 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from cluster.commands import ledger as ledger_command
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
 from cluster.launch import check_keys, keys_database
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
+from services.errors import ConfigurationError, KeysUnavailable
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import ray
 
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
 from cluster.launch import check_cohorts, check_ensemble, launch, wait_until_healthy
-from services.budget.errors import LedgerMismatch
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.receipt import Receipt
-from services.coordinator.messages import Unavailable
-from services.errors import WorkError
+from services.errors import ConfigurationError, CoordinatorUnavailable, LedgerMismatch, ManifestError, WorkError
 from services.ray_session import connected
-from services.training.manifest import Apart, Manifest, ManifestError
+from services.training.manifest import Apart, Manifest
 from tests.running import configure, own_ensemble
 
 
@@ -162,7 +160,7 @@ class Busy:
     def health(self) -> None:
         self._misses -= 1
         if self._misses >= 0:
-            raise Unavailable("a part group is not served: the actor 'shard-000' does not answer within 3 s")
+            raise CoordinatorUnavailable("a part group is not served: the actor 'shard-000' does not answer within 3 s")
 
 
 BusyActor = ray.remote(num_cpus=0)(Busy)

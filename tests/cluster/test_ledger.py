@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 from cluster.commands.ledger import ledger as application
 from cluster.configuration import Configuration
 from cluster.launch import check_ensemble
-from services.budget.errors import Fenced, LedgerRolledBack
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import anchors_of
+from services.errors import Fenced, LedgerRolledBack
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.postgresql import Server
 from tests.running import configure, own_ensemble

@@ -8,10 +8,10 @@ import yaml
 
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
-from services.budget.errors import LedgerMismatch, LedgerMissing
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.reader import check
+from services.errors import LedgerMismatch, LedgerMissing
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.pmixed import PMixed
 from services.training.manifest import Manifest

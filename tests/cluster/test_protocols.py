@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
-from cluster.configuration import Configuration, ConfigurationError
+from cluster.configuration import Configuration
+from services.errors import ConfigurationError
 from services.privacy.protocols import PROTOCOLS, audited
 
 README = Path(__file__).parents[2] / "README.md"

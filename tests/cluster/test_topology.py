@@ -5,8 +5,9 @@ from typing import Literal
 
 import pytest
 
-from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
+from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.topology import parts_served, plan_shards, shards_served
+from services.errors import ConfigurationError
 from services.training.manifest import Adapter, Manifest, Part
 
 DIGEST = "0" * 64

@@ -6,20 +6,30 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
 from services.budget.store.schema import ledger_table
 from services.database.backend import Access, Usage
 from services.database.database import Database
-from services.database.errors import Corrupt, DatabaseError, Foreign, Missing, Unavailable
+from services.errors import (
+    DatabaseCorrupt,
+    DatabaseError,
+    DatabaseForeign,
+    DatabaseMissing,
+    DatabaseUnavailable,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerForeign,
+    LedgerMissing,
+    LedgerUnavailable,
+)
 
 # The lock is "privmix" in ASCII. A SQLite file is opened anew for each transaction.
 _LEDGER = Usage("a ledger", lock=0x707269766D6978, table=ledger_table.name)
 
 _ERRORS: dict[type[DatabaseError], type[LedgerError]] = {
-    Missing: LedgerMissing,
-    Foreign: LedgerForeign,
-    Corrupt: LedgerCorrupt,
-    Unavailable: LedgerUnavailable,
+    DatabaseMissing: LedgerMissing,
+    DatabaseForeign: LedgerForeign,
+    DatabaseCorrupt: LedgerCorrupt,
+    DatabaseUnavailable: LedgerUnavailable,
 }
 
 

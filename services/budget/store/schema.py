@@ -2,8 +2,8 @@
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, inspect
 
-from services.budget.errors import LedgerForeign, LedgerMissing
-from services.database.upgrade import Migrations, UnknownRevision
+from services.database.upgrade import Migrations
+from services.errors import LedgerForeign, LedgerMissing
 
 REVISION_TABLE = "privmix_ledger_revision"  # not Alembic's default, because other applications may use that one here
 
@@ -43,7 +43,7 @@ def check(connection: Connection) -> None:
         LedgerMissing: there has never been a ledger.
         LedgerForeign: the database belongs to another application, lacks its ledger table, or has an unknown schema.
     """
-    revision = _revision(connection)
+    revision = _migrations.revision(connection)
     if has_ledger(connection):
         if revision is None:
             raise LedgerForeign(_WITHOUT_REVISION)
@@ -62,7 +62,7 @@ def migrate(connection: Connection, *, create: bool) -> bool:
     Raises:
         LedgerForeign: this version does not know the schema, or it has no revision.
     """
-    revision, exists = _revision(connection), has_ledger(connection)
+    revision, exists = _migrations.revision(connection), has_ledger(connection)
     if exists and revision is None:
         raise LedgerForeign(_WITHOUT_REVISION)
     # A revision without its table means that somebody deleted a ledger. A new one would forget what was spent.
@@ -71,10 +71,3 @@ def migrate(connection: Connection, *, create: bool) -> bool:
         return False
     _migrations.upgrade(connection)
     return created
-
-
-def _revision(connection: Connection) -> str | None:
-    try:
-        return _migrations.revision(connection)
-    except UnknownRevision as error:
-        raise LedgerForeign(str(error)) from error

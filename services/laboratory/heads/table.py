@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import InputError
+from services.errors import DataError
 
 Scaling = Literal["public", "private"]
 
@@ -24,10 +24,6 @@ UNSTATED = (
 
 SHARES = (0.7, 0.1, 0.2)
 """The shares of the rows for training, validation and test, as in the paper."""
-
-
-class DataError(InputError):
-    """The data is invalid. The message names the file and the field."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.errors import InputError
+from services.errors import DataError, InputError
 from services.laboratory.heads.data import labelled_rows
-from services.laboratory.heads.table import DataError, Table, owners
+from services.laboratory.heads.table import Table, owners
 from services.progress import Display
 from services.training import public_model
 from services.training.manifest import private_base

@@ -11,12 +11,12 @@ import pytest
 
 from services.batches import actor
 from services.batches.actor import Batches
-from services.batches.records import Batch, BatchesError, BatchRequest
+from services.batches.records import Batch, BatchRequest
 from services.batches.runner import Job
 from services.batches.settings import BatchSettings
 from services.database import deadline
 from services.ensembles.records import Ensemble
-from services.errors import KeysUnavailable
+from services.errors import BatchesError, KeysUnavailable
 from services.requests.settings import RequestSettings
 from services.training import public_model
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from services.batches.records import Batch, BatchesError, File, LineResponse, LineResult, NotStored, new_id
+from services.batches.records import Batch, File, LineResponse, LineResult, new_id
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.database.service import ServiceDatabase
+from services.errors import BatchesError, NotStored
 from tests.postgresql import Server
 
 TEXT = b'{"prompt": "Wilhelmina"}'

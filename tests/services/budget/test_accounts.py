@@ -14,7 +14,6 @@ from services.budget.accounts import NO_ACCOUNTS, Accounts
 from services.budget.actor import start
 from services.budget.anchor import DirectoryAnchor
 from services.budget.client import BudgetClient
-from services.budget.errors import LeaseRefused, LedgerCorrupt, LedgerError, LedgerMismatch, LedgerRolledBack
 from services.budget.export import export, verify
 from services.budget.filter import UNLIMITED
 from services.budget.in_memory import InMemoryBudget
@@ -23,6 +22,7 @@ from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import statement
+from services.errors import LeaseRefused, LedgerCorrupt, LedgerError, LedgerMismatch, LedgerRolledBack
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.individual import HEADROOM, WHOLE, IndividualSettings
 from tests.services.budget.conftest import NAMESPACE

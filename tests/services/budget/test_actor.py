@@ -6,11 +6,11 @@ import pytest
 import ray
 
 from services.budget.actor import NAME, start
-from services.budget.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement
+from services.errors import Fenced, LeaseRefused, LedgerMismatch, LedgerMissing
 from tests.services.budget.conftest import ALLOWANCE, NAMESPACE, Allowance
 from tests.services.budget.events import COARSE, FINE
 

@@ -11,7 +11,11 @@ import pytest
 from sqlalchemy import make_url
 
 from services.budget.anchor import Anchor, ChainEnd, DatabaseAnchor, DirectoryAnchor, ObjectAnchor, anchor_at
-from services.budget.errors import (
+from services.budget.ledger import Ledger
+from services.budget.privacy_budget import PrivacyBudget
+from services.budget.reader import check, read
+from services.budget.receipt import ReceiptAnchor, anchors_of, begin, known
+from services.errors import (
     LeaseRefused,
     LedgerForeign,
     LedgerMismatch,
@@ -19,10 +23,6 @@ from services.budget.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from services.budget.ledger import Ledger
-from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import check, read
-from services.budget.receipt import ReceiptAnchor, anchors_of, begin, known
 from services.privacy.protocols.submix import SubMixEvent
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE, FINE

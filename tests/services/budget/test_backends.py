@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL
 
-from services.budget.errors import LedgerForeign
 from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
@@ -13,6 +12,7 @@ from services.budget.reader import read
 from services.database import database
 from services.database.backend import Backend
 from services.database.sqlite import SQLite
+from services.errors import LedgerForeign
 from tests.services.budget.events import COARSE
 
 

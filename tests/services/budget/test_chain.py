@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.budget.chain import GENESIS, Row, link, verified
-from services.budget.errors import LedgerCorrupt
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import LedgerCorrupt
 from tests.services.budget.events import COARSE, FINE
 from tests.services.budget.tampering import append, tamper
 

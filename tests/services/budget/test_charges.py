@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from services.budget.actor import start
 from services.budget.client import BudgetClient
-from services.budget.errors import LeaseRefused
 from services.budget.filter import NO_LOSSES, Filter, Losses
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import Statement, statement
+from services.errors import LeaseRefused
 from services.privacy import accounting
 from services.privacy.protocols.gnmax import GNMaxEvent
 from services.privacy.protocols.submix import SubMixEvent

@@ -13,7 +13,6 @@ from sqlalchemy import insert
 
 from services.budget import state
 from services.budget.chain import Row, link
-from services.budget.errors import Fenced, LeaseRefused, LedgerCorrupt
 from services.budget.export import verify
 from services.budget.filter import Filter
 from services.budget.ledger import FREE_LEASE, Ledger
@@ -22,6 +21,7 @@ from services.budget.reader import read, replay
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row, last_checkpoint
 from services.budget.store.schema import ledger_table
+from services.errors import Fenced, LeaseRefused, LedgerCorrupt
 from services.privacy.protocols.ensemble import EnsembleEvent
 from services.privacy.protocols.submix import SubMixEvent
 from tests.services.budget.events import COARSE, FINE

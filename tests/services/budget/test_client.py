@@ -9,10 +9,10 @@ import pytest
 import ray
 
 from services.budget.client import STEPS_AHEAD, BudgetClient
-from services.budget.errors import Fenced
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import Fenced
 from services.privacy.events import Event
 from tests.services.budget.conftest import ALLOWANCE, Allowance
 from tests.services.budget.events import COARSE, FINE

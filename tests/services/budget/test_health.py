@@ -6,9 +6,9 @@ import pytest
 import ray
 
 from services.budget.actor import start
-from services.budget.errors import Fenced, LedgerUnavailable
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
+from services.errors import Fenced, LedgerUnavailable
 from tests.postgresql import Server
 from tests.services.budget.conftest import NAMESPACE
 from tests.services.budget.events import COARSE

@@ -4,18 +4,12 @@ import json
 
 import pytest
 
-from services.budget.errors import (
-    Fenced,
-    LeaseRefused,
-    LedgerForeign,
-    LedgerMismatch,
-    LedgerMissing,
-)
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.records import Leased
 from services.budget.statement import statement
+from services.errors import Fenced, LeaseRefused, LedgerForeign, LedgerMismatch, LedgerMissing
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.services.budget.conftest import known
 from tests.services.budget.events import COARSE, FINE

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.budget.errors import Fenced, LeaseRefused
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import Fenced, LeaseRefused
 from services.privacy.events import Event
 from tests.postgresql import Server
 from tests.services.budget.events import EVENTS

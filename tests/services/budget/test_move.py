@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import inspect
 
 from services.budget.chain import Row
-from services.budget.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
 from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.move import move
@@ -17,6 +16,7 @@ from services.budget.reader import read
 from services.budget.state import Balance
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
+from services.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
 from tests.postgresql import Server
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE, FINE

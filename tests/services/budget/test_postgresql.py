@@ -14,11 +14,11 @@ import pytest
 import ray
 
 from services.budget.actor import start
-from services.budget.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.store.database import LedgerDatabase
+from services.errors import LedgerCorrupt, LedgerError, LedgerForeign, LedgerMissing, LedgerUnavailable
 from tests.postgresql import Server, running
 from tests.services.budget import writers
 from tests.services.budget.conftest import NAMESPACE

@@ -7,12 +7,12 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from services.budget.errors import LedgerMismatch
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.statement import recompute, statement
+from services.errors import LedgerMismatch
 from services.privacy import accounting
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.privacy.protocols.exponential import ExponentialSettings

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.budget.errors import LedgerUnavailable
 from services.budget.filter import Filter
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import LedgerUnavailable
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE
 from tests.services.budget.grant_log import GrantLog

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from services.budget import receipt
-from services.budget.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import FILE, Receipt, begin, is_fresh, known
+from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
 from tests.postgresql import Server
 from tests.services.budget import writers
 from tests.services.budget.events import COARSE

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.budget.errors import (
-    LedgerCorrupt,
-    LedgerForeign,
-    LedgerMissing,
-    LedgerUnavailable,
-)
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.errors import LedgerCorrupt, LedgerForeign, LedgerMissing, LedgerUnavailable
 from tests.services.budget.events import COARSE
 
 

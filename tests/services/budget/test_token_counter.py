@@ -10,12 +10,12 @@ import pytest
 from scipy.optimize import bisect
 from scipy.stats import binom
 
-from services.budget.errors import LedgerMismatch
 from services.budget.filter import Filter, counted
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.statement import statement
 from services.budget.token_counter import TokenCounter
+from services.errors import LedgerMismatch
 from services.privacy.accounting import counting
 from services.privacy.accounting.channel import WorstCaseRatios
 from services.privacy.events import Event

@@ -10,12 +10,12 @@ from pathlib import Path
 from sqlalchemy import Connection as DatabaseConnection
 from sqlalchemy import Engine, event
 
-from services.budget.errors import LedgerError, LedgerUnavailable
 from services.budget.ledger import Grant, Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.budget.receipt import LedgerCreation, begin
+from services.errors import LedgerError, LedgerUnavailable
 from tests.services.budget.events import COARSE, EVENTS
 
 NOBODY = 65534

@@ -3,9 +3,8 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, RayTaskError
 
-from services.budget.errors import Fenced, LeaseRefused, LedgerUnavailable
-from services.coordinator.messages import Overloaded, Unavailable
 from services.coordinator.recovery import is_temporary
+from services.errors import CoordinatorUnavailable, Fenced, LeaseRefused, LedgerUnavailable, Overloaded
 
 
 def raised_by_an_actor(error: Exception) -> RayTaskError:
@@ -15,7 +14,7 @@ def raised_by_an_actor(error: Exception) -> RayTaskError:
 @pytest.mark.parametrize(
     "error",
     [
-        Unavailable("shard 3"),
+        CoordinatorUnavailable("shard 3"),
         LedgerUnavailable("no connection"),
         Fenced("another has it"),
         ActorDiedError(),

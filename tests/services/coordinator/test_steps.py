@@ -23,8 +23,9 @@ from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.draws import AHEAD
 from services.coordinator.ensemble import PartialSums
-from services.coordinator.messages import Delta, Generation, Unavailable
+from services.coordinator.messages import Delta, Generation
 from services.engine.engine import EngineSettings, Request
+from services.errors import CoordinatorUnavailable
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
@@ -275,7 +276,7 @@ def test_a_thousand_requests_to_dead_shards_cost_nothing(
         settings = {"max_waiting": 1000, "recovery_s": 1.0}
         async with coordinating(engines, tmp_path / "ledger.db", serving, **settings) as coordinator:
             deltas = await generate(coordinator, prompts, TOKENS)
-            with pytest.raises(Unavailable, match="'dead' is not alive"):
+            with pytest.raises(CoordinatorUnavailable, match="'dead' is not alive"):
                 await coordinator.health()
             return deltas
 

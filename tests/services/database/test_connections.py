@@ -11,10 +11,9 @@ from typing import Protocol
 import pytest
 from sqlalchemy import Connection
 
-from services.budget.errors import LedgerUnavailable
 from services.budget.store.database import LedgerDatabase
 from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable
+from services.errors import KeysUnavailable, LedgerUnavailable
 from services.keys.store import KeyStore
 from tests.postgresql import Server
 

@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from services.engine.engine import PUBLIC
-from services.engine.reader_attention import TARGETS, PublicCache, ReaderError, check_reader, record, record_text
+from services.engine.reader_attention import TARGETS, PublicCache, check_reader, record, record_text
 from services.engine.switching import using
+from services.errors import ReaderError
 from tests.services.engine.masked import after_text
 
 SMALL: dict[str, Any] = {

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from services.ensembles.actor import Ensembles
-from services.ensembles.records import Ensemble, EnsemblesError
+from services.ensembles.records import Ensemble
 from services.ensembles.registry import HEARTBEAT_TIMEOUT_S, Registry
+from services.errors import EnsemblesError
 
 
 class Clock:

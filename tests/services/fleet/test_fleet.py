@@ -19,7 +19,8 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
-from services.fleet.fleet import FleetActor, FleetError, FleetSettings
+from services.errors import FleetError
+from services.fleet.fleet import FleetActor, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize

@@ -12,7 +12,8 @@ from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from services.coordinator.messages import Delta, Generation, Unavailable
+from services.coordinator.messages import Delta, Generation
+from services.errors import CoordinatorUnavailable
 from services.fleet.fleet import FleetActor, FleetSettings
 from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.ensembles import write_adapters
@@ -81,7 +82,7 @@ async def _sick(coordinator: Coordinator) -> bool:
     for _ in range(100):
         try:
             await asyncio.wait_for(coordinator.health(), 2.0)
-        except (Unavailable, TimeoutError):
+        except (CoordinatorUnavailable, TimeoutError):
             return True
         await asyncio.sleep(0.05)
     return False

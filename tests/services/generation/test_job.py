@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import InputError
+from services.errors import BudgetEndedError, GenerationError, InputError
 from services.generation.card import COVERED, UNCOVERED, write_card
-from services.generation.client import BudgetEndedError, GenerationError, Sampling, Service
+from services.generation.client import Sampling, Service
 from services.generation.job import JOURNAL, OUTPUT, Progress, Request, load_output, opened
 from services.generation.template import items
 from tests.services.generation.small_service import SmallService, serving

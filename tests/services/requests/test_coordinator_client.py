@@ -18,7 +18,8 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from services.coordinator.messages import Delta, Generation, Overloaded, Unavailable
+from services.coordinator.messages import Delta, Generation
+from services.errors import CoordinatorUnavailable, Overloaded
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.admission import complete_answer, stream_answer
 from services.requests.answers import Answer, ChatStyle, CompletionStyle, Style
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.anyio
 OVERLOADED, UNAVAILABLE, BROKEN = -1, -2, -4
 REFUSALS = {
     OVERLOADED: Overloaded(7.0),
-    UNAVAILABLE: Unavailable("shard 3 does not answer"),
+    UNAVAILABLE: CoordinatorUnavailable("shard 3 does not answer"),
     BROKEN: KeyError("an unexpected error"),
 }
 PUBLIC, FOR_EVER, END, ERROR, SILENCE, AWAY, SLOW, DEADLY = range(10_000, 10_008)

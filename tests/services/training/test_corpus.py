@@ -9,7 +9,8 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.training.corpus import LINE_LIMIT, Corpus, CorpusError, Document
+from services.errors import CorpusError
+from services.training.corpus import LINE_LIMIT, Corpus, Document
 
 SECRET = "heliotrope"
 GOOD = b'{"user": "ann", "text": "hello"}\n'

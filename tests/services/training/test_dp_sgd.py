@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
+from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
-from services.errors import InputError
+from services.errors import ConfigurationError, InputError
 from services.training import per_unit
 from services.training.adapter import TOKENS_AT_ONCE, with_lora
 from services.training.corpus import Corpus, Document

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from services.errors import ManifestError
 from services.training.corpus import Document
-from services.training.manifest import ADAPTER_FILES, FILE, Manifest, ManifestError
+from services.training.manifest import ADAPTER_FILES, FILE, Manifest
 from services.training.partition import half_of, part_of
 from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, Ensemble, small_documents, write_corpus
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, ManifestError, Part, hash_adapter
+from services.errors import ManifestError
+from services.training.manifest import ADAPTER_FILES, FILE, Adapter, Manifest, Part, hash_adapter
 from tests.services.training.conftest import Ensemble
 
 DIGEST = "0" * 64

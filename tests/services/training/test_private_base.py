@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.configuration import Configuration, ConfigurationError, EnsembleConfiguration
+from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import promise
-from services.errors import InputError
+from services.errors import ConfigurationError, InputError, ManifestError
 from services.training import dp_sgd
 from services.training.base import find_base
 from services.training.corpus import Corpus
-from services.training.manifest import PRIVATE_BASE, Manifest, ManifestError, private_base
+from services.training.manifest import PRIVATE_BASE, Manifest, private_base
 from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.private_base import merged
 from services.training.train import train

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import PublicModelError
 from services.training import public_model
-from services.training.public_model import PublicModelError
 
 
 @pytest.fixture
@@ -84,9 +84,10 @@ def test_unknown_kind_of_model(copy: Path) -> None:
 def test_hub_id_without_network(tmp_path: Path) -> None:
     # The client reads the hub's address at import, so the test needs another process.
     code = (
+        "from services.errors import PublicModelError\n"
         "from services.training import public_model\n"
         "try:\n    public_model.resolve('someone/some-model')\n"
-        "except public_model.PublicModelError as error:\n    print(error)\n"
+        "except PublicModelError as error:\n    print(error)\n"
     )
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     result = subprocess.run(

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from services.budget.reader import read
-from services.errors import InputError, WorkError
+from services.errors import DataError, InputError, WorkError
 from services.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
 from services.laboratory.heads.certified import CertifiedSettings
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.report import write_report
 from services.laboratory.heads.score import auc, auc_of
-from services.laboratory.heads.table import DataError, read_npz
+from services.laboratory.heads.table import read_npz
 from services.laboratory.heads.uncertainty import most_probable, predictive_intervals
 from services.privacy.events import from_json
 from services.progress import Display

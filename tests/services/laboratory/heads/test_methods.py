@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.errors import InputError
+from services.errors import DataError, InputError
 from services.laboratory.heads import certified, compare, data, head, methods, sgd
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
 from services.laboratory.heads.data import read_table
@@ -17,7 +17,7 @@ from services.laboratory.heads.methods import METHODS, MethodName
 from services.laboratory.heads.models import GRUD, Parametrised
 from services.laboratory.heads.score import auc_of
 from services.laboratory.heads.sgd import Noise
-from services.laboratory.heads.table import DataError, Table, split
+from services.laboratory.heads.table import Table, split
 from services.privacy.sampling.selection import LOSS_UNITS
 from services.progress import Display
 
