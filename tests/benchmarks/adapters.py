@@ -7,7 +7,7 @@ files in FOLDER. --recipe selects recipes; the default is all.
 - `gain`: gain of a part's adapter over the public model in nats per held-out token, the mean over parts.
 - `of plain`: the ratio of this gain to the gain of `plain`.
 - `ensemble gain at RADIUS`, with two parts or more: the gain of the parts' mean after PMixed's projection at this
-  radius. 0.4 is about the radius of 64 parts for a user's epsilon of 8 and 1,024 tokens.
+  radius. 0.4 is that of 16 parts for a user's epsilon of 8 and 1,024 tokens, or of 64 parts and 16,384 tokens.
 - `seconds`: processor time of a part's training, on one thread.
 """
 
