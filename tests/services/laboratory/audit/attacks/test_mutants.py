@@ -85,8 +85,15 @@ def with_radius_off(monkeypatch: pytest.MonkeyPatch, factor: float = 1.05) -> No
         monkeypatch.setattr(
             projection, by, lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out)
         )
-    slack = exponential.slack
-    monkeypatch.setattr(exponential, "slack", lambda sample, radius: slack(sample, radius) - (factor - 1) * radius)
+    for step in ("partial", "combine"):
+        original = getattr(Exponential, step)
+        monkeypatch.setattr(
+            Exponential,
+            step,
+            lambda self, *given, original=original: original(
+                dataclasses.replace(self, radius=factor * self.radius), *given
+            ),
+        )
 
 
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
