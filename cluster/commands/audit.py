@@ -18,7 +18,7 @@ from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, options, settings_from
 from cluster.steps import Steps
 from services.laboratory.audit import private_base
-from services.laboratory.audit.attacks import black_box, extraction
+from services.laboratory.audit.attacks import black_box, extraction, pipeline
 from services.laboratory.audit.report import sections
 from services.laboratory.audit.report.finding import finite
 from services.laboratory.audit.report.page import Report, Section, finding_rows
@@ -284,6 +284,37 @@ def membership_(
     finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
 
 
+@audit.command(name="pipeline", context_settings=ACCEPTED)
+def pipeline_(
+    context: typer.Context,
+    directory: Directory = DIRECTORY / "pipeline",
+    serve: Annotated[bool, typer.Option(help="Also serve both ensembles and compare what a client sees.")] = True,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train and serve two corpora that differ in one user, and compare all but one part's model.
+
+    Further options go to `privmix train`: --attention text --halves.
+    """
+    finish([_pipeline(directory, context.args, serve, Steps())], output, as_json)
+
+
+def _pipeline(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> Section:
+    steps("Training two ensembles with the command's defaults (finished adapters are kept)")
+    worlds = pipeline.train_worlds(directory, words)
+    findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
+    if serve:
+        steps("Serving each ensemble and asking it as a client")
+        views = [pipeline.view(world) for world in worlds]
+        findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
+    return Section(
+        title="Neighbouring corpora through the commands",
+        text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
+        "no message, no answer but for its sampled text.",
+        findings=findings,
+    )
+
+
 @audit.command(name="all")
 def all_(
     output: Annotated[Path, typer.Option(help="A directory for audit.json and audit.html.")] = DIRECTORY / "report",
@@ -312,6 +343,7 @@ def all_(
     members = _subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
     shadowed = _shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
     every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
+    every.append(_pipeline(directory / "pipeline", (), serve=True, steps=steps))
     finish(every, output, as_json)
 
 
