@@ -182,7 +182,7 @@ class Exponential(Protocol):
         }
 
     def formula(self, public: Reals, rows: Reals) -> Reals:
-        radius = self._clip
+        radius = self.radius - slack(self.sample, self.radius)
         logs = np.log(rows / public)
         first, second = np.zeros(len(rows)), np.zeros(len(rows))
         for row, log_ratios in enumerate(logs):

@@ -85,15 +85,8 @@ def with_radius_off(monkeypatch: pytest.MonkeyPatch, factor: float = 1.05) -> No
         monkeypatch.setattr(
             projection, by, lambda u, p0, radius, out, project=project: project(u, p0, factor * radius, out)
         )
-    for step in ("partial", "combine"):
-        original = getattr(Exponential, step)
-        monkeypatch.setattr(
-            Exponential,
-            step,
-            lambda self, *given, original=original: original(
-                dataclasses.replace(self, radius=factor * self.radius), *given
-            ),
-        )
+    clip: Any = Exponential.__dict__["_clip"]
+    monkeypatch.setattr(Exponential, "_clip", property(lambda self: factor * clip.fget(self)))
 
 
 @pytest.mark.parametrize(("name", "parameters"), EVERY)
