@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "files", "metrics", "progress", "tracing"},
+    {"cpus", "errors", "files", "metrics", "progress", "tracing"},
     {"privacy", "engine", "structure"},
-    {"database", "fan_out", "options", "ray_session", "shard"},
-    {"budget", "keys", "training"},
+    {"database", "fan_out", "options", "ray_session", "reduction"},
+    {"budget", "keys", "shard", "training"},
     {"ensembles", "fleet", "generation"},
     {"coordinator"},
     {"requests"},

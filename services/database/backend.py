@@ -48,7 +48,7 @@ class Backend(ABC):
         """Returns the URL with the defaults filled in.
 
         Raises:
-            Missing: the URL names no database that stores anything durably.
+            DatabaseMissing: the URL names no database that stores anything durably.
         """
         return url
 
@@ -61,7 +61,7 @@ class Backend(ABC):
         """Returns a SQLAlchemy engine for the database. It connects in the first transaction.
 
         Raises:
-            Unavailable: the driver is not installed.
+            DatabaseUnavailable: the driver is not installed.
         """
 
     @abstractmethod
