@@ -13,6 +13,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from services.structure.closing import closed
 from services.structure.errors import StructureError
 from services.structure.limits import MAX_CHOICES, check_schema, check_size
 from services.structure.satisfiable import has_finite_value
@@ -23,7 +24,7 @@ Schema = Mapping[str, Any] | bool
 
 
 def of_json_schema(schema: Schema) -> str:
-    """Returns the grammar of the JSON values of a schema, on one line.
+    """Returns the grammar of the JSON values of a schema, on one line. Its objects are closed (`closing`).
 
     Raises:
         StructureError: the schema is too large, refers to another document, or admits no finite value.
@@ -96,14 +97,14 @@ def call_prefix(name: str) -> str:
 
 
 def _checked(schema: Schema) -> str:
-    """Returns a schema that passed the checks as JSON, with the options of `ONE_LINE`."""
+    """Returns a schema that passed the checks as JSON: closed, and with the options of `ONE_LINE`."""
     if isinstance(schema, bool):
         if not schema:
             raise StructureError("the schema admits no value")
         schema = {}
     check_schema(schema)
     try:
-        text = json.dumps({**schema, "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({**closed(schema), "x-guidance": ONE_LINE}, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is not finite, or has thousands of digits
         raise StructureError("a number in the schema cannot be written as JSON") from None
     check_size(text)
