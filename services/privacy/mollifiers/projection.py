@@ -31,7 +31,7 @@ _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 _LEAST_BITS, _MOST_BITS = 3, 6
 # Replaces 0 as a divisor; the resulting step is always outside the bracket.
 _NOTHING = 1e-30
-_NEWTON_STEPS = 2
+_NEWTON_STEPS = 4
 # The derivative of clamp in one pass: keeps values that are not clamped and sets the others to 0.
 _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
