@@ -202,7 +202,7 @@ def counted(terms: PrivacyBudget, event: Event) -> PrivacyBudget:
 
 @lru_cache(maxsize=1024)
 def _counted_epsilon(terms: PrivacyBudget, used: int) -> float:
-    """Returns the epsilon of so many tokens of the counter's event and the private base."""
+    """Returns the epsilon of `used` tokens of the counter's event, together with the private base."""
     assert terms.counter is not None
     event, delta = terms.counter.unit, terms.delta
     alone = counting.epsilon(event, used, delta, {}) if used else 0.0

@@ -399,14 +399,12 @@ class _Group:
         private = [drawn for drawn in batch.queries if drawn.query.private]
         width = self.rows - 1
         drawn = np.zeros((len(private), width), dtype=np.bool_)
+        allowances = np.zeros(drawn.shape, dtype=np.int64) if terms.allowances else None
         for row, each in enumerate(private):
-            drawn[row, : len(self._drawn(each.draw))] = True
-        allowances = None
-        if terms.allowances:
-            allowances = np.zeros((len(private), width), dtype=np.int64)
-            for row, each in enumerate(private):
+            own = self._drawn(each.draw)
+            drawn[row, : len(own)] = True
+            if allowances is not None:
                 granted = terms.allowances[each.query.sequence]
-                own = self._drawn(each.draw)
                 allowances[row, : len(own)] = [granted[model] for model in own]
         options = tuple(terms.options[each.query.sequence] for each in batch.queries)
         return Reduction(terms.protocol, options, drawn, allowances)
