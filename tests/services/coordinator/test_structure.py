@@ -66,7 +66,8 @@ async def generate(coordinator: Coordinator, *generations: Generation) -> list[D
 def asked(shard: ActorHandle) -> list[dict[str, int]]:
     """Returns the number of tokens of each sequence in each call of the engine since the last call."""
     operations = ray.get(shard.operations.remote())
-    return [{name: length for name, length, _ in calls[0]} for calls in operations if calls[0] != "release"]
+    rows = (operation[1] for operation in operations if operation[0] == "rows")
+    return [{sequence: length for sequence, length, _ in requested} for requested in rows]
 
 
 def run(
