@@ -26,15 +26,22 @@ _MARGIN = 2.0**-8
 _ROUNDING = 2.0**-50
 
 _LARGEST_COUNT = 2**22
+# Beyond it, exact composition gains nothing that anyone would promise, and its grid fills gigabytes.
+_LARGEST_EPSILON = 64.0
 
 
 def largest_count(event: Event, epsilon: float, delta: float, before: Mapping[Event, int], least: int) -> int | None:
-    """Returns how many tokens of `event` stay within (epsilon, delta) by exact composition; None if `least` do not.
+    """Returns how many tokens of `event` stay within (epsilon, delta) by exact composition.
+
+    Returns None if `least` tokens do not, and for an epsilon that is too large for a grid of losses.
 
     Args:
         before: what the budget pays besides, such as a private base. It is fixed in advance too.
         least: a number to start from.
     """
+
+    if epsilon > _LARGEST_EPSILON:
+        return None
 
     def excess(count: int) -> float:
         """Returns the log of the divergence over what is allowed, which is nearly linear in the count."""

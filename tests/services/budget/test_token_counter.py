@@ -67,6 +67,13 @@ def test_sixty_four_parts_get_1156_tokens_and_not_1024(terms: PrivacyBudget) -> 
     assert counting.epsilon(EVENT, 1024, DELTA, {}) == pytest.approx(7.435, abs=2e-3)
 
 
+@pytest.mark.parametrize(("epsilon", "counts"), [(60.0, True), (70.0, False)])
+def test_a_large_epsilon_keeps_the_filter(epsilon: float, counts: bool) -> None:
+    """A grid of losses up to an epsilon of thousands would fill the ledger's memory."""
+    terms = budget(PMixedSettings(epsilon=epsilon, tokens=64), 3)
+    assert (terms.counter is not None) == counts
+
+
 @pytest.mark.parametrize("spent", [0, 1, 1023, 1024, 1155, 1156, 1157])
 def test_neighbours_of_the_number(terms: PrivacyBudget, spent: int) -> None:
     assert Filter(terms).affordable({EVENT: spent}, EVENT) == max(0, 1156 - spent)
