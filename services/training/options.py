@@ -26,7 +26,7 @@ _FEWEST_STEPS = 6
 
 
 class TrainingOptions(Options):
-    """Configures LoRA and its optimiser. The evaluation's README has the measurements behind the defaults.
+    """Configures LoRA and its optimiser. tests/benchmarks/README.md has the measurements behind the defaults.
 
     Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
     """
@@ -68,8 +68,8 @@ class TrainingOptions(Options):
     def initial_rate(self, steps: int) -> float:
         """Returns the learning rate of a training of so many steps, from which it falls to 0.
 
-        By default it falls with the square root of the steps (README of the evaluation, readers and plain LoRA). Below
-        24 steps this is measured for readers only.
+        By default it falls with the square root of the steps (tests/benchmarks/README.md, readers and plain LoRA).
+        Below 24 steps this is measured for readers only.
         """
         if self.learning_rate is not None:
             return self.learning_rate

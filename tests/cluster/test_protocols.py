@@ -12,7 +12,7 @@ from cluster.configuration import Configuration
 from services.errors import ConfigurationError
 from services.privacy.protocols import PROTOCOLS, audited
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "services" / "README.md"
 CERTIFIED = list(dict.fromkeys(name for name, _ in audited(16)))
 
 

@@ -1,5 +1,7 @@
-"""Claim: all commands in READMEs exist with their options, and the cheap ones run."""
+"""Claim: all commands in READMEs exist with their options, the cheap ones run, and what pages point to is there."""
 
+import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,9 +16,18 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.parameters import ACCEPTED
+from services.laboratory.evaluation import cost
 
 ROOT = Path(__file__).parents[2]
-READMES = sorted(path for path in (ROOT / "README.md", *ROOT.glob("*/**/README.md")) if ".venv" not in path.parts)
+FOLDERS = ("cluster", "k8s", "services", "tests")
+READMES = [ROOT / "README.md", *sorted(file for name in FOLDERS for file in (ROOT / name).rglob("README.md"))]
+PAGES = [*READMES, *sorted((ROOT / ".github").glob("*.md")), ROOT / "k8s" / "runbook.md"]
+PACKAGES = sorted(
+    file.parent
+    for folder in ("cluster", "services")
+    for file in (ROOT / folder).rglob("__init__.py")
+    if "migrations" not in file.parts
+)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`((?:kubectl [^`]*-- )?privmix\s[^`]+)`")
 CHEAP = {"plan", "protocols"}
@@ -85,7 +96,7 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
 
 def test_there_is_something_to_check() -> None:
     assert len(IN_BLOCKS) >= 10
-    assert {Path(command.readme).parent.name for command in EVERY} >= {"", "k8s", "heads"}
+    assert {Path(command.readme).parent.name for command in EVERY} >= {"cluster", "k8s", "heads"}
 
 
 @pytest.mark.parametrize("command", EVERY, ids=str)
@@ -125,7 +136,63 @@ def test_files_and_modules_that_are_shown_exist(readme: Path) -> None:
                 assert find_spec(argv[2]), argv[2]
 
 
-def test_link_targets_exist() -> None:
-    for readme in READMES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text()):
-            assert (readme.parent / target).exists(), f"{readme}: {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.is_relative_to(ROOT), target
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_found_from_the_front_page() -> None:
+    found, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in found:
+            found.add(page)
+            names = re.findall(r"\]\(([^)\s#:]+)", page.read_text())
+            targets = [(page.parent / name).resolve() for name in names]
+            targets = [target / "README.md" if target.is_dir() else target for target in targets]
+            waiting += [target for target in targets if target.suffix == ".md" and target.exists()]
+    assert set(PAGES) <= found
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_package_says_what_it_owns(package: Path) -> None:
+    """With a README, or with a docstring of at most a screen whose files exist."""
+    if (package / "README.md").exists():
+        return
+    said = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    assert said
+    assert len(said.splitlines()) <= 40
+    for name in re.findall(r"`([\w/]+\.py)`", said):
+        assert (package / name).exists(), name
+
+
+def test_the_front_page_is_about_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 70
+
+
+def test_the_figure_of_the_front_page_is_what_the_evaluation_draws() -> None:
+    measured = json.loads(cost.MEASURED.read_bytes())
+    stored, drawn = cost.FIGURE.read_text(), cost.draw(measured).decode()
+    for pattern in (r"<dc:description>(.*)</dc:description>", r"<text [^>]*>([^<]*)</text>"):
+        assert re.findall(pattern, stored) == re.findall(pattern, drawn) != []
+
+
+def test_the_figure_shows_what_the_page_of_measurements_says() -> None:
+    page = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    measured = json.loads(cost.MEASURED.read_bytes())[cost.CHANGE]
+    changes = [change for by_tokens in measured["exponential"].values() for change in by_tokens.values()]
+    for mean, low, high in [*changes, *measured["dp-sgd"].values(), measured["ensemble"], measured["finetuned"]]:
+        assert re.search(rf"{mean:.1f} %\W* \({low:.1f} to {high:.1f}\)", page), mean

@@ -82,5 +82,5 @@ def test_the_installation_contains_the_whole_project(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(installed), str(source)], check=True)
     files = [file.relative_to(source) for folder in ("cluster", "services") for file in (source / folder).rglob("*.*")]
-    needed = [file for file in files if file.suffix not in {".sh", ".lock", ".md"}]
+    needed = [file for file in files if file.suffix not in {".sh", ".lock", ".md", ".svg"}]
     assert not [file for file in needed if not (installed / file).exists()]

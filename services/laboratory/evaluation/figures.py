@@ -69,7 +69,7 @@ def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
     palette = PALETTES[theme]
     distinct = dict.fromkeys(result.name for table in tables for result in table.results)
     labels = [name for name in distinct if any(_changed(table, name) for table in tables)]
-    figure, axes = _canvas(palette, height=1.2 + max(0.36, 0.13 * len(tables)) * len(labels))
+    figure, axes = canvas(palette, height=1.2 + max(0.36, 0.13 * len(tables)) * len(labels))
     axes.axvline(0, color=palette.muted, linewidth=1)
     for index, table in enumerate(tables):
         offset = (index - (len(tables) - 1) / 2) * min(0.26, 0.8 / len(tables))
@@ -132,7 +132,7 @@ def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
             _gap_of_dp_sgd(axes, table, colour, f"dp-sgd, {named}")
         whole = [shown[0].of("ensemble", name) for name in ensembles]
         _gap_line(axes, shown[0], _by_parts(whole), palette.muted, ":x", "ensemble, not private")
-        _logarithmic(axes, sorted(set(ensembles.values())))
+        logarithmic(axes, sorted(set(ensembles.values())))
         axes.set_xlabel("parts")
 
     return _gap_figure(palette, panels, draw)
@@ -155,7 +155,7 @@ def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
             points = [(tokens, table.gap_closed(result)) for tokens, table, result in best if result is not None]
             _estimates(axes, points, colour, f"-{_MARKERS[index % len(_MARKERS)]}", label)
         _gap_of_dp_sgd(axes, shown[0], palette.muted, "dp-sgd")
-        _logarithmic(axes, sorted(table.budget.tokens for table in shown))
+        logarithmic(axes, sorted(table.budget.tokens for table in shown))
         axes.set_xlabel(_AXES["tokens"])
 
     return _gap_figure(palette, panels, draw)
@@ -165,12 +165,12 @@ def _gap_figure(
     palette: Palette, panels: Mapping[str, Sequence[Table]], draw: Callable[[Axes, Sequence[Table]], None]
 ) -> bytes:
     """Draws the tables of each panel, by its title, beside each other with one legend."""
-    figure, canvas = _canvas(palette, height=4.2, columns=len(panels))
-    for axes, (title, shown) in zip(canvas, panels.items(), strict=True):
+    figure, row = canvas(palette, height=4.2, columns=len(panels))
+    for axes, (title, shown) in zip(row, panels.items(), strict=True):
         axes.set_title(title, fontsize=9.5, color=palette.ink)
         draw(axes, shown)
-    canvas[0].set_ylabel(_GAP)
-    _shared_legend(figure, canvas[0], palette)
+    row[0].set_ylabel(_GAP)
+    shared_legend(figure, row[0], palette)
     return _png(figure)
 
 
@@ -227,7 +227,7 @@ def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
     """Draws a PNG of perplexity over the quantity: a line for each method, and dashed lines for references."""
     palette = PALETTES[theme]
     with_cost = result.quantity == "radius"
-    figure, axes = _canvas(palette, height=6.2 if with_cost else 4.2, rows=2 if with_cost else 1)
+    figure, axes = canvas(palette, height=6.2 if with_cost else 4.2, rows=2 if with_cost else 1)
     upper: Axes = axes[0] if with_cost else axes
     lines = _lines(result.points)
     for label, points in lines.items():
@@ -257,8 +257,8 @@ def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
         lower.set_ylabel(f"epsilon of {result.budget.tokens} tokens")
         lower.set_yscale("log")
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        _logarithmic(upper, values)
-    _logarithmic(lower, values)
+        logarithmic(upper, values)
+    logarithmic(lower, values)
     lower.set_xlabel(_AXES[result.quantity])
     _legend(upper, palette)
     return _png(figure)
@@ -303,7 +303,7 @@ def style(palette: Palette, label: str) -> tuple[str, str]:
     return palette.lines[index % len(palette.lines)], _MARKERS[index % len(_MARKERS)]
 
 
-def _canvas(palette: Palette, height: float, rows: int = 1, columns: int | None = None) -> tuple[Figure, Any]:
+def canvas(palette: Palette, height: float, rows: int = 1, columns: int | None = None) -> tuple[Figure, Any]:
     """Returns a figure with one panel, or with an array of `rows` or of `columns` panels."""
     figure = Figure(figsize=(7.6, height), layout="constrained", facecolor=palette.paper)
     grid = figure.subplots(rows, columns or 1, sharex=rows > 1, sharey=columns is not None, squeeze=False)
@@ -332,13 +332,13 @@ def _legend(axes: Axes, palette: Palette) -> None:
     )
 
 
-def _shared_legend(figure: Figure, axes: Axes, palette: Palette) -> None:
+def shared_legend(figure: Figure, axes: Axes, palette: Palette) -> None:
     """Puts the legend of one panel above all of them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8, labelcolor=palette.ink)
 
 
-def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+def logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

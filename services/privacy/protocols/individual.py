@@ -53,7 +53,7 @@ _LEAST = 1e-12
 _SCALE = TOTAL / 2
 _PAIRS = 16
 
-# The defaults of the settings, and the largest strength that is of use (services/laboratory/evaluation/README.md).
+# The defaults of the settings, and the largest strength that is of use (tests/benchmarks/README.md).
 _CAP = 25.0
 _STRONGEST = 1.5
 _LOWER_OF_RADIUS = 0.6
