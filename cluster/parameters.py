@@ -1,12 +1,13 @@
 """Reads a protocol's settings from command-line options: `--sigma 20` means `privacy.sigma: 20` in the file."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 from pydantic import ValidationError
 
-from services.privacy.protocols import PROTOCOLS
-from services.privacy.settings import Settings
+if TYPE_CHECKING:
+    from services.privacy.settings import Settings
 
 ACCEPTED = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that accepts the options of protocols (see `settings_from`)."""
@@ -32,12 +33,14 @@ def options(arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def settings_from(protocol: str, given: Mapping[str, object]) -> Settings:
+def settings_from(protocol: str, given: Mapping[str, object]) -> "Settings":
     """Returns the settings of a protocol.
 
     Raises:
         typer.BadParameter: the protocol or a parameter does not exist, or a value is invalid.
     """
+    from services.privacy.protocols import PROTOCOLS  # slow to import
+
     if protocol not in PROTOCOLS:
         raise bad("protocol", f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
     try:

@@ -30,7 +30,7 @@ INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "pr
 """The packages that import no other one but the errors, which import nothing. `privacy` is mathematics only."""
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "generate", "heads", "tune"}
-"""The verbs of the laboratory. Everything else under `cluster` is the server's."""
+"""The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
 
 
 @cache
@@ -73,8 +73,8 @@ def package(module: str) -> str:
 
 def is_laboratory(module: str) -> bool:
     names = module.split(".")
-    commands = names[:2] == ["cluster", "commands"] and len(names) > 2 and names[2] in LABORATORY_COMMANDS
-    return commands or names[:2] == ["services", "laboratory"]
+    verbs = names[:2] in (["cluster", "commands"], ["cluster", "work"]) and len(names) > 2
+    return (verbs and names[2] in LABORATORY_COMMANDS) or names[:2] == ["services", "laboratory"]
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:

@@ -3,32 +3,19 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from cluster.console import console, display
 from cluster.options import JsonOption
-from cluster.parameters import ACCEPTED, bad, options, settings_from
+from cluster.parameters import ACCEPTED, bad, options
 from cluster.steps import Steps
-from services.laboratory.audit import private_base
-from services.laboratory.audit.attacks import black_box, extraction, pipeline
-from services.laboratory.audit.report import sections
-from services.laboratory.audit.report.finding import finite
-from services.laboratory.audit.report.page import Report, Section, finding_rows
-from services.laboratory.audit.report.sections import Subject
-from services.laboratory.audit.worlds import adjacent, shadow_ensembles, testbed
-from services.laboratory.audit.worlds.canaries import Canary
-from services.laboratory.audit.worlds.distributions import NoPairError
-from services.laboratory.evaluation import methods
-from services.privacy.protocols import PROTOCOLS, audited
-from services.training.expectation import TokenBudget
+from services.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, ShadowSize
 
 audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
@@ -40,9 +27,7 @@ _EXTRACTION_EPSILONS, _CANDIDATES, _ATTEMPTS, _EXTRACTION_DRAWS = (2.0, 8.0, 64.
 _ONE_RUN_EPSILONS, _ONE_RUN_PARTS, _QUERIES, _GUESSES = (8.0,), 32, 4, 0.5
 _MEMBERSHIP_EPSILONS, _MEMBERSHIP_DRAWS = (2.0, 8.0), 4
 _PARTS, _TOKENS, _TOP_K, _DELTA, _CONFIDENCE = 4, 1024, 64, 1e-5, 0.95
-_GROUND, _SHADOWS, _ADJACENT = testbed.Size(), shadow_ensembles.Size(), adjacent.Size()
-
-API_KEY = "PRIVMIX_API_KEY"
+_GROUND, _SHADOWS, _ADJACENT = PlantedSize(), ShadowSize(), AdjacentSize()
 
 Name = Annotated[str | None, typer.Option("--protocol", help="The protocol. Default: every certified one.")]
 Parts = Annotated[int, typer.Option(min=1, help="N, the number of parts.")]
@@ -89,15 +74,20 @@ def likelihood(
     Any parameter of the protocol is an option: --q 0.5 --projection mix. With --url-with and --url-without, the test
     requests `releases` tokens from each of two running services, with top_k 2; every token is charged.
     """
+    from cluster.work.audit import finish, planned_subjects, section_over_http
+    from services.laboratory.audit.attacks import black_box
+    from services.laboratory.audit.report import sections
+    from services.laboratory.audit.worlds.distributions import NoPairError
+
     steps = Steps()
     if url_with and url_without:
         steps(f"Asking both services for {releases} tokens each: every one of them is charged")
         question = black_box.Question(prompt, temperature=temperature)
-        section = _over_http((url_with, url_without), question, releases, confidence)
+        section = section_over_http((url_with, url_without), question, releases, confidence)
     elif url_with or url_without:
         raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")
     else:
-        subjects = _subjects(
+        subjects = planned_subjects(
             protocol, options(context.args), parts, epsilon or _LIKELIHOOD_EPSILONS, tokens or _LIKELIHOOD_TOKENS, delta
         )
         try:
@@ -121,6 +111,9 @@ def published(
 
     The arithmetic is exact. The published claim is known to be wrong in some cases, so this does not fail the audit.
     """
+    from cluster.work.audit import finish
+    from services.laboratory.audit.report import sections
+
     try:
         section = sections.published_section(
             epsilon or _PUBLISHED_EPSILONS, tokens or _PUBLISHED_TOKENS, delta, Steps()
@@ -144,6 +137,8 @@ def base(
 
     It reads the weights, and composes the events with dp-accounting. The exit status is 1 if it finds a fault.
     """
+    from services.laboratory.audit import private_base
+
     found = private_base.faults(ensemble, ledger, trained or ())
     if as_json:
         print(json.dumps({"faults": found}, indent=2))
@@ -179,12 +174,17 @@ def extraction_(
     Trains an ensemble, and one model of the whole corpus, into DIRECTORY and keeps them. With --url, also queries a
     service of DIRECTORY/ensemble over HTTP; every token is charged.
     """
+    from cluster.work.audit import API_KEY, compared_subjects, finish, planned_subjects, train_planted
+    from services.laboratory.audit.attacks import extraction
+    from services.laboratory.audit.report import sections
+    from services.laboratory.audit.worlds import testbed
+
     steps, epsilons = Steps(), epsilon or _EXTRACTION_EPSILONS
     if protocol is None and not context.args:
-        subjects = _compared(parts, epsilons, tokens, delta)
+        subjects = compared_subjects(parts, epsilons, tokens, delta)
     else:
-        subjects = _subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = _train(directory, testbed.Size(users, planted, repetitions, parts), subjects, steps, as_json)
+        subjects = planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
+    known = train_planted(directory, PlantedSize(users, planted, repetitions, parts), subjects, steps, as_json)
     steps(f"Asking the models for {len(known)} secrets")
     trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
     served = None
@@ -213,15 +213,20 @@ def one_run(
     as_json: JsonOption = False,
 ) -> None:
     """Bound epsilon from below with one ensemble, by guessing many fair coins from the released tokens."""
+    from cluster.work.audit import finish, planned_subjects
+    from services.laboratory.audit.report import sections
+    from services.laboratory.audit.report.sections import Subject
+    from services.laboratory.audit.worlds import testbed
+
     steps, given, epsilons = Steps(), options(context.args), epsilon or _ONE_RUN_EPSILONS
-    subjects = _subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
+    subjects = planned_subjects(protocol, given, parts, epsilons, (parts * queries,), delta)
     trained = None
     on_testbed: Sequence[Subject] = ()
     if directory is not None:
         steps("Asking the models for the planted secrets")
         trained = testbed.load_testbed(directory)
         count = queries * sum(len(canary.secret) for canary in trained.outputs)
-        on_testbed = _subjects(protocol, given, trained.parts, epsilons, (count,), delta)
+        on_testbed = planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
     section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
     finish([section], output, as_json)
 
@@ -238,9 +243,12 @@ def plant(
     Serve DIRECTORY/with and DIRECTORY/without with the same configuration and separate ledgers, and compare them with
     `privmix audit likelihood --url-with URL --url-without URL --prompt PROMPT --releases 4000`.
     """
+    from cluster.work.audit import titled_table
+    from services.laboratory.audit.worlds import adjacent
+
     steps = Steps()
     steps(f"Training two ensembles of {parts} parts (finished adapters are kept)")
-    found = adjacent.plant(directory, adjacent.Size(parts, repetitions), display(as_json))
+    found = adjacent.plant(directory, AdjacentSize(parts, repetitions), display(as_json))
     if as_json:
         print(json.dumps({"directory": str(directory), **asdict(found)}, indent=2))
         return
@@ -249,7 +257,7 @@ def plant(
         rows.append({"model": f"part {part}", "with the user": present, "without": absent})
     question, shown = found.question, console()
     title = f"Chance of {question.planted!r} rather than {question.usual!r} after {question.prompt!r}"
-    shown.print(_table(title, rows))
+    shown.print(titled_table(title, rows))
     shown.print(
         f"Serve {escape(str(directory / adjacent.WITH))} and {adjacent.WITHOUT}, and ask both, at 8,000 tokens:"
     )
@@ -278,9 +286,13 @@ def membership_(
     as_json: JsonOption = False,
 ) -> None:
     """Test whether a user's text was in the corpus: LiRA with shadow ensembles, trained into DIRECTORY and kept."""
-    steps, size = Steps(), shadow_ensembles.Size(users, shadows, parts)
-    subjects = _subjects(protocol, options(context.args), parts, epsilon or _MEMBERSHIP_EPSILONS, (tokens,), delta)
-    shadowed = _shadows(directory, size, subjects, top_k, steps, as_json)
+    from cluster.work.audit import finish, planned_subjects, train_and_query_shadows
+    from services.laboratory.audit.report import sections
+
+    steps, size = Steps(), ShadowSize(users, shadows, parts)
+    given, epsilons = options(context.args), epsilon or _MEMBERSHIP_EPSILONS
+    subjects = planned_subjects(protocol, given, parts, epsilons, (tokens,), delta)
+    shadowed = train_and_query_shadows(directory, size, subjects, top_k, steps, as_json)
     finish([sections.membership_section(shadowed, subjects, delta, draws, steps)], output, as_json)
 
 
@@ -296,23 +308,9 @@ def pipeline_(
 
     Further options go to `privmix train`: --attention text --halves.
     """
-    finish([_pipeline(directory, context.args, serve, Steps())], output, as_json)
+    from cluster.work.audit import finish, pipeline_section
 
-
-def _pipeline(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> Section:
-    steps("Training two ensembles with the command's defaults (finished adapters are kept)")
-    worlds = pipeline.train_worlds(directory, words)
-    findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
-    if serve:
-        steps("Serving each ensemble and asking it as a client")
-        views = [pipeline.view(world) for world in worlds]
-        findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
-    return Section(
-        title="Neighbouring corpora through the commands",
-        text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
-        "no message, no answer but for its sampled text.",
-        findings=findings,
-    )
+    finish([pipeline_section(directory, context.args, serve, Steps())], output, as_json)
 
 
 @audit.command(name="all")
@@ -325,138 +323,34 @@ def all_(
     as_json: JsonOption = False,
 ) -> None:
     """Run every attack with its defaults and write one report."""
+    from cluster.work.audit import (
+        compared_subjects,
+        finish,
+        pipeline_section,
+        planned_subjects,
+        train_and_query_shadows,
+        train_planted,
+    )
+    from services.laboratory.audit.report import sections
+    from services.laboratory.audit.worlds import testbed
+
     steps = Steps()
-    certified = _subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
+    certified = planned_subjects(None, {}, _PARTS, _LIKELIHOOD_EPSILONS, _LIKELIHOOD_TOKENS, delta)
     every = [
         sections.likelihood_section(certified, delta, releases, confidence, steps),
         sections.mechanism_section(certified, releases, steps),
         sections.published_section(_PUBLISHED_EPSILONS, _PUBLISHED_TOKENS, delta, steps),
     ]
-    compared = _compared(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
-    known = _train(directory, _GROUND, compared, steps, as_json)
+    compared = compared_subjects(_GROUND.parts, _EXTRACTION_EPSILONS, _TOKENS, delta)
+    known = train_planted(directory, _GROUND, compared, steps, as_json)
     trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
-    coins = _subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
+    coins = planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
     tokens = _QUERIES * sum(len(canary.secret) for canary in known)
-    planted = _subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
+    planted = planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
-    members = _subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
-    shadowed = _shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
+    members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)
+    shadowed = train_and_query_shadows(directory / "membership", _SHADOWS, members, _TOP_K, steps, as_json)
     every.append(sections.membership_section(shadowed, members, delta, _MEMBERSHIP_DRAWS, steps))
-    every.append(_pipeline(directory / "pipeline", (), serve=True, steps=steps))
+    every.append(pipeline_section(directory / "pipeline", (), serve=True, steps=steps))
     finish(every, output, as_json)
-
-
-def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None:
-    """Writes and shows the report; exits with 1 if a claim is broken."""
-    report = Report(every)
-    if output is not None:
-        report.write(output)
-    if as_json:
-        print(json.dumps(report.record(), indent=2))
-    else:
-        _show(report, output)
-    if report.broken:
-        raise typer.Exit(1)
-
-
-def _train(
-    directory: Path, size: testbed.Size, subjects: Sequence[Subject], steps: Steps, as_json: bool
-) -> Sequence[Canary]:
-    halves = any(subject.protocol.halves for subject in subjects)
-    what = "parts and their halves" if halves else "parts"
-    steps(f"Planting {size.planted} secrets and training {size.parts} {what} (finished ones are kept)")
-    return testbed.train_testbed(directory, size, halves=halves, display=display(as_json))
-
-
-def _shadows(
-    directory: Path, size: shadow_ensembles.Size, subjects: Sequence[Subject], top_k: int, steps: Steps, as_json: bool
-) -> shadow_ensembles.Shadows:
-    halves = any(subject.protocol.halves for subject in subjects)
-    steps(f"Training {size.shadows} shadow ensembles of {size.parts} parts each (finished ones are kept)")
-    shadow_ensembles.train_shadows(directory, size, halves=halves, display=display(as_json))
-    steps("Asking all models about all users")
-    return shadow_ensembles.evaluate_shadows(directory, size, top_k)
-
-
-def _over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:
-    api_key = os.environ.get(API_KEY)
-    try:
-        present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
-    except httpx.HTTPError as error:
-        raise bad("url_with", str(error)) from error
-    return Section(
-        title="Likelihood-ratio test over HTTP",
-        text="Two running services were asked the same; the claim is that of one token of the first.",
-        findings=[black_box.audit(present, absent, confidence)],
-    )
-
-
-def _subjects(
-    protocol: str | None,
-    given: Mapping[str, object],
-    parts: int,
-    epsilons: Sequence[float],
-    tokens: Sequence[int],
-    delta: float,
-) -> list[Subject]:
-    """Returns the protocols to attack, each planned for every budget."""
-    chosen: Sequence[tuple[str, Mapping[str, object]]] = [(protocol, {})] if protocol else list(audited(parts))
-    if given and protocol is None:
-        raise bad("protocol", "name the protocol of the given parameters")
-    return [
-        _subject(name, {**given, **parameters}, parts, epsilon, count, delta)
-        for count in tokens
-        for epsilon in epsilons
-        for name, parameters in chosen
-    ]
-
-
-def _compared(parts: int, epsilons: Sequence[float], tokens: int, delta: float) -> list[Subject]:
-    """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
-    budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
-    return [
-        Subject(settings.label, settings.plan(parts), tokens, budget.epsilon, settings)
-        for budget in budgets
-        for settings in methods.private(budget, parts, halves=True)
-    ]
-
-
-def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float, tokens: int, delta: float) -> Subject:
-    without_budget = name in PROTOCOLS and PROTOCOLS[name].model_fields["epsilon"].default is None
-    budget = {} if without_budget else {"epsilon": epsilon}
-    settings = settings_from(name, {**given, **budget, "tokens": tokens, "delta": delta})
-    try:
-        protocol = settings.plan(parts)
-    except ValueError as error:
-        raise bad("epsilon", str(error)) from error
-    chosen = ", ".join(f"{key} {value}" for key, value in given.items())
-    return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
-
-
-def _show(report: Report, output: Path | None) -> None:
-    shown = console()
-    for section in report.sections:
-        # A section's own table repeats its findings.
-        shown.print(_table(section.title, section.rows or finding_rows(section.findings)))
-        shown.print(escape(section.text), style="dim")
-    for finding in report.broken:
-        shown.print(f"[red]broken:[/red] {escape(finding.sentence)}", soft_wrap=True)
-    if output is not None:
-        shown.print(f"written: {escape(str(output / 'audit.html'))}", soft_wrap=True)
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        table.add_column(name, justify="left" if name == names[0] else "right")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in names))
-    return table
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if finite(value) is not None else "unbounded"
-    return "-" if value is None else escape(str(value))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from cluster.commands.evaluate import report
 from cluster.console import display
 from cluster.options import (
     DeltaOption,
@@ -21,11 +20,7 @@ from cluster.options import (
     SweepOption,
     TokensOption,
 )
-from services.laboratory.evaluation.compare import PARTS
-from services.laboratory.evaluation.compare import compare as compare_methods
-from services.laboratory.evaluation.evaluate import EvaluationOptions
-from services.laboratory.evaluation.methods import QUANTITIES
-from services.training.corpus import Corpus
+from services.laboratory.evaluation.options import COMPARED_PARTS, QUANTITIES, EvaluationOptions
 from services.training.options import Resources, TrainingOptions
 
 _DEFAULTS = EvaluationOptions()
@@ -42,7 +37,8 @@ def compare(
     parts: Annotated[
         list[int] | None,
         typer.Option(
-            help=f"A number of parts; repeat for more. Default: {_listed(PARTS)}; with --quick {_listed(_QUICK_PARTS)}."
+            help=f"A number of parts; repeat for more. Default: {_listed(COMPARED_PARTS)}; with --quick "
+            f"{_listed(_QUICK_PARTS)}."
         ),
     ] = None,
     held_out: Annotated[float, typer.Option(help="The share of users to hold out.")] = 0.1,
@@ -84,11 +80,15 @@ def compare(
 
     If it is interrupted, run it again to continue. The result is for the operator only.
     """
+    from cluster.work.evaluate import report
+    from services.laboratory.evaluation.compare import compare as compare_methods
+    from services.training.corpus import Corpus
+
     started = time.monotonic()
     evaluation = compare_methods(
         Corpus(corpus),
         output,
-        parts=parts or (_QUICK_PARTS if quick else PARTS),
+        parts=parts or (_QUICK_PARTS if quick else COMPARED_PARTS),
         held_out=held_out,
         user_limit=user_limit,
         model=model,

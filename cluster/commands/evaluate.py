@@ -1,14 +1,12 @@
 """Implements `privmix evaluate`, which writes a table and a report from held-out text."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table as RichTable
 
-from cluster.console import console, display
+from cluster.console import display
 from cluster.options import (
     DeltaOption,
     DrawnOption,
@@ -23,15 +21,7 @@ from cluster.options import (
     TokensOption,
     UserFieldOption,
 )
-from services.laboratory.evaluation.ensembles import Ensembles
-from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.evaluate import EvaluationOptions
-from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
-from services.laboratory.evaluation.methods import QUANTITIES
-from services.laboratory.evaluation.report import record, write_report
-from services.laboratory.evaluation.results import Evaluation, Result, Table
-from services.privacy import accounting
-from services.training.corpus import Corpus
+from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
 
 _DEFAULTS = EvaluationOptions()
 
@@ -73,6 +63,11 @@ def evaluate(
     written, 2 if the input is invalid, 1 if a task failed, and 130 if the command was interrupted. Run it again to
     continue.
     """
+    from cluster.work.evaluate import report
+    from services.laboratory.evaluation.ensembles import Ensembles
+    from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
+    from services.training.corpus import Corpus
+
     started = time.monotonic()
     evaluation = evaluate_methods(
         Corpus(held_out, user_field, text_field, skip_bad),
@@ -93,71 +88,3 @@ def evaluate(
         display(as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)
-
-
-def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) -> None:
-    """Writes the files and prints the result."""
-    written = write_report(evaluation, output)
-    if as_json:
-        print(json.dumps(record(evaluation), indent=2, allow_nan=False))
-        return
-    shown = console()
-    for table in evaluation.tables:
-        budget = table.budget
-        rich_table = RichTable(
-            "method",
-            "parts",
-            "guarantee",
-            "perplexity",
-            "95 %",
-            "change",
-            "epsilon (Rényi)",
-            "(PLD)",
-            title=f"epsilon {accounting.stated(budget.epsilon)} at delta {budget.delta:g} for {budget.tokens} tokens",
-            title_justify="left",
-        )
-        for result in table.results:
-            rich_table.add_row(*_cells(result))
-        shown.print(rich_table)
-        shown.print(_gains(table))
-    print(f"{written[0]}: the report, in {seconds:.0f} s, with {', '.join(path.name for path in written[1:])}")
-
-
-def _gains(table: Table) -> RichTable:
-    """Returns the gains over the public model by the number of tokens before a position."""
-    ranges = {(gain.first, gain.last): gain.positions for result in table.results for gain in result.gains}
-    columns = (f"{first} to {last}, {positions} tokens" for (first, last), positions in ranges.items())
-    shown = RichTable("nats a token, by context", *columns)
-    for result in table.results:
-        if result.problem is None and result.protocol != "public":
-            gains = {(gain.first, gain.last): gain.gain for gain in result.gains}
-            shown.add_row(
-                result.name, *("-" if (own := gains.get(each)) is None else _interval(own) for each in ranges)
-            )
-    return shown
-
-
-def _interval(value: Estimate) -> str:
-    ends = "" if value.low is None or value.high is None else f" ({value.low:.3f} to {value.high:.3f})"
-    return f"{value.mean:.3f}{ends}"
-
-
-def _cells(result: Result) -> tuple[str, ...]:
-    if result.problem is not None or result.perplexity is None:
-        return result.name, str(result.parts), "-", "not at this budget", "", "", "", ""
-    low, high = result.perplexity.low, result.perplexity.high
-    measured = result.reached.measured
-    return (
-        result.name,
-        str(result.parts),
-        result.status,
-        f"{result.perplexity.mean:.2f}",
-        "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
-        "" if result.change is None else f"{100 * (result.change.mean - 1):+.1f} %",
-        _shown(result.reached.rdp) if measured is None else f"{_shown(measured)} measured",
-        _shown(result.reached.pld),
-    )
-
-
-def _shown(epsilon: float | None) -> str:
-    return "-" if epsilon is None else accounting.shown(epsilon)

@@ -2,30 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table as RichTable
 
-from cluster.console import console, display
+from cluster.console import display
 from cluster.options import JsonOption
 from cluster.parameters import bad
-from services.laboratory.audit.report.finding import Finding
-from services.laboratory.heads import attacks, head, mimic, uncertainty
-from services.laboratory.heads import compare as comparison
-from services.laboratory.heads.certified import CertifiedSettings
-from services.laboratory.heads.data import DATASETS, read_table
-from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
-from services.laboratory.heads.flows import FlowSettings
-from services.laboratory.heads.methods import METHODS, MethodName, demand_certified
-from services.laboratory.heads.report import write_report
-from services.laboratory.heads.table import Table, read_npz, save_npz
-from services.laboratory.heads.text import read_texts
-from services.privacy.accounting import stated
-from services.privacy.sampling.selection import Neighbours
-from services.ray_session import connected
+from services.laboratory.heads.names import DATASET_NAMES, MethodName
 
 heads = typer.Typer(
     name="heads",
@@ -36,7 +21,7 @@ heads = typer.Typer(
 Dataset = Annotated[
     str,
     typer.Option(
-        help=f"The table: {', '.join(DATASETS)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
+        help=f"The table: {', '.join(DATASET_NAMES)}, a .csv, .parquet, .jsonl or .npz file, or a Hugging Face dataset."
     ),
 ]
 Target = Annotated[str | None, typer.Option(help="The column with the binary target, for your own table.")]
@@ -76,6 +61,11 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare all methods at several epsilons on the same split of a table."""
+    from cluster.work.heads import open_table, show_comparison
+    from services.laboratory.heads import compare as comparison
+    from services.laboratory.heads.report import write_report
+    from services.ray_session import connected
+
     table = open_table(dataset, target, user_field, bounds, population)
     epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
     if any(not 0 < value <= 100 for value in epsilons):
@@ -92,7 +82,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(result.record()))
     else:
-        _show(result)
+        show_comparison(result)
         typer.echo(f"report: {page}")
 
 
@@ -108,7 +98,8 @@ def train(
     epsilon: Annotated[float, typer.Option(help="The epsilon of the method.")] = 1.0,
     unproven: Annotated[bool, typer.Option("--unproven", help="Allow a method without a proven guarantee.")] = False,
     neighbours: Annotated[
-        Neighbours, typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed.")
+        Literal["replace", "add-remove"],
+        typer.Option(help="The adjacency for expm-certified: a user is replaced, or added or removed."),
     ] = "replace",
     ledger: Annotated[
         str | None, typer.Option(help="The ledger to charge once: a SQLite file or a database URL.")
@@ -119,6 +110,10 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train one head on all rows of a table with the settings chosen in advance, and charge its ledger once."""
+    from cluster.work.heads import open_table
+    from services.laboratory.heads import head
+    from services.laboratory.heads.methods import METHODS, demand_certified
+
     if not unproven:
         demand_certified(method)
     table = open_table(dataset, target, user_field, bounds, population)
@@ -138,6 +133,9 @@ def predict(
     bounds: Bounds = None,
 ) -> None:
     """Print a prediction in [0, 1] for each row of a table, one on a line. Predictions cost no budget."""
+    from cluster.work.heads import open_table
+    from services.laboratory.heads import head
+
     for value in head.predict(directory, open_table(dataset, target, user_field, bounds)):
         typer.echo(f"{value:.6f}")
 
@@ -156,6 +154,9 @@ def intervals(
     as_json: JsonOption = False,
 ) -> None:
     """Print the mean and an interval of each row's prediction, from many samples of one flow. For public data only."""
+    from cluster.work.heads import open_table
+    from services.laboratory.heads import uncertainty
+
     if not 0 < share < 1:
         raise bad("share", "must lie between 0 and 1")
     if temper <= 0:
@@ -186,6 +187,14 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Attack heads and bound epsilon from below; exit with 1 if a proven guarantee is broken."""
+    from cluster.work.heads import open_table, show_audit
+    from services.laboratory.audit.report.finding import Finding
+    from services.laboratory.heads import attacks
+    from services.laboratory.heads.certified import CertifiedSettings
+    from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
+    from services.laboratory.heads.flows import FlowSettings
+    from services.laboratory.heads.methods import METHODS
+
     chosen = set(attack or ("neighbours", "one-run", "membership"))
     if unknown := chosen - {"neighbours", "one-run", "membership"}:
         raise bad("attack", f"there is no attack {', '.join(sorted(unknown))}")
@@ -211,7 +220,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps({"findings": [finding.record() for finding in findings], "membership": curves}))
     else:
-        _show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
+        show_audit(findings, {name: curve["area"] for name, curve in curves.items()})
     if any(finding.verdict == "broken" and finding.status == "certified" for finding in findings):
         raise typer.Exit(1)
 
@@ -226,6 +235,8 @@ def mimic_extract(
     output: Annotated[Path, typer.Option(help="The directory for mortality.npz and stay.npz.")] = Path("run/mimic"),
 ) -> None:
     """Create the paper's tables from the first 24 hours of MIMIC-Extract: mortality, and stays over three days."""
+    from services.laboratory.heads import mimic
+
     for path, rows in mimic.prepare(file, output).items():
         typer.echo(f"{path}: {rows} stays")
 
@@ -240,6 +251,9 @@ def texts(
     model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
 ) -> None:
     """Create a table from labelled texts. The features are the public model's mean hidden states, which are bounded."""
+    from services.laboratory.heads.table import save_npz
+    from services.laboratory.heads.text import read_texts
+
     if output.suffix != ".npz":
         raise bad("output", "must end with .npz")
     with display(False) as shown:
@@ -247,63 +261,3 @@ def texts(
     output.parent.mkdir(parents=True, exist_ok=True)
     save_npz(table, output)
     typer.echo(f"{output}: {len(table.y)} texts, {table.features} features; the unit is one {table.unit}")
-
-
-def open_table(
-    dataset: str, target: str | None, user: str | None, bounds: Path | None, population: int | None = None
-) -> Table:
-    """Loads a built-in data set by its name, or the user's own table."""
-    if dataset in DATASETS:
-        for option, value in (("target", target), ("user-field", user), ("bounds", bounds), ("population", population)):
-            if value is not None:
-                raise bad(option, f"describes your own table, but {dataset} is built in; leave it out")
-        return DATASETS[dataset]()
-    if dataset.endswith(".npz"):
-        return replace(read_npz(Path(dataset)), population=population)
-    if target is None:
-        raise bad("target", f"is missing; name the column of {dataset} to predict")
-    return replace(read_table(dataset, target=target, user=user, bounds=bounds), population=population)
-
-
-def _show(result: comparison.Comparison) -> None:
-    table = RichTable(
-        "method", "epsilon", "settings", title=f"Area under the curve: {result.dataset}", title_justify="left"
-    )
-    for column in ("AUC", "5 % - 95 %", "seconds"):
-        table.add_column(column, justify="right")
-    table.add_column("guarantee")
-    table.add_column("cost of the search")
-    for cell in result.cells:
-        table.add_row(
-            METHODS[cell.name].label,
-            stated(cell.epsilon) if cell.epsilon else "-",
-            cell.chosen,
-            f"{cell.auc:.3f}",
-            f"{cell.quantiles[0]:.3f} - {cell.quantiles[-1]:.3f}",
-            f"{cell.seconds:.2f}",
-            result.guarantee(cell.name),
-            cell.search_cost,
-        )
-    console().print(table)
-    for name, reason in result.left_out.items():
-        console().print(f"{METHODS[name].label} is left out: {reason}")
-
-
-def _show_audit(findings: list[Finding], areas: Mapping[MethodName, float]) -> None:
-    table = RichTable("attack", "method and table", title="Attacks on heads", title_justify="left")
-    for column in ("claimed epsilon", "lower bound", "certain lower bound"):
-        table.add_column(column, justify="right")
-    table.add_column("guarantee")
-    for finding in findings:
-        guarantee = "certified: " + finding.verdict if finding.status == "certified" else "none proven"
-        table.add_row(
-            finding.attack,
-            finding.subject,
-            stated(finding.claim),
-            f"{finding.lower:.3f}",
-            f"{finding.certain:.3f}",
-            guarantee,
-        )
-    console().print(table)
-    for name, area in areas.items():
-        console().print(f"LiRA, {METHODS[name].label}: area {area:.3f}")

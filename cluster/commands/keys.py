@@ -12,10 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.options import JsonOption
-from services.database.clock import now
-from services.database.service import ServiceDatabase, default_database
-from services.keys.records import CLIENT_SCOPES, SCOPES, KeyAccount, Share, Usage
-from services.keys.store import KeyStore
 
 keys = typer.Typer(
     name="keys", help="Manage the service's API keys and their shares of the budget.", no_args_is_help=True
@@ -48,6 +44,8 @@ class ScopeChoice(Enum):
 
 
 def _place(database: str | None) -> str:
+    from services.database.service import default_database
+
     return database or default_database(os.environ.get("PRIVMIX_BUDGET__LEDGER", "ledger.db"))
 
 
@@ -71,13 +69,19 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. Its secret is printed only once; the service stores only a hash."""
+    from cluster.work.keys import share_of
+    from services.database.clock import now
+    from services.database.service import ServiceDatabase
+    from services.keys.records import CLIENT_SCOPES, SCOPES
+    from services.keys.store import KeyStore
+
     key, secret = KeyStore(ServiceDatabase(_place(database))).create(
         name,
         owner=owner,
         group=group,
         scopes=tuple(name for name in SCOPES if ScopeChoice(name) in scope) if scope else CLIENT_SCOPES,
         expires=now() + timedelta(days=days) if days else None,
-        share=_share(context),
+        share=share_of(context),
     )
     _print_secret(key.model_dump(mode="json"), secret.text, as_json)
 
@@ -85,6 +89,10 @@ def create(
 @keys.command("list")
 def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show every key, its share and its usage."""
+    from cluster.work.keys import amounts, key_cells
+    from services.database.service import ServiceDatabase
+    from services.keys.store import KeyStore
+
     accounts = KeyStore(ServiceDatabase(_place(database), create=False)).accounts()
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
@@ -93,7 +101,7 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     for column in ("tokens used", "of", "today", "of"):
         table.add_column(column, justify="right")
     for account in accounts:
-        table.add_row(*_cells(account))
+        table.add_row(*key_cells(account))
         for ensemble, each in account.ensembles.items():
             table.add_row(f"  of {escape(ensemble)}", *[""] * 5, *amounts(each.share, each.usage))
     Console().print(table)
@@ -116,7 +124,11 @@ def limit(
     database: DatabaseOption = None,
 ) -> None:
     """Replace a share. A limit that is not given is removed."""
-    share = _share(context)
+    from cluster.work.keys import share_of
+    from services.database.service import ServiceDatabase
+    from services.keys.store import KeyStore
+
+    share = share_of(context)
     store = KeyStore(ServiceDatabase(_place(database), create=False))
     if group:
         store.limit_group(key, share, ensemble)
@@ -135,6 +147,9 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret, which is printed only once."""
+    from services.database.service import ServiceDatabase
+    from services.keys.store import KeyStore
+
     rotated, secret = KeyStore(ServiceDatabase(_place(database), create=False)).rotate(key, timedelta(seconds=grace_s))
     _print_secret(rotated.model_dump(mode="json"), secret.text, as_json)
 
@@ -142,13 +157,11 @@ def rotate(
 @keys.command()
 def revoke(key: KeyArgument, database: DatabaseOption = None) -> None:
     """Revoke a key permanently. Its usage stays on record."""
+    from services.database.service import ServiceDatabase
+    from services.keys.store import KeyStore
+
     revoked = KeyStore(ServiceDatabase(_place(database), create=False)).revoke(key)
     Console().print(f"{escape(revoked.name)} is revoked")
-
-
-def _share(context: typer.Context) -> Share:
-    """Returns the share from a command's options. An option that is not given sets no limit."""
-    return Share.model_validate({name: context.params[name] for name in Share.model_fields})
 
 
 def _print_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:
@@ -157,20 +170,3 @@ def _print_secret(key: dict[str, Any], secret: str, as_json: bool) -> None:
         return
     Console(stderr=True).print(f"Key {escape(key['name'])} ({key['id']}); this secret is not shown again:")
     print(secret)
-
-
-def _cells(account: KeyAccount) -> tuple[str, ...]:
-    key, share, usage = account.key, account.share, account.usage
-    state = "revoked" if key.revoked else "expired" if not key.valid(now()) else "valid"
-    identity = (key.name, key.id, key.owner, key.group or "", ", ".join(key.scopes), state)
-    return (*map(escape, identity), *amounts(share, usage))
-
-
-def amounts(share: Share, usage: Usage) -> tuple[str, str, str, str]:
-    """Returns the used tokens of a share, in total and today, each with its limit."""
-    today = usage.spent_today + usage.held_today
-    return str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day)
-
-
-def _limit(value: int | None) -> str:
-    return "-" if value is None else str(value)

@@ -12,19 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cluster.configuration import Configuration
 from cluster.options import EnsembleOption, JsonOption
-from cluster.promise import promise
-from services.budget import export as exporting
-from services.budget import move as moving
-from services.budget.anchor import Anchor
-from services.budget.ledger import Ledger
-from services.budget.reader import read
-from services.budget.receipt import anchors_of, begin
-from services.budget.statement import statement
 from services.errors import KeysError, LeaseRefused, LedgerError
-from services.keys.move import move_keys, moved_database
-from services.training.manifest import Manifest
 
 ledger = typer.Typer(
     name="ledger", help="Create, export, verify, move or charge the budget's ledger.", no_args_is_help=True
@@ -40,6 +29,11 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Create the ledger of an ensemble and record it in the ensemble's directory. A repeated call only checks it."""
+    from cluster.configuration import Configuration
+    from cluster.promise import promise
+    from services.budget.receipt import begin
+    from services.training.manifest import Manifest
+
     configuration = Configuration.load(config).choose(ensemble)
     manifest = Manifest.load(configuration.ensemble)
     with _ledger_errors_printed():
@@ -71,6 +65,13 @@ def forfeit(
 
     Stop the service first. It does not start with a ledger that lacks rows until then.
     """
+    from cluster.configuration import Configuration
+    from services.budget.anchor import Anchor
+    from services.budget.ledger import Ledger
+    from services.budget.reader import read
+    from services.budget.receipt import anchors_of
+    from services.budget.statement import statement
+
     if (source is None) == (config is None):
         raise typer.BadParameter("give a ledger or --config", param_hint="LEDGER")
     try:
@@ -103,6 +104,8 @@ def export(
     ] = None,
 ) -> None:
     """Write all rows as JSON Lines, each with its hash. They may contain losses measured on the private text."""
+    from services.budget import export as exporting
+
     with _ledger_errors_printed(), _written(output) as lines:
         exporting.export(source, lines)
 
@@ -119,6 +122,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Verify the hash chain and the content of its rows; exit with 1 and name the first bad row if one is invalid."""
+    from services.budget import export as exporting
+
     if head is not None and not _is_hash(head):
         raise typer.BadParameter(
             "must be the 64 hexadecimal digits of a hash, or the first 16 or more", param_hint="--head"
@@ -152,6 +157,9 @@ def move(
 
     Stop the service first. If the move is interrupted, run it again.
     """
+    from services.budget import move as moving
+    from services.keys.move import move_keys, moved_database
+
     try:
         keys = None if keys_stay else moved_database(source, target)
         with _ledger_errors_printed():

@@ -1,31 +1,25 @@
 """Implements `privmix train`, which trains an ensemble of adapters from a private corpus."""
 
-import json
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from cluster.console import display
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
-from services.budget.receipt import FILE as RECEIPT
-from services.privacy.accounting import stated
-from services.training import dp_sgd
-from services.training import train as ensemble
-from services.training.corpus import Corpus
-from services.training.expectation import Population, Requirements, TokenBudget, propose
-from services.training.manifest import FILE as MANIFEST
-from services.training.manifest import Manifest, StatedSize
-from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import Trained, run_trainings
+from services.training.options import (
+    AUTO_BASE,
+    BASE_SHARE,
+    DP_SGD_TRAINING,
+    PLAIN_TARGETS,
+    DpSgdOptions,
+    Resources,
+    TrainingOptions,
+)
 
 _PRIVATE = DpSgdOptions()
-_AUTO, _BASE_SHARE = "auto", 0.5
-"""A base of half of epsilon leaves 0.83 of the radius without one, because Rényi costs add and epsilons do not."""
 
 
 def _default(name: str) -> str:
@@ -92,7 +86,7 @@ def train(
     ] = None,
     base_share: Annotated[
         float | None,
-        typer.Option(help=f"The share of --epsilon that --base auto spends on the base. Default: {_BASE_SHARE:g}."),
+        typer.Option(help=f"The share of --epsilon that --base auto spends on the base. Default: {BASE_SHARE:g}."),
     ] = None,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
@@ -198,6 +192,13 @@ def train(
     The exit status is 0 if the ensemble is complete, 2 if the input is invalid, 1 if training failed, and 130 if the
     command was interrupted. Run it again to continue.
     """
+    from cluster.work.train import check_base, default_parts, earlier_size, given_parts, report_training, train_base
+    from services.training import dp_sgd
+    from services.training import train as ensemble
+    from services.training.corpus import Corpus
+    from services.training.manifest import StatedSize
+    from services.training.plan import run_trainings
+
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)
     chosen = {
@@ -228,7 +229,7 @@ def train(
     for name in ("batch", "epochs"):
         if privately and name in given:
             raise bad(name, "has no effect with --dp-sgd; choose --steps, and --expected-batch for smaller batches")
-    if base_share is not None and base != _AUTO:
+    if base_share is not None and base != AUTO_BASE:
         raise bad("base-share", "belongs to --base auto; add it")
     if privately and earlier:
         raise bad("earlier", "is for ensembles of parts; leave it out with --dp-sgd")
@@ -238,12 +239,12 @@ def train(
         raise bad("tokens-per-user", "belongs to --users; add it")
     resources = Resources.checked(cpus=cpus, gpus=gpus)
     if base is not None:
-        _check_base(base, model, privately, earlier)
-        if base == _AUTO:
-            share = epsilon * (_BASE_SHARE if base_share is None else base_share)
+        check_base(base, model, privately, earlier)
+        if base == AUTO_BASE:
+            share = epsilon * (BASE_SHARE if base_share is None else base_share)
             guarantee = DpSgdOptions.checked(epsilon=share, delta=delta)
             common = {name: value for name, value in given.items() if name in ("block", "precision")}
-            base = str(_train_base(documents, output / "base", guarantee, model, common, salt_file, resources, as_json))
+            base = str(train_base(documents, output / "base", guarantee, model, common, salt_file, resources, as_json))
         model = base
     size = None if users is None else StatedSize.rounded(users, tokens_per_user)
     plan = (
@@ -268,11 +269,11 @@ def train(
         else ensemble.plan(
             documents,
             output,
-            parts=_default_parts(size, output, options, (epsilon, delta, tokens))
+            parts=default_parts(size, output, options, (epsilon, delta, tokens))
             if parts is None
-            else _given_parts(parts, output),
+            else given_parts(parts, output),
             earlier=earlier,
-            stated=size or _earlier_size(output, parts),
+            stated=size or earlier_size(output, parts),
             halves=halves,
             model=model,
             options=options,
@@ -280,133 +281,4 @@ def train(
         )
     )
     (trained,) = run_trainings([plan], resources, display(as_json))
-    _report(trained, output, time.monotonic() - started, as_json)
-
-
-def _given_parts(parts: int, output: Path) -> int:
-    """Returns the number, and says so on stderr if a ledger of the ensemble may not accept it."""
-    if (output / RECEIPT).exists() and (output / MANIFEST).exists():
-        before = len(Manifest.load(output).parts)
-        if before != parts:
-            typer.echo(
-                f"parts: {output} has {before} parts and a ledger. A ledger that charges each part for itself "
-                "(protocol individual, measured losses) refuses another number, because it gives users other parts. To "
-                "keep such a ledger, leave --parts out.",
-                err=True,
-            )
-    return parts
-
-
-def _earlier_size(output: Path, parts: int | None) -> StatedSize | None:
-    """Returns the size from which the ensemble in `output` got its parts, if it keeps their number."""
-    if not (output / MANIFEST).exists():
-        return None
-    manifest = Manifest.load(output)
-    return manifest.stated if parts in (None, len(manifest.parts)) else None
-
-
-def _check_base(base: str, model: str | None, privately: bool, earlier: Sequence[Path]) -> None:
-    if privately:
-        raise bad("base", "is for ensembles of parts; leave it out with --dp-sgd")
-    if base == _AUTO:
-        if earlier:
-            raise bad("base", "auto trains the base on the users of the parts; leave --earlier out")
-    elif model is not None:
-        raise bad("base", "is the model that the parts are trained on; leave --model out")
-    elif Manifest.load(Path(base)).dp_sgd is None:
-        raise bad("base", f"{base} was not trained with DP-SGD; train a base with `privmix train --dp-sgd`")
-
-
-def _train_base(
-    corpus: Corpus,
-    output: Path,
-    private: DpSgdOptions,
-    model: str | None,
-    given: Mapping[str, object],
-    salt_file: Path | None,
-    resources: Resources,
-    as_json: bool,
-) -> Path:
-    """Trains a private base by the default recipe, or keeps the finished one; returns its directory."""
-    options = TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given))
-    plan = dp_sgd.plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
-    run_trainings([plan], resources, display(as_json))
-    return output
-
-
-def _default_parts(
-    size: StatedSize | None, output: Path, options: TrainingOptions, promise: tuple[float, float, int]
-) -> int:
-    """Returns the number of parts in `output`, or what `privmix plan` proposes for the stated size if there is one.
-
-    The number is public, so it never depends on the corpus.
-    """
-    if size is None:
-        if (output / MANIFEST).exists():
-            return len(Manifest.load(output).parts)
-        raise bad(
-            "parts",
-            "is missing; set it, or state about how many users the corpus has (--users, and --tokens-per-user). The "
-            "number of parts is public, so it is not taken from the corpus",
-        )
-    epsilon, delta, tokens = promise
-    try:
-        budget = TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
-    population = Population(size.users, size.tokens)
-    proposal = propose(Requirements(population, budget, attention=options.attention))
-    parts = proposal.protocol.parts
-    of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
-    typer.echo(
-        f"parts: {parts}, proposed for about {size.users:,} users{of_each} at epsilon {stated(epsilon)}, delta "
-        f"{delta:g}, {tokens:,} tokens. These numbers are public; --parts sets another number.",
-        err=True,
-    )
-    better = propose(Requirements(population, budget))
-    if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
-        typer.echo(
-            f"--attention {better.attention} is expected to gain more: {better.gain.mean:.2f} nats per token with "
-            f"{better.protocol.parts} parts instead of {proposal.gain.mean:.2f}, by `privmix plan --users`.",
-            err=True,
-        )
-    return parts
-
-
-def _report(trained: Trained, output: Path, seconds: float, as_json: bool) -> None:
-    if as_json:
-        summary = {
-            "ensemble": trained.manifest.ensemble,
-            "output": str(output),
-            "parts": len(trained.manifest.parts),
-            "adapters": len(trained.manifest.adapters),
-            "trained": trained.trained,
-            "kept": trained.kept,
-            "skipped": trained.skipped,
-            "left_out": trained.left_out,
-            "seconds": round(seconds, 1),
-        }
-        if trained.manifest.private_base:
-            summary["private_base"] = trained.manifest.private_base.model_dump(mode="json")
-        if trained.manifest.dp_sgd:
-            summary["dp_sgd"] = trained.manifest.dp_sgd.model_dump(mode="json")
-        typer.echo(json.dumps(summary))
-    else:
-        kind, done = ("texts", "written") if trained.manifest.attention == "text" else ("adapters", "trained")
-        typer.echo(
-            f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
-            f"{trained.trained} of them {done} and {trained.kept} kept, "
-            f"{trained.skipped} bad lines skipped, in {seconds:.0f} s"
-        )
-        if trained.manifest.disjoint_from:
-            typer.echo(f"{trained.left_out} documents of users of earlier ensembles were left out")
-        if trained.manifest.private_base:
-            training = trained.manifest.private_base.training
-            whose = "of other users" if trained.manifest.base_apart else "of the same users"
-            typer.echo(
-                f"the parts are on a private base {whose}, which cost epsilon {stated(training.epsilon)} at delta "
-                f"{training.delta:g}; a service charges it once"
-            )
-        if private := trained.manifest.dp_sgd:
-            typer.echo(private.event.guarantee.sentence(stated(private.epsilon), private.delta, None))
+    report_training(trained, output, time.monotonic() - started, as_json)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from services.errors import InputError
 from services.privacy import accounting
@@ -24,7 +23,7 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
-from services.training.options import Attention
+from services.training.options import Attention, TokenBudget
 
 TABLE = Path(__file__).with_name("gain.json")
 MIN_USERS_PER_PART = 8
@@ -43,19 +42,6 @@ LEAVES_OUT = (
     "users whose texts are much longer than others', which make parts of unequal size",
     "DP-SGD, which costs nothing per token and gains more where tokens are many: privmix compare measures both",
 )
-
-
-class TokenBudget(BaseModel):
-    """Holds the budget of all private methods of a table."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
-    tokens: int = Field(gt=0)
-
-    def limits(self) -> dict[str, Any]:
-        return self.model_dump()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from services.errors import InputError
 from services.options import Options
-from services.privacy.protocols.dp_sgd import Unit
 
 Attention = Literal["public", "own", "text"]
 """The keys and values that an adapter attends to: the public model's (a reader), its own (plain LoRA), or the public
@@ -103,13 +102,20 @@ DP_SGD_TRAINING = TrainingOptions(
 """The defaults for DP-SGD: few weights, because each gets noise (`tests.benchmarks.dp_sgd`)."""
 
 
+AUTO_BASE = "auto"
+"""In the place of a base's directory: train it first, from the same corpus."""
+BASE_SHARE = 0.5
+"""The share of epsilon that such a base gets by default. Half of it leaves 0.83 of the radius without a base, because
+Rényi costs add and epsilons do not."""
+
+
 class DpSgdOptions(Options):
     """Configures the guarantee of DP-SGD and its mechanism.
 
     A step takes all units, unless `expected_batch` and `population` are given.
     """
 
-    unit: Unit = "user"
+    unit: Literal["record", "user"] = "user"
     epsilon: float = Field(default=8.0, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")
@@ -141,6 +147,17 @@ class DpSgdOptions(Options):
         if self.expected_batch is None or self.population is None:
             return 1.0
         return min(1.0, self.expected_batch / self.population)
+
+
+class TokenBudget(Options):
+    """Holds the budget of all private methods of a table."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    tokens: int = Field(gt=0)
+
+    def limits(self) -> dict[str, Any]:
+        return self.model_dump()
 
 
 class Resources(Options):

@@ -13,7 +13,8 @@ import pytest
 from services.laboratory.audit.attacks import black_box
 from services.laboratory.audit.attacks.black_box import ServiceAnswers
 from services.laboratory.audit.worlds import adjacent
-from services.laboratory.audit.worlds.adjacent import Adjacent, Size
+from services.laboratory.audit.worlds.adjacent import Adjacent
+from services.laboratory.audit.worlds.sizes import AdjacentSize
 from services.privacy.accounting import planning
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import configure, own_ensemble, running
@@ -31,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(directory: Path) -> Adjacent:
-    return adjacent.plant(directory, Size(PARTS))
+    return adjacent.plant(directory, AdjacentSize(PARTS))
 
 
 @pytest.fixture(scope="module")

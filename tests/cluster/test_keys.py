@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
-from cluster.commands import ledger as ledger_command
 from cluster.configuration import Configuration
 from cluster.launch import check_keys, keys_database
 from services.budget.ledger import Ledger
@@ -16,6 +15,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
 from services.database.service import ServiceDatabase
 from services.errors import ConfigurationError, KeysUnavailable
+from services.keys import move
 from services.keys.records import Share
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
@@ -148,7 +148,7 @@ def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
         raise KeysUnavailable("the server is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_command, "move_keys", fails)
+        patched.setattr(move, "move_keys", fails)
         failed = CliRunner().invoke(app, ["ledger", "move", source, target])
     assert failed.exit_code == 1
     assert "Run this command again" in failed.output

@@ -10,7 +10,7 @@ import ray
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.commands import train as command
+from cluster.work import train as work
 from services.laboratory.audit.attacks import pipeline
 from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
@@ -50,7 +50,7 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         users = len((output.parent / "corpus.jsonl").read_text().splitlines())
         return users // 8 if users > pipeline.USERS else 8
 
-    monkeypatch.setattr(command, "_default_parts", counted)
+    monkeypatch.setattr(work, "default_parts", counted)
     worlds = pipeline.train_worlds(tmp_path, ["--attention", "text"], run)
     differences = pipeline.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)

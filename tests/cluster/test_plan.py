@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from cluster.cli import app
 from services.privacy import accounting
 from services.privacy.accounting import planning
+from services.privacy.protocols import DEFAULT
 from services.privacy.protocols.pmixed import RatioEvent
 
 REFERENCE = Path(__file__).parents[1] / "services" / "privacy" / "accounting" / "reference.json"
@@ -204,6 +205,11 @@ def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> No
     refused = runner.invoke(app, ["plan", *words])
     assert refused.exit_code == 2
     assert problem in refused.output
+
+
+def test_the_help_names_the_default_protocol() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["plan", "--help"]).stdout.replace("│", " ").split())
+    assert f"The protocol. Default: {DEFAULT};" in shown
 
 
 @pytest.mark.parametrize(("protocol", "kept"), [("exponential", 0.8073), ("individual", 0.8063)])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from services.errors import InputError
 from services.laboratory.evaluation.ensembles import Ensembles
-from services.laboratory.evaluation.evaluate import EvaluationOptions, evaluate
+from services.laboratory.evaluation.evaluate import evaluate
+from services.laboratory.evaluation.options import COMPARED_PARTS, EvaluationOptions
 from services.laboratory.evaluation.results import Evaluation
 from services.progress import Display
 from services.ray_session import connected
@@ -17,8 +18,6 @@ from services.training.corpus import Corpus
 from services.training.options import PLAIN_TARGETS, Attention, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import run_trainings
 from services.training.split import split
-
-PARTS = (16, 8, 4)
 
 _READERS = TrainingOptions(block=128, batch=1, epochs=2)
 """Few passes over the text in small steps: on two processor cores, 190,000 tokens take 12 minutes."""
@@ -34,7 +33,7 @@ def compare(
     corpus: Corpus,
     output: Path,
     *,
-    parts: Sequence[int] = PARTS,
+    parts: Sequence[int] = COMPARED_PARTS,
     held_out: float = 0.1,
     user_limit: int | None = None,
     model: str | None = None,

@@ -10,16 +10,14 @@ results.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import Field, field_validator
 
 from services.errors import InputError, WorkError
 from services.laboratory.evaluation import methods
 from services.laboratory.evaluation.cases import Case, Planned
 from services.laboratory.evaluation.ensembles import Ensemble, Ensembles, private_training
-from services.laboratory.evaluation.methods import QUANTITIES, Quantity
+from services.laboratory.evaluation.options import EvaluationOptions, Quantity
 from services.laboratory.evaluation.results import (
     Evaluation,
     Result,
@@ -29,12 +27,9 @@ from services.laboratory.evaluation.results import (
     impossible,
     result,
 )
-from services.laboratory.evaluation.scoring import Precision
 from services.laboratory.evaluation.text import Text, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
-from services.options import Options
 from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.dp_sgd import DpSgdSettings
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.finetuned import FinetunedSettings
@@ -42,72 +37,11 @@ from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
 from services.progress import Display
 from services.training.corpus import Corpus, Document
-from services.training.expectation import TokenBudget
 from services.training.manifest import Adapter, PrivateTraining
+from services.training.options import TokenBudget
 
 _WITHOUT_BASE = (PublicSettings, EnsembleSettings, FinetunedSettings, DpSgdSettings)
 """Settings that no private base is charged to: they have no budget, or are the base itself."""
-
-
-class EvaluationOptions(Options):
-    """Configures an evaluation.
-
-    Attributes:
-        epsilons, tokens: the budgets, with a table for each pair. Sweeps use the largest epsilon and the fewest tokens.
-        protocols: the protocols to evaluate besides the references and DP-SGD; None means all.
-        run_tokens: the number of positions in a run; None means the fewest tokens of a budget.
-        drawn: the number of parts to score at each position, drawn at random; None means all. With many parts, it makes
-            an evaluation cheap. A protocol that needs more parts for a token is not evaluated. The reference without
-            privacy and PMixed's distribution over its draws are means over these parts.
-        sweeps: the ablation figures to compute.
-        sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
-    """
-
-    epsilons: tuple[Annotated[float, Field(gt=0)], ...] = Field((2.0, 8.0), min_length=1)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((1024,), min_length=1)
-    protocols: tuple[str, ...] | None = Field(None, min_length=1)
-    run_tokens: int | None = Field(None, ge=1)
-    drawn: int | None = Field(None, ge=1)
-    runs: int = Field(5, ge=1)
-    context: int = Field(256, ge=2)
-    sweeps: tuple[Quantity, ...] = QUANTITIES
-    sweep_runs: int = Field(2, ge=1)
-    seed: int = Field(0, ge=0)
-    precision: Precision = "auto"
-
-    @field_validator("protocols")
-    @classmethod
-    def _known(cls, protocols: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        unknown = set(protocols or ()) - set(PROTOCOLS)
-        if unknown:
-            raise ValueError(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(PROTOCOLS)}")
-        return protocols
-
-    @property
-    def budgets(self) -> tuple[TokenBudget, ...]:
-        return tuple(
-            TokenBudget(epsilon=epsilon, delta=self.delta, tokens=tokens)
-            for tokens in sorted(self.tokens)
-            for epsilon in sorted(self.epsilons)
-        )
-
-    def include(self, settings: Settings) -> bool:
-        """Returns whether to evaluate these settings. References are always evaluated."""
-        return self.protocols is None or isinstance(settings, EnsembleSettings) or settings.protocol in self.protocols
-
-    def scores_few(self, parts: int) -> bool:
-        """Returns whether only some of an ensemble's ``parts`` parts are scored at a position."""
-        return self.drawn is not None and self.drawn < parts
-
-    def needs_halves(self, parts: int) -> bool:
-        """Returns whether a protocol with models of half-parts is to be evaluated on an ensemble of ``parts`` parts."""
-        chosen = PROTOCOLS if self.protocols is None else self.protocols
-        return not self.scores_few(parts) and any(PROTOCOLS[name].mechanism.halves for name in chosen)
-
-    @property
-    def sweep_budget(self) -> TokenBudget:
-        return TokenBudget(epsilon=max(self.epsilons), delta=self.delta, tokens=min(self.tokens))
 
 
 def evaluate(

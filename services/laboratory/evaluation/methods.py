@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Literal, get_args
 
+from services.laboratory.evaluation.options import Quantity
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.dp_sgd import DpSgdSettings
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.settings import Settings
-from services.training.expectation import TokenBudget
 from services.training.manifest import PrivateTraining
+from services.training.options import TokenBudget
 
 
 def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:
@@ -30,10 +30,6 @@ def private(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Settings]
 def planned(budget: TokenBudget, parts: int) -> Iterator[Settings]:
     """Yields the settings without noise. Their cost is fixed in advance, so runs of any length show its effect."""
     return (settings for settings in private(budget, parts, halves=False) if not settings.mechanism.noisy)
-
-
-Quantity = Literal["epsilon", "tokens", "q", "order", "radius"]
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 @dataclass(frozen=True)

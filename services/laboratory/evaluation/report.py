@@ -17,7 +17,7 @@ from services.laboratory.evaluation.results import Evaluation, Result, SweepResu
 from services.laboratory.evaluation.trial import CONTEXTS
 from services.laboratory.html_report import picture, render
 from services.privacy import accounting
-from services.training.expectation import TokenBudget
+from services.training.options import TokenBudget
 
 JSON_FILE, CSV_FILE, HTML_FILE = "evaluation.json", "evaluation.csv", "report.html"
 

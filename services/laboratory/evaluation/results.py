@@ -7,13 +7,13 @@ from typing import Any
 
 from services.laboratory.evaluation.cases import Case
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.methods import Quantity
+from services.laboratory.evaluation.options import Quantity
 from services.laboratory.evaluation.trial import CONTEXTS, Outcome
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
-from services.training.expectation import TokenBudget
+from services.training.options import TokenBudget
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.laboratory.evaluation.scoring import Head, Precision
+from services.laboratory.evaluation.options import Precision
+from services.laboratory.evaluation.scoring import Head
 from services.training.options import Attention
 
 # Increase it after a change of how hidden states are computed or stored, so that older files are not used.

@@ -11,7 +11,7 @@ are computed from them on demand.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.errors import InputError
+from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.text import Block
 from services.training.adapter import gains_from_bfloat16
-
-Precision = Literal["auto", "bfloat16", "float32"]
 
 # The maximum number of tokens in a batch. More are not faster on a CPU.
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
 from services.laboratory.evaluation.cases import Candidates
+from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.rows import EnsembleRows, Reader, writing
-from services.laboratory.evaluation.scoring import Precision, Scorer
+from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.text import Text
 from services.laboratory.evaluation.trial import Outcome, run_trials
 from services.privacy.protocol import Protocol

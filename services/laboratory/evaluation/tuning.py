@@ -21,6 +21,7 @@ from services.laboratory.evaluation.cases import Case, Planned
 from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.methods import SHARES
+from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.laboratory.evaluation.results import result
 from services.laboratory.evaluation.text import Text, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
@@ -30,18 +31,14 @@ from services.privacy.settings import Settings
 from services.progress import Display
 from services.ray_session import connected
 from services.training.corpus import Corpus, Document
-from services.training.expectation import TokenBudget
 from services.training.marks import Marks
-from services.training.options import Resources, TrainingOptions
+from services.training.options import Resources, TokenBudget, TrainingOptions
 from services.training.plan import run_trainings
 from services.training.split import split
 from services.training.train import plan
 
-PARTS = (4, 8, 16)
 HELD_OUT = 0.2
 CONTEXT = 256
-RUN_TOKENS = 1024
-"""The maximum number of positions in a run by default. A budget of more tokens charges each several times."""
 TOLERANCE = 0.01
 """The relative perplexity by which the recommended choice may be worse than the best, if it is cheaper."""
 
@@ -104,7 +101,7 @@ def tune(
     output: Path,
     budget: TokenBudget,
     *,
-    parts: Sequence[int] = PARTS,
+    parts: Sequence[int] = TUNED_PARTS,
     ensembles: Sequence[Path] = (),
     runs: int = 3,
     run_tokens: int | None = None,
@@ -120,7 +117,8 @@ def tune(
         parts: the numbers of parts to train on one side of the sample, split by user. The other side is evaluated.
         ensembles: ensembles trained on other public or set-aside text, instead of training. Then the whole sample is
             evaluated.
-        run_tokens, drawn: see `EvaluationOptions`; a run has the budget's tokens, at most `RUN_TOKENS`, by default.
+        run_tokens, drawn: see `EvaluationOptions`; a run has the budget's tokens, by default at most
+            `TUNED_RUN_TOKENS`.
         any_guarantee: also evaluate methods with published or data-dependent guarantees. They are never recommended.
         display: creates the display of one step.
 
@@ -141,7 +139,7 @@ def tune(
                     "public sample; give ensembles on a public model"
                 )
             with display() as shown:
-                text = _text(list(sample), loaded, run_tokens or min(budget.tokens, RUN_TOKENS), runs, shown)
+                text = _text(list(sample), loaded, run_tokens or min(budget.tokens, TUNED_RUN_TOKENS), runs, shown)
                 bench = Workbench(loaded.base, loaded.main.manifest.base_revision, text, output, "auto", shown)
                 return _Search(loaded, bench, budget, drawn).tuning(any_guarantee, cluster)
     except Timeout as error:

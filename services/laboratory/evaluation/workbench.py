@@ -18,8 +18,8 @@ from services.fan_out import spread
 from services.laboratory.evaluation import tasks
 from services.laboratory.evaluation.cases import Outcomes, Planned, grouped
 from services.laboratory.evaluation.ensembles import Ensemble
+from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, Origin, is_whole
-from services.laboratory.evaluation.scoring import Precision
 from services.laboratory.evaluation.text import Positions, Text
 from services.progress import Display
 from services.ray_session import connected

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.scoring import Precision, Scorer
+from services.laboratory.evaluation.options import Precision
+from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.text import Block
 
 Reals = NDArray[np.float64]

@@ -27,8 +27,9 @@ from services.laboratory.heads import methods
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
 from services.laboratory.heads.expm_nf import ExpMNFSettings, expm_energy
 from services.laboratory.heads.flows import Flow
-from services.laboratory.heads.methods import METHODS, MethodName
+from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.models import Parametrised
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.table import Table
 from services.privacy.sampling.selection import SelectionEvent, select
 

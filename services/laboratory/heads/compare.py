@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from services.errors import InputError
 from services.files import write_atomically
 from services.laboratory.heads import methods
-from services.laboratory.heads.methods import METHODS, Method, MethodName
+from services.laboratory.heads.methods import METHODS, Method
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.score import auc_of, outputs
 from services.laboratory.heads.table import Scaling, Split, Table, fingerprint, split
 from services.progress import Display

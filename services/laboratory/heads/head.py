@@ -18,7 +18,8 @@ from services.budget.ledger import charge_release
 from services.errors import InputError
 from services.files import building, sha256, write_atomically
 from services.laboratory.heads import certified, methods, pate, sgd
-from services.laboratory.heads.methods import METHODS, MethodName
+from services.laboratory.heads.methods import METHODS
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.score import outputs
 from services.laboratory.heads.table import Table
 from services.privacy.events import Event

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -14,13 +14,12 @@ from services.laboratory.heads.certified import CertifiedSettings
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.pate import PateSettings
 from services.laboratory.heads.sgd import DpSgdSettings, Noise, SgdSettings
 from services.laboratory.heads.table import UNSTATED, Scaling, Table
 from services.privacy import accounting
 from services.privacy.events import Status
-
-MethodName = Literal["non-private", "non-private-l2", "dp-sgd", "expm-nf", "expm-certified", "gnmax"]
 
 DELTA = 1e-5
 SAMPLES = 1000

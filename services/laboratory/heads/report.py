@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from services.files import write_atomically
 from services.laboratory.evaluation.figures import PALETTES, Palette, Theme
 from services.laboratory.heads.compare import Cell, Comparison
-from services.laboratory.heads.methods import METHODS, MethodName
+from services.laboratory.heads.methods import METHODS
+from services.laboratory.heads.names import MethodName
 from services.laboratory.html_report import picture, render
 from services.privacy.accounting import stated
 

@@ -8,8 +8,8 @@ import pytest
 from services.errors import InputError
 from services.privacy.accounting import planning
 from services.training import expectation
-from services.training.expectation import Measured, Population, Requirements, TokenBudget, candidates, propose
-from services.training.options import Attention
+from services.training.expectation import Measured, Population, Requirements, candidates, propose
+from services.training.options import Attention, TokenBudget
 
 BUDGET = TokenBudget(epsilon=8.0, delta=1e-5, tokens=100_000)
 

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.engine.engine import PUBLIC, EngineSettings, Request, create
 from services.files import write_atomically, write_lines
+from services.laboratory.audit.worlds.sizes import AdjacentSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory
 from services.laboratory.evaluation.ensembles import Ensemble
 from services.progress import Display
@@ -35,19 +36,6 @@ _PROMPTS = tuple(
 )
 # The desired share of the planted token among the two tokens under p0. At radius c, the worst case is 1 / (e^c + 1).
 _WANTED_SHARE = 0.28
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of the ensembles and of the planted text.
-
-    Attributes:
-        parts: N, the number of parts of either ensemble.
-        repetitions: the number of times that the attacked user repeats the planted word. Other users repeat less.
-    """
-
-    parts: int = 3
-    repetitions: int = 128
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ class Adjacent:
     shares: Mapping[str, tuple[float, ...]]
 
 
-def plant(directory: Path, size: Size, display: Display | None = None) -> Adjacent:
+def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -> Adjacent:
     """Writes both corpora into ``directory`` and trains an ensemble on each. Keeps existing files.
 
     Raises:
@@ -130,7 +118,7 @@ def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> Question:
     return best[1]
 
 
-def _write_corpora(directory: Path, size: Size, question: Question) -> None:
+def _write_corpora(directory: Path, size: AdjacentSize, question: Question) -> None:
     """Writes both corpora. The last part has the attacked user and a quiet one; every other part has one user."""
     salt = read_salt(directory / SALT)
 

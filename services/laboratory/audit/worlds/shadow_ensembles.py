@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from services.errors import InputError
 from services.files import write_lines
 from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.sizes import ShadowSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory
 from services.laboratory.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
@@ -23,21 +24,6 @@ from services.training.public_model import resolve
 from services.training.train import plan
 
 TRAINING = TrainingOptions(rank=4, block=64, batch=2, epochs=3, learning_rate=2e-3, precision="float32")
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of the training.
-
-    Attributes:
-        users: the number of users of the demo corpus. Each ensemble contains about half of them.
-        shadows: the number of ensembles.
-        parts: the number of parts of each ensemble.
-    """
-
-    users: int = 32
-    shadows: int = 8
-    parts: int = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +58,7 @@ class Shadows:
 
 def train_shadows(
     directory: Path,
-    size: Size,
+    size: ShadowSize,
     options: TrainingOptions = TRAINING,
     *,
     halves: bool = False,
@@ -106,7 +92,7 @@ def train_shadows(
     run_trainings(plans, Resources(), display or Display())
 
 
-def evaluate_shadows(directory: Path, size: Size, top_k: int) -> Shadows:
+def evaluate_shadows(directory: Path, size: ShadowSize, top_k: int) -> Shadows:
     """Evaluates every model of the shadow ensembles on one text of each user, after the speaker's label."""
     shadows = _shadows(directory, size)
     ensembles = [Ensemble.load(shadow) for shadow in shadows]
@@ -123,7 +109,7 @@ def evaluate_shadows(directory: Path, size: Size, top_k: int) -> Shadows:
     return Shadows(included, outputs, size.parts, bool(ensembles[0].halves))
 
 
-def _write_corpora(directory: Path, size: Size, seed: int = 0) -> None:
+def _write_corpora(directory: Path, size: ShadowSize, seed: int = 0) -> None:
     """Writes the corpus of every ensemble; fair coins choose its users."""
     if not (directory / demo.TRAIN).exists():
         demo.write_demo_corpus(directory, users=size.users, held_out=0, seed=seed)
@@ -136,7 +122,7 @@ def _write_corpora(directory: Path, size: Size, seed: int = 0) -> None:
             write_lines(_corpus(shadow), (asdict(document) for document in documents if document.user in members))
 
 
-def _shadows(directory: Path, size: Size) -> list[Path]:
+def _shadows(directory: Path, size: ShadowSize) -> list[Path]:
     return [directory / f"shadow-{index:02d}" for index in range(size.shadows)]
 
 

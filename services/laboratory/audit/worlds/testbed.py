@@ -10,6 +10,7 @@ from services.errors import InputError
 from services.files import write_atomically
 from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.sizes import PlantedSize
 from services.laboratory.evaluation.ensembles import Ensemble, has_halves
 from services.privacy.protocol import Protocol
 from services.progress import Display
@@ -30,23 +31,6 @@ TRAINING = TrainingOptions(rank=8, block=64, batch=4, epochs=10, learning_rate=2
 # Records the size of a directory's testbed, so that a later command cannot mix adapters of different sizes.
 SIZE = "size.json"
 ENSEMBLE, SINGLE, SALT = "ensemble", "single", "partition.salt"
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of the testbed.
-
-    Attributes:
-        users: the number of ordinary users of the demo corpus.
-        planted: the number of users with a secret, each included by a fair coin.
-        repetitions: the number of copies of an included user's text in the corpus.
-        parts: the number of parts of the ensemble.
-    """
-
-    users: int = 48
-    planted: int = 16
-    repetitions: int = 24
-    parts: int = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +91,7 @@ def claim_directory(directory: Path, size: "DataclassInstance") -> None:
 
 def train_testbed(
     directory: Path,
-    size: Size,
+    size: PlantedSize,
     options: TrainingOptions = TRAINING,
     *,
     halves: bool = False,

@@ -11,7 +11,7 @@ from services.laboratory.evaluation.methods import private
 from services.laboratory.evaluation.rows import Reader
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols import PROTOCOLS
-from services.training.expectation import TokenBudget
+from services.training.options import TokenBudget
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
 PARTS, POSITIONS = 4, 24

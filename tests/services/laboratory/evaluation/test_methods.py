@@ -7,15 +7,15 @@ import pytest
 
 from services.errors import InputError
 from services.laboratory.evaluation.ensembles import private_training
-from services.laboratory.evaluation.evaluate import EvaluationOptions
-from services.laboratory.evaluation.methods import Quantity, dp_sgd, private, sweeps
+from services.laboratory.evaluation.methods import dp_sgd, private, sweeps
+from services.laboratory.evaluation.options import EvaluationOptions, Quantity
 from services.laboratory.evaluation.rows import Reader
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.ensemble import EnsembleSettings
-from services.training.expectation import TokenBudget
 from services.training.manifest import Manifest, PrivateTraining
+from services.training.options import TokenBudget
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
 PARTS = 16

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.errors import InputError
 from services.laboratory.evaluation.ensembles import Ensembles
-from services.laboratory.evaluation.evaluate import EvaluationOptions, evaluate
+from services.laboratory.evaluation.evaluate import evaluate
+from services.laboratory.evaluation.options import EvaluationOptions
 from services.laboratory.evaluation.results import Result
 from services.laboratory.evaluation.text import Text, held_out_text
 from services.laboratory.evaluation.trial import CONTEXTS

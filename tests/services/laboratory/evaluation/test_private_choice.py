@@ -20,7 +20,7 @@ from services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
 from services.ray_session import connected
 from services.training import public_model
 from services.training.corpus import Corpus, Document
-from services.training.expectation import TokenBudget
+from services.training.options import TokenBudget
 from tests.conftest import PARTS
 
 BUDGET = TokenBudget(epsilon=64, delta=1e-5, tokens=64)

@@ -28,7 +28,7 @@ from services.laboratory.evaluation.trial import Outcome
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
-from services.training.expectation import TokenBudget
+from services.training.options import TokenBudget
 
 PARTS = 16
 FEWER = 4

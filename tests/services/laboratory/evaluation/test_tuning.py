@@ -16,8 +16,8 @@ from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
 from services.training.corpus import Document
-from services.training.expectation import TokenBudget
 from services.training.marks import Marks
+from services.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=8, delta=1e-5, tokens=100)
 

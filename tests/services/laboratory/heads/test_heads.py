@@ -16,8 +16,10 @@ from services.budget.reader import read
 from services.errors import DataError, InputError, WorkError
 from services.laboratory.heads import attacks, compare, expm_nf, head, methods, mimic, text
 from services.laboratory.heads.certified import CertifiedSettings
+from services.laboratory.heads.data import DATASETS
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
 from services.laboratory.heads.flows import FlowSettings
+from services.laboratory.heads.names import DATASET_NAMES
 from services.laboratory.heads.report import write_report
 from services.laboratory.heads.score import auc, auc_of
 from services.laboratory.heads.table import read_npz
@@ -74,6 +76,10 @@ def test_a_head_is_charged_once_and_predicts_without_limit(tmp_path: Path) -> No
     assert not (tmp_path / "third").exists()
     with pytest.raises(InputError, match="already contains a head"):
         head.train(table, "expm-certified", 1.0, tmp_path / "first", ledger=ledger, budget=2.1)
+
+
+def test_the_help_names_the_built_in_tables() -> None:
+    assert tuple(DATASETS) == DATASET_NAMES
 
 
 def test_only_certified_methods_are_charged_to_a_ledger(tmp_path: Path) -> None:

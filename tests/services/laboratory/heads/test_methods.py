@@ -13,8 +13,9 @@ from services.errors import DataError, InputError
 from services.laboratory.heads import certified, compare, data, head, methods, sgd
 from services.laboratory.heads.certified import CertifiedSettings, total_losses
 from services.laboratory.heads.data import read_table
-from services.laboratory.heads.methods import METHODS, MethodName
+from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.models import GRUD, Parametrised
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.score import auc_of
 from services.laboratory.heads.sgd import Noise
 from services.laboratory.heads.table import Table, split

@@ -12,6 +12,7 @@ from services.budget.reader import read
 from services.errors import InputError, WorkError
 from services.laboratory.heads import clinic, compare, head, methods, pate
 from services.laboratory.heads.models import Parametrised
+from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.pate import LabellingEvent, PateSettings
 from services.laboratory.heads.table import Table
 from services.privacy import accounting
@@ -109,7 +110,7 @@ def test_a_student_is_charged_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["expm-certified", "dp-sgd", "gnmax"])
 def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
-    method: methods.MethodName, tmp_path: Path
+    method: MethodName, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="scaled by the private rows"):
         head.train(replace(generated(), scaling="private"), method, 1.0, tmp_path / "head")
@@ -126,7 +127,7 @@ def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
     ids=["users", "series", "private scaling"],
 )
 def test_a_comparison_names_the_methods_that_it_leaves_out(
-    table: Table, left_out: set[methods.MethodName], tmp_path: Path
+    table: Table, left_out: set[MethodName], tmp_path: Path
 ) -> None:
     plan = compare.Plan((1.0,), ("non-private", *sorted(left_out)), seeds=1, search=False)
     record = compare.compare(table, plan, tmp_path, compare.in_process(Display()), Display()).record()

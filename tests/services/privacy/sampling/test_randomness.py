@@ -17,7 +17,7 @@ SAMPLING = {"services/privacy/sampling/randomness.py", "services/privacy/samplin
 """The modules that draw private randomness: the operating system's, and OpenDP's, which comes from there."""
 
 NOT_PRIVATE = {
-    "cluster/commands/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
+    "cluster/work/tune.py": ({"secrets"}, "a key of marks that are forgotten at the end of the command"),
     "cluster/examples/private_token.py": ({"randn"}, "made-up rows of models"),
     "services/laboratory/audit/attacks/accounts.py": ({"default_rng", "normal"}, "inputs of an audit"),
     "services/laboratory/audit/attacks/membership.py": ({"default_rng"}, "simulated answers of an attack"),

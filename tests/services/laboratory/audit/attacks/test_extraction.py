@@ -16,7 +16,8 @@ from services.laboratory.audit.worlds import testbed
 from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.laboratory.audit.worlds.chances import next_token_chances
 from services.laboratory.audit.worlds.models import ModelOutput, Models
-from services.laboratory.audit.worlds.testbed import Size, evaluate_testbed, train_testbed
+from services.laboratory.audit.worlds.sizes import PlantedSize
+from services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
@@ -187,7 +188,7 @@ def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
 
 @pytest.mark.long
 def test_a_trained_model_outputs_a_secret_and_a_private_protocol_does_not(tmp_path: Path) -> None:
-    size = Size(users=1, planted=3, repetitions=40, parts=2)
+    size = PlantedSize(users=1, planted=3, repetitions=40, parts=2)
     while not any(canary.included for canary in plant(tmp_path, users=1, planted=3, repetitions=40)):
         for path in tmp_path.iterdir():
             path.unlink()

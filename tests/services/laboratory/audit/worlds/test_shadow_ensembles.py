@@ -6,7 +6,8 @@ import pytest
 
 from services.errors import InputError
 from services.laboratory.audit.report.sections import Subject, membership_section
-from services.laboratory.audit.worlds.shadow_ensembles import Size, evaluate_shadows, train_shadows
+from services.laboratory.audit.worlds.shadow_ensembles import evaluate_shadows, train_shadows
+from services.laboratory.audit.worlds.sizes import ShadowSize
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.submix import SubMix
 from tests.displays import Recorder
@@ -16,7 +17,7 @@ from tests.displays import Recorder
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
-    size, first, halved, repeated = Size(users=6, shadows=3, parts=1), Recorder(), Recorder(), Recorder()
+    size, first, halved, repeated = ShadowSize(users=6, shadows=3, parts=1), Recorder(), Recorder(), Recorder()
     train_shadows(tmp_path, size, display=first)
     with pytest.raises(InputError, match="half-parts"):
         evaluate_shadows(tmp_path, size, 32).models(0, SubMix(1, 2.0, 0.1))
@@ -24,7 +25,7 @@ def test_shadow_ensembles_are_trained_kept_and_attacked(tmp_path: Path) -> None:
     train_shadows(tmp_path, size, display=repeated)
     assert (len(first.shown), len(halved.shown), len(repeated.shown)) == (3, 6, 0)
     with pytest.raises(InputError, match=r"shadows: .* was created with 3, not 4"):
-        train_shadows(tmp_path, Size(users=6, shadows=4, parts=1))
+        train_shadows(tmp_path, ShadowSize(users=6, shadows=4, parts=1))
     shadows = evaluate_shadows(tmp_path, size, 32)
     assert shadows.included.shape == (3, 6)
     assert [*shadows.models(1, Ensemble(1)), *shadows.models(1, SubMix(1, 2.0, 0.1))] == [3, 4, 5]

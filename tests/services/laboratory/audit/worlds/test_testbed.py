@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from services.errors import InputError
-from services.laboratory.audit.worlds import shadow_ensembles, testbed
+from services.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
 from services.laboratory.audit.worlds.testbed import claim_directory
 
 
 def test_a_directory_accepts_only_its_own_size(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "audit"
-    claim_directory(directory, testbed.Size(users=3))
-    claim_directory(directory, testbed.Size(users=3))
+    claim_directory(directory, PlantedSize(users=3))
+    claim_directory(directory, PlantedSize(users=3))
     with pytest.raises(InputError, match=r"users: .* was created with 3, not 4"):
-        claim_directory(directory, testbed.Size(users=4))
+        claim_directory(directory, PlantedSize(users=4))
     with pytest.raises(InputError, match="belongs to another attack"):
-        claim_directory(directory, shadow_ensembles.Size(users=3))
+        claim_directory(directory, ShadowSize(users=3))

@@ -1,0 +1,48 @@
+"""Defines the sizes of the worlds that attacks train, without importing what trains them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PlantedSize:
+    """The size of the testbed.
+
+    Attributes:
+        users: the number of ordinary users of the demo corpus.
+        planted: the number of users with a secret, each included by a fair coin.
+        repetitions: the number of copies of an included user's text in the corpus.
+        parts: the number of parts of the ensemble.
+    """
+
+    users: int = 48
+    planted: int = 16
+    repetitions: int = 24
+    parts: int = 4
+
+
+@dataclass(frozen=True)
+class ShadowSize:
+    """The size of the training.
+
+    Attributes:
+        users: the number of users of the demo corpus. Each ensemble contains about half of them.
+        shadows: the number of ensembles.
+        parts: the number of parts of each ensemble.
+    """
+
+    users: int = 32
+    shadows: int = 8
+    parts: int = 2
+
+
+@dataclass(frozen=True)
+class AdjacentSize:
+    """The size of the ensembles and of the planted text.
+
+    Attributes:
+        parts: N, the number of parts of either ensemble.
+        repetitions: the number of times that the attacked user repeats the planted word. Other users repeat less.
+    """
+
+    parts: int = 3
+    repetitions: int = 128
