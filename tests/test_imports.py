@@ -29,7 +29,7 @@ LAYERS: tuple[set[str], ...] = (
 INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
 """The packages that import no other one but the errors, which import nothing. `privacy` is mathematics only."""
 
-LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "generate", "heads", "tune"}
+LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
 
 

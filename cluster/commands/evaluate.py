@@ -1,11 +1,13 @@
-"""Implements `privmix evaluate`, which writes a table and a report from held-out text."""
+"""Implements `privmix evaluate`: the perplexity of all methods on held-out text, and `evaluate task`."""
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from cluster.commands.evaluate_task import task
 from cluster.console import display
 from cluster.options import (
     DeltaOption,
@@ -26,7 +28,33 @@ from services.laboratory.evaluation.options import QUANTITIES, EvaluationOptions
 _DEFAULTS = EvaluationOptions()
 
 
-def evaluate(
+class _Evaluations(TyperGroup):
+    """Runs `perplexity` if the first word names no command: `privmix evaluate HELD_OUT --ensemble DIR`."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        return super().resolve_command(ctx, args if args[0] in self.commands else [perplexity.__name__, *args])
+
+
+evaluate = typer.Typer(
+    name="evaluate",
+    cls=_Evaluations,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"ignore_unknown_options": True},
+)
+
+
+@evaluate.callback()
+def choose() -> None:
+    """Compare the perplexity of all methods on held-out text at the same budget, with their actual guarantees.
+
+    `privmix evaluate HELD_OUT --ensemble DIR --output DIR` is the command `perplexity`, whose name may be left out.
+    """
+
+
+@evaluate.command()
+def perplexity(
     held_out: Annotated[Path, typer.Argument(help="Held-out text: JSON Lines file, or a dataset directory.")],
     ensemble: Annotated[
         list[Path], typer.Option(help="An ensemble's directory; repeat for other sizes. The table shows the largest.")
@@ -88,3 +116,6 @@ def evaluate(
         display(as_json),
     )
     report(evaluation, output, time.monotonic() - started, as_json)
+
+
+evaluate.command()(task)

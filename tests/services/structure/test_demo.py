@@ -17,7 +17,7 @@ SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "caller": {"type": "string", "maxLength": 40},
-        "reason": {"enum": list(demo._REASONS)},
+        "reason": {"enum": list(demo.REASONS)},
         "detail": {"type": "string", "maxLength": 80},
         "doctor": {"enum": list(demo._DOCTORS)},
         "day": {"enum": list(demo._DAYS)},

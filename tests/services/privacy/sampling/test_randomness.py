@@ -61,6 +61,10 @@ NOT_PRIVATE = {
     ),
     "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
+    "services/laboratory/utility/classifiers.py": (
+        {"default_rng", "manual_seed"},
+        "bootstrap samples and initial weights of a measurement",
+    ),
     "services/keys/records.py": ({"secrets"}, "API keys"),
     "services/training/adapter.py": (
         {"Generator", "manual_seed", "randperm"},

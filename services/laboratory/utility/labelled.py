@@ -1,0 +1,170 @@
+"""Reads labelled texts: JSON Lines files, and the jobs of `privmix generate` with what their cards state."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.errors import InputError
+from services.generation.card import JSON_FILE as CARD
+from services.generation.job import OUTPUT, load_job, load_output
+from services.generation.records import records_of
+from services.generation.template import LABEL
+
+USER = "user"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """States where texts come from, as the card of their job does; a plain file states nothing.
+
+    Attributes:
+        protocol: the kind of the service's privacy event.
+        epsilon, delta: the service's guarantee for all that it releases.
+        tokens, charged: the number of delivered tokens, and how many of them were not free.
+    """
+
+    protocol: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    tokens: int | None = None
+    charged: int | None = None
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Holds texts with their labels.
+
+    Attributes:
+        users: who wrote each text: a user's id, or the number of the line.
+        dropped: the number of lines without a usable text: blank ones, and records that the token limit cut.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+    users: tuple[str, ...]
+    dropped: int = 0
+    origin: Origin = Origin()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def classes(self) -> frozenset[str]:
+        return frozenset(self.labels)
+
+    def only(self, classes: frozenset[str]) -> "Labelled":
+        """Returns the texts whose labels are among these classes."""
+        kept = [index for index, label in enumerate(self.labels) if label in classes]
+        texts, labels, users = (
+            tuple(values[index] for index in kept) for values in (self.texts, self.labels, self.users)
+        )
+        return Labelled(self.name, texts, labels, users, self.dropped, self.origin)
+
+
+def parse_named(words: Sequence[str]) -> dict[str, Path]:
+    """Parses `NAME=PATH` into paths by name.
+
+    Raises:
+        InputError: a word has another form, or a name is given twice.
+    """
+    named: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (equals and name.strip() and path):
+            raise InputError(f"train: {word!r} must be NAME=PATH, such as exponential=texts/exponential")
+        if name.strip() in named:
+            raise InputError(f"train: the name {name.strip()!r} is given twice")
+        named[name.strip()] = Path(path)
+    return named
+
+
+def read(name: str, path: Path, text_field: str, label_field: str) -> Labelled:
+    """Reads a JSON Lines file, or a job of `privmix generate` (its directory or its output file).
+
+    In a job with a schema, both fields are those of the records; otherwise the text is the job's, and the label is a
+    field of its template. `--label` calls that field `label`, which is also accepted.
+
+    Raises:
+        InputError: the file or a line is invalid, or there is no text. The message names the line and the field, and
+            never quotes the content.
+    """
+    job = path if path.is_dir() else path.parent if path.name == OUTPUT and (path.parent / CARD).exists() else None
+    if job is None:
+        return _labelled(name, path, _lines(path), text_field, label_field)
+    lines = load_output(job)
+    origin = _origin(job)
+    if load_job(job).get("schema") is not None:
+        records = records_of(lines)
+        return _labelled(name, job, enumerate(records, 1), text_field, label_field, origin, len(lines) - len(records))
+    label = label_field if not lines or label_field in lines[0] else LABEL
+    return _labelled(name, job, enumerate(lines, 1), "text", label, origin)
+
+
+def _labelled(
+    name: str,
+    path: Path,
+    rows: Iterator[tuple[int, Mapping[str, Any]]] | enumerate[Mapping[str, Any]],
+    text_field: str,
+    label_field: str,
+    origin: Origin | None = None,
+    dropped: int = 0,
+) -> Labelled:
+    found: list[tuple[str, str, str]] = []
+    for number, row in rows:
+        for field in (text_field, label_field):
+            if row.get(field) is None:
+                raise InputError(f"{path}: line {number}: has no field {field!r}; add it, or name the right field")
+        text, label = row[text_field], row[label_field]
+        if not isinstance(text, str):
+            raise InputError(f"{path}: line {number}: {text_field}: must be text")
+        if not isinstance(label, str | int | bool):
+            raise InputError(f"{path}: line {number}: {label_field}: must be text, a whole number, true or false")
+        if text.strip():
+            found.append((text, str(label), str(row.get(USER, number))))
+        else:
+            dropped += 1
+    if not found:
+        raise InputError(f"{path}: has no labelled text")
+    texts, labels, users = (tuple(column) for column in zip(*found, strict=True))
+    return Labelled(name, texts, labels, users, dropped, origin or Origin())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the number and the object of each line of a JSON Lines file that is not blank."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}: line {number}: is not JSON") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{path}: line {number}: must be an object with a text and a label")
+        yield number, row
+
+
+def _origin(job: Path) -> Origin:
+    """Reads the card of a job.
+
+    Raises:
+        InputError: the job has none.
+    """
+    try:
+        card = json.loads((job / CARD).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{job}: has no {CARD}; run `privmix generate` on it again") from error
+    budget = card["budget"]
+    return Origin(
+        (card["protocol"] or {}).get("kind"),
+        card["epsilon"],
+        card["delta"],
+        budget["tokens_delivered"],
+        budget["tokens_delivered"] - budget.get("tokens_free", 0),
+    )

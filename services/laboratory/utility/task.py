@@ -1,0 +1,188 @@
+"""Measures what texts are worth for a task: trains classifiers of a label on them and tests on held-out real text.
+
+This is "train on synthetic, test on real" (Esteban, Hyland, Rätsch 2017). The result is measured on private text: it is
+for the operator only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.errors import InputError
+from services.laboratory.generation.quality import mauve, variety
+from services.laboratory.generation.report import MIN_FOR_MAUVE
+from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Scores, evaluate
+from services.laboratory.utility.copies import Canary, Copies, Secrets, find_secrets, longest_spans
+from services.laboratory.utility.embedding import Embedder, Integers, Reals
+from services.laboratory.utility.labelled import Labelled, Origin
+from services.progress import Display
+
+REAL, HELD_OUT = "real text", "held-out real text"
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Holds the options of a measurement.
+
+    Attributes:
+        seeds: the number of repetitions, each with other training texts and held-out users.
+        most: the largest number of training texts of a repetition, the same for all sets.
+    """
+
+    seeds: int = 20
+    most: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 2), ("most", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}: must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Holds the measurements of one training set.
+
+    Attributes:
+        texts: the number of texts whose label is one of the real text's.
+        missing: the classes of the held-out text that the set lacks; a classifier cannot answer them.
+        unknown: the number of texts with another label, which are left out.
+        dropped: the number of lines without a text, and of cut records.
+        scores: by the name of the classifier.
+        mauve: of the texts and the held-out ones; None with fewer than `MIN_FOR_MAUVE` of either.
+        distinct: distinct-n by n, in the same number of words of every set.
+        copies: from the real training text. For the real text itself: what held-out people copy from it, by chance.
+    """
+
+    name: str
+    origin: Origin
+    texts: int
+    missing: tuple[str, ...]
+    unknown: int
+    dropped: int
+    scores: Mapping[str, Scores]
+    mauve: float | None
+    distinct: Mapping[int, float]
+    copies: Copies
+    secrets: Secrets | None
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """Holds all rows, the real text's first.
+
+    Attributes:
+        majority: the accuracy of answering the most frequent class of the held-out text.
+        words: the number of words of each set that distinct-n counts.
+    """
+
+    rows: tuple[Row, ...]
+    label_field: str
+    classes: tuple[str, ...]
+    held_out: int
+    held_out_users: int
+    majority: float
+    words: int
+    options: TaskOptions
+    model: str
+
+    def record(self) -> dict[str, Any]:
+        """Returns the report as JSON output."""
+        return asdict(self)
+
+
+def measure(
+    real: Labelled,
+    held_out: Labelled,
+    sets: Sequence[Labelled],
+    *,
+    label_field: str,
+    model: Path,
+    options: TaskOptions,
+    canaries: Sequence[Canary] = (),
+    display: Display | None = None,
+) -> TaskReport:
+    """Measures the real text and each set.
+
+    Args:
+        real: the private text that the sets were made from.
+        held_out: real text of other people.
+        model: the directory of the public model, for embeddings and tokens.
+
+    Raises:
+        InputError: the real texts have fewer than two classes, or a set has no text of their classes.
+    """
+    classes = tuple(sorted(real.classes | held_out.classes))
+    if len(held_out.classes) < 2:
+        raise InputError(f"held-out: has only the class {min(held_out.classes)!r} in {label_field}; a task needs two")
+    trained = [_known(labelled, frozenset(classes)) for labelled in (real, *sets)]
+    embedder, display = Embedder(model), display or Display()
+    embedded = _embed(embedder, [held_out, *trained], display)
+    display.say("Training the classifiers and searching for copies")
+    varieties = variety({labelled.name: labelled.texts for labelled in trained})
+    tokens = {labelled.name: list(map(embedder.tokens, labelled.texts)) for labelled in (held_out, *trained)}
+    tested = _examples(held_out, embedded[0], classes)
+    rows = []
+    for whole, labelled, features in zip((real, *sets), trained, embedded[1:], strict=True):
+        examples = _examples(labelled, features, classes)
+        compared = tokens[HELD_OUT if labelled is trained[0] else labelled.name]
+        rows.append(
+            Row(
+                labelled.name,
+                labelled.origin,
+                len(labelled),
+                tuple(sorted(held_out.classes - labelled.classes)),
+                len(whole) - len(labelled),
+                labelled.dropped,
+                {
+                    name: evaluate(examples, tested, classify, seeds=options.seeds, most=options.most)
+                    for name, classify in CLASSIFIERS.items()
+                },
+                mauve(features, embedded[0]) if min(len(features), len(embedded[0])) >= MIN_FOR_MAUVE else None,
+                varieties[labelled.name].distinct,
+                Copies.of(longest_spans(compared, tokens[REAL])),
+                find_secrets(labelled.texts, canaries) if canaries else None,
+            )
+        )
+        display.say(f"{labelled.name}: measured")
+    counts = [held_out.labels.count(label) for label in held_out.classes]
+    return TaskReport(
+        tuple(rows),
+        label_field,
+        classes,
+        len(held_out),
+        len(set(held_out.users)),
+        max(counts) / len(held_out),
+        varieties[REAL].words,
+        options,
+        model.name,
+    )
+
+
+def _known(labelled: Labelled, classes: frozenset[str]) -> Labelled:
+    """Returns the texts whose label the real text has."""
+    if not labelled.classes & classes:
+        raise InputError(f"train {labelled.name}: no text has a label of the real text; see --label-field")
+    return labelled.only(classes)
+
+
+def _embed(embedder: Embedder, sets: Sequence[Labelled], display: Display) -> list[Reals]:
+    done = dict.fromkeys((f"embedding {labelled.name}" for labelled in sets), 0.0)
+
+    def show(name: str, fraction: float) -> None:
+        done[name] = fraction
+        display.show(done)
+
+    return [embedder.embed(labelled.texts, partial(show, f"embedding {labelled.name}")) for labelled in sets]
+
+
+def _examples(labelled: Labelled, rows: Reals, classes: Sequence[str]) -> Examples:
+    return Examples(rows, _numbers(labelled.labels, classes), _numbers(labelled.users, sorted(set(labelled.users))))
+
+
+def _numbers(values: Sequence[str], known: Sequence[str]) -> Integers:
+    number = {value: index for index, value in enumerate(known)}
+    return np.array([number[value] for value in values], dtype=np.int64)
