@@ -187,3 +187,10 @@ def test_split_counts_both_sides(held_out: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{train}: 6 documents of 2 users\n{apart}: 3 documents of 1 users\n"
     failed = run("split", held_out, "--train-out", train, "--held-out-out", apart, "--held-out", "1.5")
     assert (failed.exit_code, failed.stderr[:24]) == (2, "privmix split: held-out:")
+
+
+def test_perplexity_is_the_command_if_none_is_named(tmp_path: Path) -> None:
+    missing, options = tmp_path / "missing.jsonl", ["--ensemble", tmp_path, "--output", tmp_path / "report"]
+    for words in ([missing, *options], [*options, missing], ["perplexity", missing, *options]):
+        refused = run("evaluate", *words)
+        assert (refused.exit_code, "there is no such file" in refused.stderr) == (2, True)

@@ -89,8 +89,9 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     left = list(argv[1:])
     while hasattr(command, "get_command") and not (command.invoke_without_command and left and left[0][0] == "-"):
         name = left.pop(0) if left else ""
-        _, target_command, _ = command.resolve_command(typer.Context(command), [name])
-        command = target_command
+        # A group with a default command returns the word that names none of its commands.
+        _, command, rest = command.resolve_command(typer.Context(command), [name])
+        left = [*rest, *left]
     return command, left
 
 

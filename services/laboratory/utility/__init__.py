@@ -1,0 +1,1 @@
+"""Owns `privmix evaluate task`: what synthetic text is worth for training a classifier. Start at `task.py`."""

@@ -115,7 +115,7 @@ def small_head(rows: Reals, classes: Integers, wanted: Reals, seed: int) -> Inte
         for _ in range(_STEPS):
             batch = torch.from_numpy(rng.integers(len(inputs), size=min(len(inputs), _BATCH)))
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(inputs[batch]), targets[batch]).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(network(inputs[batch]), targets[batch]))
             optimizer.step()
     with torch.inference_mode():
         found: Integers = network(_tensor((wanted - mean) / spread)).argmax(dim=1).numpy()

@@ -69,9 +69,9 @@ def longest_spans(texts: Sequence[Sequence[int]], private: Sequence[Sequence[int
     while all(len(side.starts) for side in sides):
         names = [side.names * (1 << 32) + side.next_tokens for side in sides]
         _, renamed = np.unique(np.concatenate(names), return_inverse=True)
-        renamed_sides = np.split(renamed, [len(names[0])])
-        common = np.intersect1d(*renamed_sides)
-        for side, own in zip(sides, renamed_sides, strict=True):
+        ours, theirs = renamed[: len(names[0])], renamed[len(names[0]) :]
+        common = np.intersect1d(ours, theirs)
+        for side, own in zip(sides, (ours, theirs), strict=True):
             side.keep(np.isin(own, common), own)
         longest[np.unique(sides[0].owners)] = sides[0].length
         for side in sides:
@@ -87,18 +87,18 @@ class _Spans:
         lengths = np.array([len(text) for text in texts], dtype=np.int64)
         self._ends = np.repeat(lengths.cumsum(), lengths)
         self._owner = np.repeat(np.arange(len(texts)), lengths)
-        self.starts = np.arange(len(self._tokens))
-        self.names = np.zeros(len(self._tokens), dtype=np.int64)
+        self.starts: Integers = np.arange(len(self._tokens))
+        self.names: Integers = np.zeros(len(self._tokens), dtype=np.int64)
         self.length = 0
 
     @property
     def next_tokens(self) -> Integers:
-        return self._tokens[self.starts + self.length]
+        return np.asarray(self._tokens[self.starts + self.length])
 
     @property
     def owners(self) -> Integers:
         """The text of each span."""
-        return self._owner[self.starts]
+        return np.asarray(self._owner[self.starts])
 
     def keep(self, chosen: NDArray[np.bool_], names: Integers) -> None:
         """Continues the chosen spans by a token and gives them these names."""

@@ -31,7 +31,11 @@ def write_job(directory: Path, rows: list[dict[str, Any]], schema: dict[str, Any
 
 
 def test_a_file_has_texts_labels_and_users(tmp_path: Path) -> None:
-    rows = [{"user": "u", "call": "a knee", "reason": "knee"}, {"call": " ", "reason": "x"}, {"call": "b", "reason": 3}]
+    rows: list[dict[str, Any]] = [
+        {"user": "u", "call": "a knee", "reason": "knee"},
+        {"call": " ", "reason": "x"},
+        {"call": "b", "reason": 3},
+    ]
     read_set = read("real", write_lines(tmp_path / "real.jsonl", rows), "call", "reason")
     assert (read_set.texts, read_set.labels, read_set.users) == (("a knee", "b"), ("knee", "3"), ("u", "3"))
     assert (read_set.dropped, read_set.origin) == (1, Origin())
