@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,11 @@ class Event(ABC):
 
         The bound does not depend on data. It is infinite if no such bound is known.
         """
+
+    @property
+    def token_epsilon(self) -> float:
+        """A bound of the absolute log-likelihood ratio of a single token, where `rdp` bounds all tokens together."""
+        return math.inf
 
     def pld(self, interval: float = PLD_INTERVAL) -> PrivacyLossDistribution | None:
         """Returns the privacy loss distribution of one token under `adjacency`; None if no dominating pair is known.

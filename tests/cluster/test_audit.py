@@ -12,7 +12,10 @@ from cluster.cli import app
 from services.laboratory.audit.attacks import black_box
 from services.laboratory.audit.attacks.black_box import Question, ServiceAnswers
 from services.laboratory.audit.report import sections
+from services.laboratory.audit.worlds.distributions import pair_laws
+from services.privacy.events import Event
 from services.privacy.mollifiers import projection
+from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import RatioEvent
 from tests.running import RunningService
 
@@ -110,18 +113,35 @@ def test_a_directory_without_a_testbed_is_refused(tmp_path: Path) -> None:
     assert "audit extraction" in result.stderr
 
 
-def simulated(chance: float, radius: float, count: int = 20_000) -> ServiceAnswers:
+def simulated(chance: float, event: Event, count: int = 20_000) -> ServiceAnswers:
     """Returns the answer "a" with exactly its expected frequency, in shuffled order."""
     answers = ("a" if index * 7919 % count < chance * count else "b" for index in range(count))
-    return ServiceAnswers(tuple(answers), RatioEvent(1, 1.0, radius), 1e-5)
+    return ServiceAnswers(tuple(answers), event, 1e-5)
 
 
 def test_answers_of_two_services_are_compared_with_the_claim() -> None:
     """With two equally likely tokens under p0, the only part may lower one to e^-0.5 / 2 = 0.303."""
-    sound = black_box.audit(simulated(0.69, 0.5), simulated(0.31, 0.5), 0.95)
+    event = RatioEvent(1, 1.0, 0.5)
+    sound = black_box.audit(simulated(0.69, event), simulated(0.31, event), 0.95)
     assert sound.verdict == "holds"
     assert 0.7 * sound.claim < sound.lower
-    assert black_box.audit(simulated(0.8, 0.5), simulated(0.2, 0.5), 0.95).verdict == "broken"
+    assert black_box.audit(simulated(0.8, event), simulated(0.2, event), 0.95).verdict == "broken"
+
+
+def test_a_token_of_individual_budgets_is_compared_with_the_bound_of_one_token() -> None:
+    """Accounts bound all tokens together, far above what one token tells; the bounds of tilts limit each token."""
+    protocol = IndividualSettings(epsilon=8.0, tokens=8).plan(3)
+    laws = [pair_laws(protocol, pair) for pair in protocol.worst_pairs()]
+    present, absent = max(((p[0], q[0]) for p, q in laws), key=lambda pair: float(pair[0] - pair[1]))
+    sound = black_box.audit(simulated(present, protocol.event), simulated(absent, protocol.event), 0.95)
+    assert sound.claims["Rényi"] == pytest.approx(8.0)
+    assert sound.claim == sound.claims["one token"] == pytest.approx(0.179, abs=1e-3)
+    assert sound.verdict == "holds"
+    assert 0.4 * sound.claim < sound.lower
+    # The planted fault: the mean of the parts' distributions, which no bound limits. Two of three parts say p0.
+    public = 0.28
+    unlimited = [simulated((own + 2 * public) / 3, protocol.event) for own in (1.0, 0.0)]
+    assert black_box.audit(unlimited[0], unlimited[1], 0.95).verdict == "broken"
 
 
 @pytest.mark.slow

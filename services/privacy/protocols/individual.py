@@ -85,6 +85,10 @@ class IndividualEvent(Event):
         return account_rdp(orders, self.size, self.ratio)
 
     @property
+    def token_epsilon(self) -> float:
+        return math.log1p(self.ratio)
+
+    @property
     def guarantee(self) -> Guarantee:
         return Guarantee(
             status="certified",
@@ -157,8 +161,8 @@ class Individual(Protocol):
             raise ValueError(f"models must name all {self.parts} parts for each sequence, in order")
         allowances = answers.allowances
         if allowances is None:
-            allowances = torch.full((len(answers.public), self.parts), WHOLE // self.tokens, dtype=torch.int64)
-        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.parts)
+            allowances = torch.full((len(answers.public), self.rows), WHOLE // self.tokens, dtype=torch.int64)
+        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.rows)
 
     @property
     def additive(self) -> bool:
@@ -244,6 +248,11 @@ class Individual(Protocol):
             for kind in range(3):
                 yield replaced(public, rows, (kind,) * (self.parts - 1), 0, 1)
 
+    @property
+    def radius(self) -> float:
+        """The strength of tokens of the average cost, comparable with the exponential mechanism's clip."""
+        return self.parts * math.sqrt(self.size / self.tokens)
+
     @cached_property
     def event(self) -> IndividualEvent:
         return IndividualEvent(self.size, self.ratio)
@@ -300,7 +309,7 @@ class IndividualSettings(Settings):
             "lower": protocol.lower,
             "upper": protocol.upper,
             "account": protocol.size,
-            "radius": protocol.parts * math.sqrt(protocol.size / protocol.tokens),
+            "radius": protocol.radius,
         }
 
     @property

@@ -54,7 +54,7 @@ def audit(present: ServiceAnswers, absent: ServiceAnswers, confidence: float) ->
         attack="likelihood-ratio test over HTTP",
         subject=str(present.event.kind),
         status=present.event.guarantee.status,
-        claims=claims_of(present.event, 1, present.delta),
+        claims=_claims(present.event, present.delta),
         delta=present.delta,
         lower=lower,
         confidence=confidence,
@@ -66,6 +66,12 @@ def audit(present: ServiceAnswers, absent: ServiceAnswers, confidence: float) ->
             "event": present.event.to_json(),
         },
     )
+
+
+def _claims(event: Event, delta: float) -> Mapping[str, float]:
+    """Returns what the event claims for one token. Accounts bound all tokens together, and each token besides."""
+    claims = claims_of(event, 1, delta)
+    return {**claims, "one token": event.token_epsilon} if event.accounts else claims
 
 
 def collect_answers(url: str, question: Question, count: int, api_key: str | None) -> ServiceAnswers:
