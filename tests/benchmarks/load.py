@@ -6,6 +6,7 @@ tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addi
 
 - `tokens_per_s`; `first_token_s` and `token_s` (of a stream, after its first token) at p50 and p99; `errors`;
 - `decoding_over_plain`: the ratio of `token_s` alone, without the time that prompts take;
+- `plain_tokens`: what a private token costs in plain tokens, with prompts and in decoding alone: the inverses of both;
 - `resident_mib`: memory of the shards and of the coordinator, caches included.
 
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
@@ -207,9 +208,12 @@ def compared(service: RunningService, other: str, rounds: Iterable[list[Question
     """Measures one cell: both sides with the same questions."""
     played = [_both(service.base_url, other, questions, streams) for questions in rounds]
     ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
+    whole = statistics.median(own.tokens_per_s / plain.tokens_per_s for own, plain in played)
+    decoding = theirs["token_s"]["p50"] / ours["token_s"]["p50"]
     return {
-        "private_over_plain": _median(own.tokens_per_s / plain.tokens_per_s for own, plain in played),
-        "decoding_over_plain": round(theirs["token_s"]["p50"] / ours["token_s"]["p50"], 3),
+        "private_over_plain": round(whole, 3),
+        "decoding_over_plain": round(decoding, 3),
+        "plain_tokens": {"with prompts": round(1 / whole, 1), "decoding": round(1 / decoding, 1)},
         "private": {**ours, "resident_mib": resident_mib(service)},
         "plain": theirs,
     }

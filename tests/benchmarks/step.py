@@ -2,6 +2,7 @@
 
 - `private_over_plain`: tokens per second of decoding through the coordinator over tokens per second of plain vLLM with
   the same model in a process of its own; for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`, prompts ingested before.
+- `plain_tokens`: for each cell, what a private token costs, in plain tokens: the inverse of that.
 - `stages_ms`: for each cell the time of a plain step, and of ours in the shards (including Ray's calls), in the
   coordinator's arithmetic, and in the rest.
 - `row_bytes`: for each cell, the bytes of distributions that leave the shards for a token.
@@ -41,9 +42,10 @@ from services.coordinator.messages import Generation
 from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
-from services.privacy.protocol import Answers, Protocol
+from services.privacy.protocol import Answers
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.pmixed import PMixed
+from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
@@ -120,7 +122,7 @@ class RemoteEngine:
 
 @contextmanager
 def started(model: Path) -> Iterator[ActorHandle]:
-    """Starts Ray, a budget and the plain engine."""
+    """Starts Ray and the plain engine."""
     threads = {
         "env_vars": {
             "OMP_NUM_THREADS": str(psutil.cpu_count()),
@@ -129,9 +131,7 @@ def started(model: Path) -> Iterator[ActorHandle]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     }
-    with tempfile.TemporaryDirectory() as folder, connected():
-        promised = PrivacyBudget(ensemble="benchmark", epsilon=1e6, delta=1e-5, order=3, adjacency="user")
-        budget.start(f"{folder}/ledger.db", promised, namespace=NAMESPACE, lifetime="detached")
+    with connected():
         plain = ray.remote(PlainEngine).options(runtime_env=threads, num_cpus=0).remote(model)
         yield plain
 
@@ -147,11 +147,9 @@ class Deployment:
     sample: int | None
 
     @property
-    def planned(self) -> Protocol:
+    def settings(self) -> Settings:
         sample = {"sample": self.sample} if self.protocol == "exponential" and self.sample else {}
-        return (
-            PROTOCOLS[self.protocol].model_validate({"protocol": self.protocol, **PRIVACY, **sample}).plan(self.parts)
-        )
+        return PROTOCOLS[self.protocol].model_validate({"protocol": self.protocol, **PRIVACY, **sample})
 
 
 @contextmanager
@@ -175,7 +173,10 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
             )
             for index, models in enumerate(held)
         )
-        planned = deployment.planned
+        settings = deployment.settings
+        planned = settings.plan(deployment.parts)
+        terms = PrivacyBudget.of("benchmark", settings, planned)
+        ledger = budget.start(f"{folder}/ledger.db", terms, namespace=NAMESPACE)
         coordinator = CoordinatorActor.options(num_cpus=0, runtime_env=step_threads).remote(
             CoordinatorSettings(model, NAMESPACE, budget.NAME, max_live=128, lease_tokens=256, threads=cores),
             ShardMap(
@@ -190,9 +191,9 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
             yield Bench(shards, coordinator, plain, names, planned.rows or 1)
         finally:
             ray.get(coordinator.close.remote())
-            for actor in (coordinator, *shards):
+            for actor in (coordinator, ledger, *shards):
                 ray.kill(actor)
-            time.sleep(1)  # until the names of the shards are free
+            time.sleep(1)  # until the names of the actors are free
 
 
 def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
@@ -239,6 +240,7 @@ def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: 
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
+        "plain_tokens": round(1 / statistics.median(ratios), 1),
         "stages_ms": {
             name: round(1000 * seconds, 2)
             for name, seconds in zip(("plain", "shards", "arithmetic", "other"), medians, strict=True)
@@ -311,7 +313,7 @@ def main(
     if quick:
         protocol, parts, prompt_tokens, streams, rounds = protocol[:1], [80], [64], [8], 1
     model, prompts = resolve(), Prompts()
-    keys = ("private_over_plain", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
+    keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
     result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:
         for name, size in product(protocol, parts):
