@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 
 from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
+from services.errors import InputError
 from services.training.options import TrainingOptions
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -79,6 +81,7 @@ def plan_(
     the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts.
     """
     from cluster.work.plan import (
+        Accounts,
         Cohorts,
         base_event,
         parse_orders,
@@ -98,14 +101,19 @@ def plan_(
         kind = None if attention is None else TrainingOptions.checked(attention=attention).attention
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
         proposal = propose(wanted)
-        spread = None if cohorts is None else Cohorts.of(cohorts, wanted, proposal)
+        compared: list[Cohorts | Accounts] = []
+        if cohorts is not None:
+            compared.append(Cohorts.of(cohorts, wanted, proposal))
+        if protocol is None:
+            with suppress(InputError):  # a budget can be too small for accounts
+                compared.append(Accounts.of(wanted, proposal))
         if as_json:
-            spread_record = spread.record() if spread else {}
-            print(json.dumps(proposal_record(proposal, users, corpus_tokens) | spread_record, indent=2))
+            record = proposal_record(proposal, users, corpus_tokens)
+            print(json.dumps(record | {key: own for each in compared for key, own in each.record().items()}, indent=2))
         else:
             show_proposal(proposal, users)
-            if spread is not None:
-                Console().print(escape(spread.sentence))
+            for each in compared:
+                Console().print(escape(each.sentence))
         return
     for name, value in (("corpus-tokens", corpus_tokens), ("attention", attention), ("cohorts", cohorts)):
         if value is not None:

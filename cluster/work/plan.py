@@ -114,8 +114,8 @@ class Cohorts:
         parts, tokens = self.own.protocol.parts, self.own.settings.tokens
         return (
             f"{self.count} cohorts, each with {parts:,} parts and {tokens:,} tokens at radius "
-            f"{self._radius(self.own):.4g}, give {own} {unit}; one ensemble gives {whole} at "
-            f"{self._radius(self.whole):.4g}: {advice}."
+            f"{self.own.radius:.4g}, give {own} {unit}; one ensemble gives {whole} at "
+            f"{self.whole.radius:.4g}: {advice}."
         )
 
     def record(self) -> dict[str, Any]:
@@ -125,16 +125,55 @@ class Cohorts:
                 "count": self.count,
                 "parts": self.own.protocol.parts,
                 "protocol": self.own.protocol.name,
-                "radius": self._radius(self.own),
+                "radius": self.own.radius,
                 "tokens": self.own.settings.tokens,
                 "gain_expected": self.own.expectation(),
                 "better": self.better,
             }
         }
 
-    @staticmethod
-    def _radius(proposal: Proposal) -> float:
-        return float(getattr(proposal.protocol, "radius"))  # noqa: B009
+
+@dataclass(frozen=True)
+class Accounts:
+    """Compares a proposal with individual budgets, `own`, which ask all parts for every token."""
+
+    proposed: Proposal
+    own: Proposal
+
+    @classmethod
+    def of(cls, wanted: Requirements, proposed: Proposal) -> Self:
+        return cls(proposed, propose(replace(wanted, protocol="individual", attention=proposed.attention)))
+
+    @property
+    def better(self) -> bool:
+        return self.own.worth > (1 + TOLERANCE) * self.proposed.worth
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        own, other = self.own, self.proposed
+        worth, unit = (
+            (f"{own.worth:.0%} instead of {other.worth:.0%}", "of the gain without privacy")
+            if own.gain is None
+            else (f"{own.worth:.2f} instead of {other.worth:.2f}", "nats per token")
+        )
+        return (
+            f"--protocol individual, with {own.protocol.parts:,} parts, L {own.details['lower']:.2g} and a horizon of "
+            f"{own.settings.tokens:,} tokens, gives {worth} {unit}, at {_rows(own):,} model rows per token."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the JSON output."""
+        return {
+            "individual": {
+                "parts": self.own.protocol.parts,
+                **self.own.details,
+                "horizon": self.own.settings.horizon,
+                "rows_a_token": _rows(self.own),
+                "gain_expected": self.own.expectation(),
+                "better": self.better,
+            }
+        }
 
 
 def base_event(epsilon: float, settings: Settings) -> DpSgdEvent:
@@ -157,10 +196,10 @@ def proposal_record(proposal: Proposal, users: int, corpus_tokens: int | None) -
     return {
         "parts": protocol.parts,
         "attention": proposal.attention,
-        "radius": getattr(protocol, "radius", None),
+        "radius": proposal.radius,
         "protocol": protocol.name,
-        "parameters": settings.model_dump(include={"q", "sample"}),
-        "rows_a_token": None if protocol.rows is None else protocol.rows + 1,
+        "parameters": {**settings.model_dump(include={"q", "sample"}), **proposal.details},
+        "rows_a_token": _rows(proposal),
         "gain_expected": proposal.expectation(),
         "users": users,
         "users_a_part": users / protocol.parts,
@@ -168,10 +207,16 @@ def proposal_record(proposal: Proposal, users: int, corpus_tokens: int | None) -
         "epsilon": settings.epsilon,
         "delta": settings.delta,
         "tokens": settings.tokens,
+        "horizon": settings.horizon,
         "adjacency": protocol.guarantee.adjacency,
         "guarantee": protocol.guarantee.status,
         "statement": protocol.guarantee.sentence(accounting.stated(settings.epsilon), settings.delta, settings.tokens),
     }
+
+
+def _rows(proposal: Proposal) -> int | None:
+    """Returns the number of model rows for a token, the public model's included; None if it is drawn."""
+    return None if proposal.protocol.rows is None else proposal.protocol.rows + 1
 
 
 def show_proposal(proposal: Proposal, users: int) -> None:
@@ -188,9 +233,14 @@ def show_proposal(proposal: Proposal, users: int) -> None:
     table.add_row("a part is", kind, f"privmix train --attention {record['attention']}")
     parameters = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
     table.add_row("protocol", record["protocol"], f"{parameters}; {record['rows_a_token']} model rows per token")
-    table.add_row(
-        "radius", f"{record['radius']:.4g}", "the maximum change of a token's log-probability by a part, in nats"
+    radius = (
+        "the maximum change of a token's log-probability by a part, in nats"
+        if proposal.settings.horizon is None
+        else "comparable with the exponential mechanism's, for tokens of the average cost"
     )
+    table.add_row("radius", f"{proposal.radius:.4g}", radius)
+    if proposal.settings.horizon is not None:
+        table.add_row("horizon", f"{proposal.settings.horizon:,}", "tokens, no limit: then answers fade")
     table.add_row("gain kept", f"{kept.mean:.0%}", f"{kept.low:.0%} to {kept.high:.0%} of the gain without privacy")
     if gain is not None:
         table.add_row(

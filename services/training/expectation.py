@@ -21,6 +21,7 @@ from services.errors import InputError
 from services.privacy import accounting
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
+from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
 from services.training.options import Attention, TokenBudget
@@ -32,6 +33,8 @@ MIN_USERS_PER_PART_OF_UNKNOWN_SIZE = 25
 """The same if the size of the corpus is unknown. With 25, the sizes of parts vary by a fifth."""
 SAMPLE = 4
 """The number of parts that the exponential mechanism draws for a token, as in the measurements of `gain.json`."""
+MEASURED = ("pmixed", "exponential", "individual")
+"""The protocols whose gain was measured."""
 TOLERANCE = 0.01
 """The relative gain by which a proposal may be worse than the best one, if it has fewer parts or fewer rows."""
 
@@ -70,7 +73,8 @@ class Requirements:
     """States what is known before training. `propose` chooses what is None.
 
     Attributes:
-        protocol: a measured protocol, `pmixed` or `exponential`.
+        protocol: a measured protocol, one of `MEASURED`. Individual budgets are proposed only if they are named,
+            because a token asks all parts.
         parts: N, the number of parts.
         attention: what a part is; an adapter or a text, and an adapter if the size of the corpus is unknown.
     """
@@ -107,9 +111,9 @@ class Requirements:
             raise InputError(f"users: must be at least 1, not {population.users}")
         if population.tokens is not None and population.tokens < 1:
             raise InputError(f"corpus-tokens: must be at least 1, not {population.tokens}")
-        if protocol not in (None, "pmixed", "exponential"):
+        if protocol not in (None, *MEASURED):
             raise InputError(
-                f"protocol: the gain of {protocol} was not measured; use pmixed or exponential, or --parts"
+                f"protocol: the gain of {protocol} was not measured; use {', '.join(MEASURED)}, or --parts"
             )
         if parts is not None and not 1 <= parts <= population.users:
             raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
@@ -139,6 +143,16 @@ class Proposal:
     gain: Range | None
 
     @property
+    def radius(self) -> float:
+        """The most that a part changes a token's log-probability, in nats, or what compares with it."""
+        return _radius(self.protocol)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The parameters that follow from the budget, besides the radius."""
+        return {name: value for name, value in self.settings.details(self.protocol).items() if name != "radius"}
+
+    @property
     def worth(self) -> float:
         """The number by which proposals are compared."""
         return (self.gain or self.kept).mean
@@ -148,7 +162,7 @@ class Proposal:
         return {
             "share_kept": asdict(self.kept),
             "nats_a_token": None if self.gain is None else asdict(self.gain),
-            "source": Measured.load(self.attention).source,
+            "source": Measured.load(self.attention).source(self.settings.protocol),
             "leaves_out": list(LEAVES_OUT),
         }
 
@@ -181,14 +195,15 @@ class Measured:
     def _corpora(self) -> Sequence[Any]:
         return list(self._kind["corpora"].values())
 
-    @property
-    def source(self) -> str:
-        """The source of the expectations in one sentence."""
+    def source(self, protocol: str) -> str:
+        """Returns the source of a protocol's expectations in one sentence."""
         table, kind = self._table, self._kind
+        computed = kind.get("computed", {}).get(protocol)
         return (
             f"measured {table['measured']} on {', '.join(kind['corpora'])}, {table['held_out_tokens']:,} held-out "
             f"tokens each, with {table['model']} and {table['parts']} parts of {kind['part_tokens']:,} tokens: "
             "services/training/gain.json; python -m tests.benchmarks.gain repeats it"
+            + ("" if computed is None else f". The share that {protocol} keeps is not measured yet: it is {computed}")
         )
 
     @staticmethod
@@ -258,17 +273,26 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal:
 @lru_cache(maxsize=128)
 def _planned(protocol: str, parts: int, budget: TokenBudget) -> tuple[Settings, Protocol] | None:
     """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
-    limits = budget.limits()
-    # PMixed's token distribution is a mean over all parts; q only sets how often the public model answers alone.
-    settings: Settings = (
-        PMixedSettings(q=1.0, **limits)
-        if protocol == "pmixed"
-        else ExponentialSettings(sample=min(SAMPLE, parts), **limits)
-    )
+    settings = _settings(protocol, parts, budget.limits())
     try:
         return settings, settings.plan(parts)
     except ValueError:
         return None
+
+
+def _settings(protocol: str, parts: int, limits: Mapping[str, Any]) -> Settings:
+    match protocol:
+        case "pmixed":
+            # Its token distribution is a mean over all parts; q only sets how often the public model answers alone.
+            return PMixedSettings(q=1.0, **limits)
+        case "exponential":
+            return ExponentialSettings(sample=min(SAMPLE, parts), **limits)
+        case _:
+            return IndividualSettings(**limits)
+
+
+def _radius(protocol: Protocol) -> float:
+    return float(getattr(protocol, "radius"))  # noqa: B009
 
 
 def _expect(
@@ -280,7 +304,7 @@ def _expect(
         return None
     settings, planned = chosen
     measured = Measured.load(attention)
-    kept = measured.kept(protocol, getattr(planned, "radius"))  # noqa: B009
+    kept = measured.kept(protocol, _radius(planned))
     if population.tokens is None:
         return Proposal(attention, settings, planned, Range.of(kept), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is

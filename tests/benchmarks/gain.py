@@ -6,8 +6,8 @@
 (`services/training/gain.json`, with --write). Each corpus must be public, or set aside for this. Some users are held
 out; the others' text makes parts with the default options of `privmix train`, once readers and once texts (`KINDS`):
 
-- four parts: the gain of their mean, and the share of it that PMixed and the exponential mechanism (m = 4, all four
-  drawn) keep at each radius;
+- four parts: the gain of their mean, and the share of it that PMixed, the exponential mechanism (m = 4, all four
+  drawn) and individual budgets keep at each radius;
 - one part of each of some other sizes and the mean of the four: the gain of a part by its amount of text.
 
 An interrupted run continues with the finished files in FOLDER.
@@ -16,13 +16,15 @@ An interrupted run continues with the finished files in FOLDER.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
@@ -32,9 +34,10 @@ from services.laboratory.evaluation.rows import EnsembleRows, Reader
 from services.laboratory.evaluation.tasks import score, score_public
 from services.laboratory.evaluation.text import Positions, Text, held_out_text
 from services.laboratory.evaluation.trial import run_trials
-from services.privacy.protocol import Protocol
+from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
+from services.privacy.protocols.individual import Individual, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
@@ -53,6 +56,8 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 HELD_OUT = 0.1
 RUNS, RUN_TOKENS = 3, 400
 CONTEXT = 256
+LEAST_PARTS, LEAST_TOKENS = 64, 1024
+"""The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
 _LEAST = -36 * math.log(2)
 """The log-probability below which tokens of the public model are never released (`mollifiers.shaping`)."""
 
@@ -70,6 +75,33 @@ KINDS = (
     Kind(TrainingOptions(), 2000, (500, 8000)),
     Kind(TrainingOptions(attention="text"), 1024, (256,)),
 )
+
+
+@dataclass(frozen=True)
+class FewRows(Individual):
+    """Answers with the rows of `PARTS` parts, of which each stands for an equal share of all parts."""
+
+    @property
+    def rows(self) -> int:
+        return PARTS
+
+    @property
+    def models(self) -> int:
+        return PARTS
+
+    def draw(self) -> tuple[int, ...]:
+        return tuple(range(PARTS))
+
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        return super().combine(public, sums * (self.parts / PARTS), charges)
+
+    @classmethod
+    def at(cls, radius: float) -> tuple[Settings, Protocol]:
+        """Plans the default budget for a radius: more parts the larger it is, or more tokens the smaller it is."""
+        size = IndividualSettings().plan(LEAST_PARTS).size
+        tokens = max(LEAST_TOKENS, round(size * (LEAST_PARTS / radius) ** 2))
+        settings = IndividualSettings(tokens=tokens)
+        return settings, cls(*astuple(settings.plan(round(radius * math.sqrt(tokens / size)))))
 
 
 @dataclass(frozen=True)
@@ -180,6 +212,7 @@ class Bench:
             unlimited = {"epsilon": None, "tokens": 2**40, "radius": radius}
             planned.append((PMixedSettings(q=1.0, **unlimited), PMixed(PARTS, 1.0, radius)))
             planned.append((ExponentialSettings(**unlimited), Exponential(PARTS, PARTS, radius)))
+            planned.append(FewRows.at(radius))
         path = self.output / "losses.json"
         if not path.exists():
             path.write_text(json.dumps(self._losses(reader, planned)))
@@ -189,9 +222,11 @@ class Bench:
         def shares(losses: list[float]) -> list[float]:
             return [(public[run] - losses[run]) / gains[run] for run in range(RUNS)]
 
-        pmixed = {str(radius): shares(others[2 * index]) for index, radius in enumerate(RADII)}
-        exponential = {str(radius): shares(others[2 * index + 1]) for index, radius in enumerate(RADII)}
-        return {"pmixed": pmixed, "exponential": exponential}, gains
+        names = ("pmixed", "exponential", "individual")
+        kept: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+        for (radius, name), losses in zip(product(RADII, names), others, strict=True):
+            kept[name][str(radius)] = shares(losses)
+        return kept, gains
 
 
 def benchmark(

@@ -172,6 +172,24 @@ def test_a_platform_team_learns_what_it_would_get() -> None:
     assert "privmix train --attention" in shown
 
 
+def test_a_platform_team_learns_what_individual_budgets_would_give() -> None:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    words = ["plan", "--users", "50000", "--corpus-tokens", "2e7", "--tokens", "131072", "--epsilon", "2"]
+    answer = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    own = answer["individual"]
+    named = json.loads(runner.invoke(app, [*words, "--protocol", "individual", "--json"]).stdout)
+    assert "individual" not in named
+    assert (named["parts"], named["horizon"], named["rows_a_token"]) == (own["parts"], 131_072, own["parts"] + 1)
+    assert 0 < named["parameters"]["lower"] == own["lower"] < 1
+    assert named["gain_expected"] == own["gain_expected"]
+    assert "any number of released tokens" in named["statement"]
+    gains = [each["gain_expected"]["nats_a_token"]["mean"] for each in (own, answer)]
+    assert own["better"] is (gains[0] > 1.01 * gains[1]) is True
+    shown = " ".join(runner.invoke(app, words).stdout.split())
+    assert f"--protocol individual, with {own['parts']:,} parts, L {own['lower']:.2g}" in shown
+    assert "tokens, no limit" in runner.invoke(app, [*words, "--protocol", "individual"]).stdout
+
+
 @pytest.mark.parametrize("cohorts", [2, 9])
 def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> None:
     """N / k parts for T / k tokens: the cost of a token grows with (radius k / N)^2, so a radius falls by root k."""

@@ -153,7 +153,7 @@ class Trial:
         weights, end = [], 0
         while end < len(drawn.models):
             first, wanted = end, self._repeats * (len(drawn.models) - end)
-            count, allowance = self._budget.allowances(self._protocol.parts, wanted, least=self._repeats)
+            count, allowance = self._budget.allowances(self._protocol.models, wanted, least=self._repeats)
             end += count // self._repeats
             answers = replace(drawn.between(first, end), allowances=torch.tensor([allowance] * (end - first)))
             release = self._protocol.release(answers)

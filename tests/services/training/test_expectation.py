@@ -7,6 +7,7 @@ import pytest
 
 from services.errors import InputError
 from services.privacy.accounting import planning
+from services.privacy.protocols.individual import IndividualSettings
 from services.training import expectation
 from services.training.expectation import Measured, Population, Requirements, candidates, propose
 from services.training.options import Attention, TokenBudget
@@ -19,15 +20,19 @@ def test_the_measured_shares_grow_with_the_radius(attention: Attention, least: f
     corpora = json.loads(expectation.TABLE.read_bytes())["attention"][attention]["corpora"]
     assert len(corpora) >= 2
     for corpus in corpora.values():
-        for curve in corpus["kept"].values():
-            means = [sum(runs) / len(runs) for radius, runs in curve.items() if float(radius) <= 1.6]
+        for protocol, curve in corpus["kept"].items():
+            # Tilts are bounded by L and U, so a larger radius brings less and less.
+            individual = protocol == "individual"
+            means = [
+                sum(runs) / len(runs) for radius, runs in curve.items() if float(radius) <= (0.8 if individual else 1.6)
+            ]
             assert means == sorted(means)
             assert means[0] < 0.5
-            assert min(list(curve.values())[-1]) > least
-            for (
-                radius,
-                runs,
-            ) in curve.items():  # a clip to +-radius changes a log-probability by at most twice the radius
+            assert min(list(curve.values())[-1]) > (0.3 if individual else least)
+            if individual:
+                continue
+            for radius, runs in curve.items():
+                # A clip to +-radius changes a log-probability by at most twice the radius.
                 gains = [share * gain for share, gain in zip(runs, corpus["ensemble_gain"], strict=True)]
                 assert max(gains) <= 2 * float(radius)
 
@@ -70,6 +75,26 @@ def test_texts_are_proposed_where_they_are_expected_to_gain_more() -> None:
     # The size of the corpus decides. Without it, the gains cannot be compared.
     assert propose(Requirements(Population(2000), budget)).attention == "public"
     assert propose(Requirements(Population(2000), budget, attention="text")).attention == "text"
+
+
+@pytest.mark.parametrize("attention", ["public", "text"])
+def test_individual_budgets_keep_more_where_tokens_are_many(attention: Attention) -> None:
+    def worth(protocol: str, tokens: int) -> float:
+        budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=tokens)
+        return propose(Requirements(Population(10_000), budget, protocol, 64, attention)).worth
+
+    many, few = (worth("individual", tokens) / worth("exponential", tokens) for tokens in (131_072, 1024))
+    assert many > 1.5 > few
+
+
+def test_a_proposal_of_individual_budgets_has_their_parameters() -> None:
+    proposal = propose(Requirements(Population(10_000, 20_000_000), BUDGET, "individual"))
+    protocol = IndividualSettings(**BUDGET.limits()).plan(proposal.protocol.parts)
+    assert proposal.protocol == protocol
+    assert proposal.radius == pytest.approx(protocol.parts * (protocol.size / BUDGET.tokens) ** 0.5)
+    assert proposal.details == {"lower": protocol.lower, "upper": protocol.upper, "account": protocol.size}
+    assert proposal.gain is not None
+    assert proposal.gain.mean > 0
 
 
 def test_numbers_of_parts_are_coarse_and_leave_every_part_its_users() -> None:
