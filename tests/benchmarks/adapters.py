@@ -172,10 +172,13 @@ def benchmark(
     parts: Annotated[int, typer.Option(min=1, max=PARTS, help=f"Parts that are trained, of {PARTS}.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each that are used.")] = 12000,
     held_out_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are scored.")] = 5000,
+    quick: Annotated[bool, typer.Option("--quick", help="Two recipes of two small parts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
+    if quick:
+        recipe, parts, tokens, held_out_tokens = ["plain", "reader"], 2, 256, 100
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
     bench = Bench.of(corpus, output, parts, tokens, held_out_tokens)

@@ -11,6 +11,7 @@ An interrupted run continues with the files in FOLDER.
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,23 +187,28 @@ def benchmark(
     users: Annotated[int, typer.Option(min=1, help="The number of users that train.")] = 64,
     user_limit: Annotated[int, typer.Option(min=1, help="The characters of each user's text that are used.")] = 3000,
     held_out: Annotated[int, typer.Option(min=1, help="The largest number of held-out users.")] = 64,
+    quick: Annotated[bool, typer.Option("--quick", help="One recipe on two users.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
+    if quick:
+        recipe, users, user_limit, held_out = ["v, rank 1, rate 1e-3"], 2, 400, 2
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
     bench = Bench.of(corpus, output, user_limit, held_out)
     measured = {}
     for name in recipe or RECIPES:
         measured[name] = bench.measure(name, RECIPES[name], epsilon, population, users)
-        print(json.dumps({name: measured[name]}) if as_json else name, flush=True)
+        print(f"{name}: {measured[name]}", file=sys.stderr, flush=True)
+    if as_json:
+        print(json.dumps(measured, indent=2))
+        return
     columns = list(dict.fromkeys(key for row in measured.values() for key in row))
     table = Table("recipe", *columns)
     for name, row in measured.items():
         table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
-    if not as_json:
-        Console(width=140).print(table)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

@@ -115,12 +115,14 @@ def replaced(model: Path, adapters: Mapping[str, Path], text: Text, reader: Read
 
 def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One block and two parts.")] = False,
     parts: Annotated[int, typer.Option(min=2, help="Parts of the ensemble.")] = 8,
     blocks: Annotated[int, typer.Option(min=1, help=f"Blocks of {CONTEXT} tokens.")] = 4,
     sample: Annotated[int, typer.Option(min=1, help="Rows that SciPy bisects.")] = 12,
 ) -> None:
     """Measures an evaluation and its baseline."""
     torch.set_num_threads(1)
+    parts, blocks, sample = (2, 1, 1) if quick else (parts, blocks, sample)
     model = resolve()
     with tempfile.TemporaryDirectory() as folder:
         adapters = write_adapters(Path(folder), [f"part-{index}" for index in range(parts)], model)

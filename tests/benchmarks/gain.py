@@ -15,6 +15,7 @@ An interrupted run continues with the finished files in FOLDER.
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -54,7 +55,9 @@ from services.training.split import split
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 HELD_OUT = 0.1
-RUNS, RUN_TOKENS = 3, 400
+RUNS, RUN_TOKENS, QUICK_RUN_TOKENS = 3, 400, 20
+USERS, QUICK_USERS = 1000, 60
+"""Of the demo corpus."""
 CONTEXT = 256
 LEAST_PARTS, LEAST_TOKENS = 64, 1024
 """The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
@@ -75,6 +78,7 @@ KINDS = (
     Kind(TrainingOptions(), 2000, (500, 8000)),
     Kind(TrainingOptions(attention="text"), 1024, (256,)),
 )
+QUICK_KINDS = tuple(Kind(kind.options, 128, (64,)) for kind in KINDS)
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,14 @@ class Bench:
     parts: Tokens
 
     @classmethod
-    def of(cls, kind: Kind, corpus: Path, output: Path) -> "Bench":
+    def of(cls, kind: Kind, corpus: Path, output: Path, run_tokens: int = RUN_TOKENS) -> "Bench":
         model = resolve()
         train, held_out, salt = (output / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
         output.mkdir(parents=True, exist_ok=True)
         salt.write_bytes(bytes(32))  # the same split every time: the text is public
         split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=salt)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)
+        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=run_tokens, runs=RUNS)
         # One stream in the order of the users' hashes, which is cut into parts of equal size.
         stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[Share(0)]
         return cls(kind, output, model, text, stream)
@@ -157,7 +161,7 @@ class Bench:
             for file, content in files.items():
                 (directory / file).write_bytes(content)
             (directory / "finished").touch()
-            print(f"{self.output}: made {name}", flush=True)
+            print(f"{self.output}: made {name}", file=sys.stderr, flush=True)
         return AdapterFiles(directory, self.kind.options.attention)
 
     @property
@@ -233,30 +237,34 @@ def benchmark(
     output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
     corpus: Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")] = [],  # noqa: B006
     demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small parts of a small demo corpus, few tokens.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")] = False,
 ) -> None:
     """Measures the gains and prints the table."""
     torch.set_num_threads(1)
+    if quick and write:
+        raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
+    kinds, users, run_tokens = (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
     corpora = {path.stem: path for path in corpus}
-    if demo:
-        write_demo_corpus(output / "demo-corpus", users=1000)
+    if demo or quick:
+        write_demo_corpus(output / "demo-corpus", users=users)
         corpora["demo"] = output / "demo-corpus" / TRAIN
     table = {
         "measured": datetime.now(UTC).date().isoformat(),
         "model": DEFAULT,
         "parts": PARTS,
-        "held_out_tokens": RUNS * RUN_TOKENS,
+        "held_out_tokens": RUNS * run_tokens,
         "command": "python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl --write",
         "attention": {
             kind.options.attention: {
                 "part_tokens": kind.part_tokens,
                 "training": kind.options.recipe,
                 "corpora": {
-                    name: Bench.of(kind, path, output / kind.options.attention / name).measure()
+                    name: Bench.of(kind, path, output / kind.options.attention / name, run_tokens).measure()
                     for name, path in corpora.items()
                 },
             }
-            for kind in KINDS
+            for kind in kinds
         },
     }
     content = json.dumps(table, indent=1) + "\n"

@@ -112,9 +112,12 @@ def main(
     prompt: Annotated[int, typer.Option(min=1, max=CONTEXT // 2, help="Tokens.")] = 128,
     model: Annotated[str | None, typer.Option(help="A model's directory; by default the embedded one.")] = None,
     on_cpu: Annotated[bool, typer.Option("--on-cpu", help="Try this program out where there is no GPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small case, without a GPU too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compares rows across batches and measures decoding, with batch-invariant kernels and without."""
+    if quick:
+        parts, sequences, steps, prompt, on_cpu = 2, 3, 4, 16, True
     if not torch.cuda.is_available() and not on_cpu:
         print(json.dumps({"skipped": "no CUDA GPU is here"}) if as_json else "skipped: no CUDA GPU is here")
         return

@@ -55,10 +55,12 @@ def heads(
     batch: Annotated[int, typer.Option(min=1)] = 1024,
     samples: Annotated[int, typer.Option(min=1, help="Parameter vectors in each step of ExpM+NF.")] = 32,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="One epoch, once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures one training of each method, on one thread."""
     torch.set_num_threads(1)
+    epochs, repeats, samples = (1, 1, 2) if quick else (epochs, repeats, samples)
     table = DATASETS[dataset]()
     make, model = methods.build(table), methods.parametrised(table)
     x, y = torch.from_numpy(table.x), torch.from_numpy(table.y)

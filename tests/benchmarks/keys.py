@@ -39,9 +39,11 @@ def main(
     keys: Annotated[int, typer.Option(min=1, help="The number of keys.")] = 1000,
     requests: Annotated[int, typer.Option(min=1, help="The number of requests.")] = 5000,
     clients: Annotated[int, typer.Option(min=1, help="The number of concurrent clients.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="10 keys and 50 requests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the requests with keys per second, and the statements that they need."""
+    keys, requests, clients = (10, 50, 8) if quick else (keys, requests, clients)
     with tempfile.TemporaryDirectory() as folder:
         measured = {"sqlite": asyncio.run(measure(str(Path(folder) / "keys.db"), keys, requests, clients))}
     with postgresql.running() as server:

@@ -12,8 +12,8 @@ tokens per second, for each cell `PROTOCOL,PARTS,PROMPT TOKENS,STREAMS`. In addi
 Rounds of both sides alternate and medians are compared, so that other load affects both equally. The plain side gets
 the prompts and lengths of the service's answers, because only private text may end early.
 
-`--quick` measures one cell in under two minutes. `--memory N` prints the resident memory of the service over N short
-requests instead.
+`--quick` measures one small cell once, which tells only whether the program runs. `--memory N` prints the resident
+memory of the service over N short requests instead.
 """
 
 import asyncio
@@ -60,7 +60,8 @@ SAMPLES = 20
 SHORT = 2
 DISTINCT = 8
 """The number of different adapters; the work of a token does not depend on it."""
-QUICK = (80, 512, 8)
+QUICK = (8, 64, 2)
+"""The number of parts, of prompt tokens and of streams."""
 
 
 @dataclass(frozen=True)
@@ -310,13 +311,13 @@ def main(
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
     threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
-    quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
+    quick: Annotated[bool, typer.Option(help="One small cell, one round.")] = False,
     memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
     if quick:
-        protocol, rounds = protocol[:1], 1
+        protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
     prompts = Prompts()
     result: dict[str, Any] = {"private_over_plain": {}, "cells": {}}

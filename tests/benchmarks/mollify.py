@@ -243,6 +243,7 @@ def measure(
 
 def mollify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One small batch, once.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Part rows of a sequence.")] = 8,
     rows: Annotated[list[int], typer.Option(min=1, help="Part rows in a batch; repeatable.")] = [1, 8, 64, 256],  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the shortest counts.")] = 20,
@@ -250,6 +251,7 @@ def mollify(
     only: Annotated[str, typer.Option(help="Measure the protocols whose names contain this.")] = "",
 ) -> None:
     """Measures the mathematics of a token."""
+    rows, repeats = ([8], 1) if quick else (rows, repeats)
     if threads is not None:
         torch.set_num_threads(threads)
     bandwidth = copy_bandwidth()

@@ -117,10 +117,12 @@ def main(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
     steps: Annotated[int, typer.Option(min=1)] = 12,
     quick: Annotated[bool, typer.Option(help="One small cell.")] = False,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures one engine with many parts."""
-    cells = [(8, 0), (8, 8)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
+    if quick:
+        parts, prompt_tokens, steps = 16, 16, 2
+    cells = [(2, 0), (2, 2)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
     report = measure(parts, layers, prompt_tokens, steps, cells)
     print(json.dumps(report) if as_json else json.dumps(report, indent=2))
 

@@ -99,12 +99,15 @@ def times(protocol: Protocol, sequences: int, parts: int, vocabulary: int, repea
 
 def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few small rows, once.")] = False,
     vocabulary: Annotated[list[int], typer.Option(help="Repeatable.")] = [49152, 128256],  # noqa: B006
     sequences: Annotated[int, typer.Option(min=1)] = 64,
     rows: Annotated[int, typer.Option(min=2, help="Part rows of a sequence.")] = 64,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Measures and prints the values of this module's description."""
+    if quick:
+        vocabulary, sequences, rows, repeats = [2000], 2, 2, 1
     timed: Sequence[Protocol] = (
         PMixed(rows, 1.0, RADIUS),
         Exponential(rows, rows, RADIUS),

@@ -58,10 +58,14 @@ def benchmark(
     tokens: Annotated[int, typer.Option(help="Of a synthetic text.")] = 256,
     parts: Annotated[list[int], typer.Option(help="Of privmix; repeatable.")] = [256, 1024],  # noqa: B006
     blocks: Annotated[int, typer.Option(help="Of held-out text.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="One epsilon, 16 small texts, one block.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures each method at each epsilon."""
     torch.set_num_threads(1)
+    text = TEXT
+    if quick:
+        epsilon, tokens, parts, blocks, text = [8.0], 16, [DRAWN], 1, 64
     tokenizer = AutoTokenizer.from_pretrained(resolve())
     model = AdaptedModel(resolve(), torch.float32)
     rows: list[dict[str, Any]] = []
@@ -89,7 +93,7 @@ def benchmark(
         ]
         for count in parts:
             shares = tokenize(train, tokenizer, Partition(bytes(32), count))
-            names = _load(model, [shares[Share(part)] for part in range(DRAWN)], Path(name) / str(count))
+            names = _load(model, [shares[Share(part)] for part in range(DRAWN)], text, Path(name) / str(count))
             clips = [_radius(count, epsilon=each, delta=delta, tokens=total, sample=DRAWN) for each in epsilon]
             gains = iter(_gains(sequences, partial(_rows, model, names), [_exponential(clip) for clip in clips]))
             rows += [
@@ -131,12 +135,12 @@ def _prompts(model: AdaptedModel, references: Sequence[Tensor], sequence: Tensor
     return public, torch.stack([model.logits(PUBLIC, each, len(sequence), cache)[0] for each in whole])
 
 
-def _load(model: AdaptedModel, texts: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Loads the texts of parts and returns their names."""
+def _load(model: AdaptedModel, texts: Sequence[np.ndarray], size: int, folder: Path) -> list[str]:
+    """Loads the first `size` tokens of the texts of parts and returns their names."""
     names = [f"{folder.name}-{part}" for part in range(len(texts))]
     for name, tokens in zip(names, texts, strict=True):
         (folder / name).mkdir(parents=True)
-        for file, content in text_files(tokens, TEXT).items():
+        for file, content in text_files(tokens, size).items():
             (folder / name / file).write_bytes(content)
         model.load(name, AdapterFiles(folder / name, "text"))
     return names

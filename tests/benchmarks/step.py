@@ -49,7 +49,7 @@ from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
-from tests.benchmarks.load import DISTINCT, PRIVACY, Prompts, Question
+from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, Prompts, Question
 from tests.benchmarks.parts import PartRows
 from tests.ensembles import usual_layers, write_adapters
 
@@ -306,12 +306,13 @@ def main(
     shards: Annotated[int, typer.Option(min=1, help="Shards that divide the parts, and the cores.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
-    quick: Annotated[bool, typer.Option(help="One cell, one round.")] = False,
+    quick: Annotated[bool, typer.Option(help="One small cell, one round.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
     if quick:
-        protocol, parts, prompt_tokens, streams, rounds = protocol[:1], [80], [64], [8], 1
+        protocol, tokens, rounds = protocol[:1], 8, 1
+        parts, prompt_tokens, streams = ([size] for size in QUICK)
     model, prompts = resolve(), Prompts()
     keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
     result: dict[str, Any] = {key: {} for key in keys}

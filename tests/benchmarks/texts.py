@@ -37,30 +37,32 @@ BLOCK, BLOCKS = 128, 8
 def benchmark(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
     tokens: Annotated[list[int], typer.Option(help="Of each text; repeatable.")] = [256, 1024],  # noqa: B006
+    quick: Annotated[bool, typer.Option("--quick", help="One small text, one block.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measures the gains for each number of tokens."""
     torch.set_num_threads(1)
+    tokens = [64] if quick else tokens
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        held_out, parts = divided(Corpus(corpus), folder)
+        held_out, parts = divided(Corpus(corpus), folder, 1 if quick else BLOCKS)
         gains = {size: measure(held_out, parts, size, folder / str(size)) for size in tokens}
     print(
         json.dumps(gains, indent=2) if as_json else "\n".join(f"{size} tokens: {gain}" for size, gain in gains.items())
     )
 
 
-def divided(corpus: Corpus, folder: Path) -> tuple[Tensor, list[np.ndarray]]:
-    """Returns blocks of held-out text, [BLOCKS, BLOCK], and the tokens of the parts."""
+def divided(corpus: Corpus, folder: Path, blocks: int) -> tuple[Tensor, list[np.ndarray]]:
+    """Returns blocks of held-out text, [blocks, BLOCK], and the tokens of the parts."""
     train, held_out, salt = folder / "train.jsonl", folder / "heldout.jsonl", folder / "split.salt"
     salt.write_bytes(bytes(32))  # the same split every time: the text is public
     split(corpus, train, held_out, share=HELD_OUT, salt_file=salt)
     tokenizer = AutoTokenizer.from_pretrained(resolve())
     stream = tokenize(Corpus(held_out), tokenizer, Partition(bytes(32), 1))[Share(0)]
-    spread = np.linspace(0, len(stream) - BLOCK, BLOCKS).astype(int)
+    spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
     shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
-    blocks = np.stack([stream[start : start + BLOCK] for start in spread])
-    return torch.from_numpy(blocks.astype(np.int64)), [shares[Share(part)] for part in range(MEASURED)]
+    sequences = np.stack([stream[start : start + BLOCK] for start in spread])
+    return torch.from_numpy(sequences.astype(np.int64)), [shares[Share(part)] for part in range(MEASURED)]
 
 
 def measure(held_out: Tensor, parts: list[np.ndarray], size: int, folder: Path) -> dict[str, float]:

@@ -101,16 +101,16 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
 
 def benchmark(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="4 and 32 parts of a small corpus.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="2 and 8 parts of a small corpus.")] = False,
     few: Annotated[int, typer.Option(min=1)] = 16,
     many: Annotated[int, typer.Option(min=2)] = 256,
     users: Annotated[int, typer.Option(min=1, help="Of the corpus; some 120 tokens each.")] = 512,
 ) -> None:
     """Time the training of few and of many parts of one corpus."""
     if quick:
-        few, many, users = 4, 32, 64
+        few, many, users = 2, 8, 16
     torch.set_num_threads(1)
-    lengths = {64: 8} if quick else {64: 32, 128: 16, 512: 4}
+    lengths = {64: 4} if quick else {64: 32, 128: 16, 512: 4}
     private = {tokens: users_per_s(tokens, count, rounds=1 if quick else 3) for tokens, count in lengths.items()}
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:

@@ -1,12 +1,14 @@
 """Claim: the examples run as they are."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running import RunningService
+from tests.running import RunningService, settled
+from tests.services.gateway.test_service import costs
 
 EXAMPLES = Path(__file__).parents[2] / "cluster" / "examples"
 
@@ -31,8 +33,19 @@ def test_a_question(service: RunningService) -> None:
 
 
 @pytest.mark.slow
-def test_a_streamed_chat(service: RunningService) -> None:
-    assert printed("stream_chat.py", service.base_url).rstrip().endswith("tokens charged")
+def test_a_streamed_record(service: RunningService) -> None:
+    *record, tokens = printed("stream_record.py", service.base_url).splitlines()
+    assert set(json.loads("".join(record))) == {"reason", "urgent"}
+    assert tokens.endswith(" of them free")
+
+
+@pytest.mark.slow
+def test_a_program_that_stops_at_its_budget(service: RunningService) -> None:
+    before = settled(service)
+    last = printed("stop_at_budget.py", service.base_url, "20").splitlines()[-1]
+    used = int(last.split()[0])
+    assert 12 < used <= 20
+    costs(service, before, used)
 
 
 def test_every_example_is_tested() -> None:
