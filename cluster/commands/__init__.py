@@ -1,1 +1,1 @@
-"""Owns the verbs of `privmix`, each in a file of its name. A verb imports what it runs when it runs."""
+"""Owns the verbs of `privmix`, each in a file of its name: options, help and messages. Heavy work is elsewhere."""
