@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cluster.commands.evaluate_task import task
+from cluster.commands.evaluate_task import reference, task
 from cluster.console import display
 from cluster.options import (
     DeltaOption,
@@ -119,3 +119,4 @@ def perplexity(
 
 
 evaluate.command()(task)
+evaluate.command()(reference)

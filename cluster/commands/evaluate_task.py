@@ -1,4 +1,4 @@
-"""Implements `privmix evaluate task`, which trains classifiers on sets of texts and tests them on real text."""
+"""Implements `privmix evaluate task`, which tests classifiers on real text, and `evaluate reference`."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.options import JsonOption, TextFieldOption
+from cluster.options import DeltaOption, JsonOption, TextFieldOption
 
 if TYPE_CHECKING:
     from services.laboratory.utility.task import TaskReport
@@ -88,3 +88,50 @@ def _show(report: "TaskReport", page: Path, seconds: float) -> None:
         if row.missing:
             print(f"{row.name}: has no text of {', '.join(row.missing)}")
     print(f"{page}: the report, in {seconds:.0f} s, for the operator only: it is not private")
+
+
+def reference(
+    real: Annotated[Path, typer.Option(help="The private text: JSON Lines with a user, a text and a label.")],
+    method: Annotated[str, typer.Option(help="invisible-ink (Vinod et al. 2025) or amin (Amin et al. 2024).")],
+    output: Annotated[Path, typer.Option(help="The directory for the texts, a training set for `evaluate task`.")],
+    epsilon: Annotated[float, typer.Option(help="The epsilon for the text of one user, replaced.")] = 8.0,
+    delta: DeltaOption = 1e-5,
+    references: Annotated[int, typer.Option(min=2, help="The number of users whose texts write one text.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="The tokens of a text; for amin, its private tokens.")] = 64,
+    seed: Annotated[int, typer.Option(help="The seed of the batches and of all draws.")] = 0,
+    sigma: Annotated[
+        float, typer.Option(min=0.001, help="The noise of amin's sparse vector technique; its private tokens cost it.")
+    ] = 0.2,
+    label_field: Annotated[str, typer.Option(help="The field with the label.")] = "label",
+    text_field: TextFieldOption = "text",
+    public_model: Annotated[
+        str | None, typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write texts by a published mechanism from references in prompts, to compare with in `evaluate task`.
+
+    The draws are seeded, so the texts are for comparison and must not be published.
+    """
+    from cluster.console import display
+    from services.laboratory.utility.labelled import read
+    from services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, write_texts
+    from services.training.public_model import resolve
+
+    if method not in METHODS:
+        raise typer.BadParameter(f"must be {' or '.join(METHODS)}, not {method!r}", param_hint="--method")
+    options = ReferenceOptions(method, epsilon, delta, references, tokens, seed, sigma)
+    private = read("real", real, text_field, label_field)
+    with display(as_json) as shown:
+        count = write_texts(
+            private,
+            label_field,
+            output,
+            resolve(public_model),
+            options,
+            lambda done: shown.show({f"texts of {method}": done}),
+        )
+    if as_json:
+        print(json.dumps({"output": str(output), "texts": count}))
+    else:
+        print(f"{output}: {count} texts of {references} users each")

@@ -61,6 +61,14 @@ NOT_PRIVATE = {
     ),
     "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
+    "services/laboratory/utility/reference_texts.py": (
+        {"Generator", "manual_seed", "multinomial", "randperm"},
+        "texts of published mechanisms, for comparison",
+    ),
+    "services/laboratory/utility/references.py": (
+        {"default_rng"},
+        "texts of published mechanisms, for comparison",
+    ),
     "services/laboratory/utility/classifiers.py": (
         {"default_rng", "manual_seed"},
         "bootstrap samples and initial weights of a measurement",

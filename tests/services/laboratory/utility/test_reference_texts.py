@@ -1,0 +1,92 @@
+"""Claim: `privmix evaluate reference` writes a labelled text for each batch of users, as a set for `evaluate task`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from services.errors import InputError
+from services.laboratory.utility.labelled import Labelled, Origin, read
+from services.laboratory.utility.reference_texts import METHODS, _Writer, batches
+from tests.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [
+        {"user": f"user-{number // 2}", "text": f"I call about {number} days of pain.", "reason": "ab"[number % 2]}
+        for number in range(120)
+    ]
+    path = tmp_path_factory.mktemp("real") / "real.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write(real: Path, tiny: Path, output: Path, *options: object) -> Result:
+    words = ["evaluate", "reference", "--real", real, "--output", output, "--public-model", tiny]
+    words += ["--label-field", "reason", "--tokens", "6", *options]
+    return CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [*map(str, words)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_writes_a_set_for_the_task(real: Path, tiny: Path, tmp_path: Path, method: str) -> None:
+    options = ("--method", method, "--references", 10, "--epsilon", 30, "--sigma", 1, "--json")
+    outputs = [tmp_path / name for name in ("first", "second")]
+    for output in outputs:
+        done = write(real, tiny, output, *options)
+        assert done.exit_code == 0, done.output
+    found = read("reference", outputs[0], "text", "reason")
+    assert json.loads(done.stdout)["texts"] == len((outputs[0] / "synthetic.jsonl").read_text().splitlines()) >= 4
+    assert found.classes == {"a", "b"}
+    assert found.origin.protocol == method
+    assert (found.origin.epsilon, found.origin.delta) == (30, 1e-5)
+    assert (outputs[0] / "synthetic.jsonl").read_bytes() == (outputs[1] / "synthetic.jsonl").read_bytes()
+
+
+def test_a_user_is_in_one_batch_with_one_text(real: Path) -> None:
+    corpus = read("real", real, "text", "reason")
+    made = batches(corpus, 10, seed=3)
+    user_of = dict(zip(corpus.texts, corpus.users, strict=True))
+    label_of = dict(zip(corpus.texts, corpus.labels, strict=True))
+    users = [user_of[text] for batch in made for text in batch.texts]
+    assert len(users) == len(set(users)) == 10 * len(made)
+    assert all(label_of[text] == batch.label for batch in made for text in batch.texts)
+    with pytest.raises(InputError, match="no label has 4 users"):
+        batches(Labelled("x", ("a", "b"), ("p", "q"), ("1", "2"), 0, Origin()), 4, 0)
+
+
+def test_the_logits_with_a_cache_are_those_of_each_prompt_alone(tiny: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    prompts = [tokenizer(text)["input_ids"] for text in ("one", "another and longer prompt", "two words")]
+    with torch.inference_mode():
+        logits = _Writer(tiny, 0)._logits(prompts)
+        rows = [next(logits), logits.send(7), logits.send(11)]
+        for index, prompt in enumerate(prompts):
+            expected = network(input_ids=torch.tensor([[*prompt, 7, 11]])).logits[0, -3:]
+            for row, wanted in zip(rows, expected, strict=True):
+                assert row[index].numpy() == pytest.approx(wanted.numpy(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--method", "other"), "must be invisible-ink or amin"),
+        (("--method", "amin", "--references", 4, "--epsilon", 1), "does not last for 6 tokens of 4 references"),
+        (("--method", "amin", "--references", 100), "no label has 100 users"),
+    ],
+)
+def test_bad_input_is_named(real: Path, tiny: Path, tmp_path: Path, options: tuple[Any, ...], problem: str) -> None:
+    refused = write(real, tiny, tmp_path / "output", *options)
+    assert refused.exit_code == 2
+    assert problem in refused.output
