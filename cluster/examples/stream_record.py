@@ -4,7 +4,7 @@ import sys
 
 from openai import OpenAI, RateLimitError
 
-TICKET = {
+TICKET: dict[str, object] = {
     "type": "object",
     "properties": {"reason": {"enum": ["a sore throat", "a flu shot"]}, "urgent": {"type": "boolean"}},
     "required": ["reason", "urgent"],
