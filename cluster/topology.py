@@ -26,7 +26,7 @@ def plan_shards(
         ConfigurationError: `halves` is set and the ensemble has no models of half-parts, several models attend to
             their own keys, or a shard would reserve several GPUs.
     """
-    if manifest.attention == "own" and (len(manifest.parts) > 1 or halves):
+    if manifest.part_kind == "lora" and (len(manifest.parts) > 1 or halves):
         raise ConfigurationError(
             f"ensemble: the adapters of {configuration.ensemble} attend to their own keys and values, which is "
             "served for one model alone; train the parts again with `privmix train`, as readers"
@@ -108,7 +108,7 @@ def _engine_settings(
         context_length=engine.context_length,
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization * share,
-        attention=manifest.attention,
+        part_kind=manifest.part_kind,
         adapters={adapter.name: manifest.adapter_path(configuration.ensemble, adapter) for adapter in adapters},
     )
 

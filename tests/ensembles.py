@@ -78,7 +78,7 @@ def write_ensemble(
         tokenizer=tokenizer_hash(model),
         salt_id="test",
         rank=RANK,
-        attention="public",
+        part_kind="reader",
         layers=layers,
         parts=tuple(_part(folder, index, halves) for index in range(parts)),
     )

@@ -306,7 +306,7 @@ def pipeline_(
 ) -> None:
     """Train and serve two corpora that differ in one user, and compare all but one part's model.
 
-    Further options go to `privmix train`: --attention text --halves.
+    Further options go to `privmix train`: --part-kind text --halves.
     """
     from cluster.work.audit import finish, pipeline_section
 

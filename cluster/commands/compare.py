@@ -46,8 +46,8 @@ def compare(
         int | None, typer.Option(help="The maximum number of characters of each user to train on. Default: all.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The public model, as for `privmix train`.")] = None,
-    attention: Annotated[
-        str | None, typer.Option(help="What a part is, as for `privmix train`. Default: public; with --quick text.")
+    part_kind: Annotated[
+        str | None, typer.Option(help="What a part is, as for `privmix train`. Default: reader; with --quick text.")
     ] = None,
     quick: Annotated[
         bool,
@@ -92,7 +92,7 @@ def compare(
         held_out=held_out,
         user_limit=user_limit,
         model=model,
-        attention=TrainingOptions.checked(attention=attention or ("text" if quick else "public")).attention,
+        part_kind=TrainingOptions.checked(part_kind=part_kind or ("text" if quick else "reader")).part_kind,
         references=not quick,
         on_base=on_base,
         resources=Resources.checked(cpus=cpus),

@@ -59,11 +59,11 @@ def plan_(
             help="With --users: the number of tokens of the corpus, to compute the gain in nats.",
         ),
     ] = None,
-    attention: Annotated[
+    part_kind: Annotated[
         str | None,
         typer.Option(
-            help="With --users: what a part is, `public` or `text` as for `privmix train`. Default: with "
-            "--corpus-tokens the better one, otherwise public."
+            help="With --users: what a part is, `reader` or `text` as for `privmix train`. Default: with "
+            "--corpus-tokens the better one, otherwise reader."
         ),
     ] = None,
     cohorts: Annotated[
@@ -98,7 +98,7 @@ def plan_(
     if users is not None:
         _refuse_with_users(context.args, orders, plot, base_epsilon)
         budget = token_budget(8.0 if epsilon is None else epsilon, delta, tokens)
-        kind = None if attention is None else TrainingOptions.checked(attention=attention).attention
+        kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
         proposal = propose(wanted)
         compared: list[Cohorts | Accounts] = []
@@ -115,7 +115,7 @@ def plan_(
             for each in compared:
                 Console().print(escape(each.sentence))
         return
-    for name, value in (("corpus-tokens", corpus_tokens), ("attention", attention), ("cohorts", cohorts)):
+    for name, value in (("corpus-tokens", corpus_tokens), ("part-kind", part_kind), ("cohorts", cohorts)):
         if value is not None:
             raise bad(name, "needs --users")
     if parts is None:

@@ -102,22 +102,22 @@ def train(
             "cohorts of one model: each user is in one of them."
         ),
     ] = [],  # noqa: B006
-    attention: Annotated[
+    part_kind: Annotated[
         str | None,
         typer.Option(
-            help="What a part is: an adapter that attends to the public model's keys and values (public), plain LoRA "
-            "with its own (own), which is not served in parts, or, without any training, the start of its users' text, "
-            f"which the public model reads before each sequence (text). {_default('attention')}"
+            help="What a part is: an adapter that attends to the public model's keys and values (reader), plain LoRA "
+            "with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
+            f"which the public model reads before each sequence (text). {_default('part_kind')}"
         ),
     ] = None,
     text: Annotated[
         int | None,
-        typer.Option(help=f"The number of tokens of a part's text with --attention text. {_default('text')}"),
+        typer.Option(help=f"The number of tokens of a part's text with --part-kind text. {_default('text')}"),
     ] = None,
     layers: Annotated[
         int | None,
         typer.Option(
-            help="The number of last layers that a part changes, with --attention public. Fewer cost less to train, to "
+            help="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, to "
             "store and to serve. Default: half of the public model's."
         ),
     ] = None,
@@ -128,7 +128,7 @@ def train(
         str | None,
         typer.Option(
             help=f"Modules to adapt, separated by commas. {_default('targets')} "
-            f"With --attention own: {','.join(PLAIN_TARGETS)}."
+            f"With --part-kind lora: {','.join(PLAIN_TARGETS)}."
         ),
     ] = None,
     learning_rate: Annotated[
@@ -202,7 +202,7 @@ def train(
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)
     chosen = {
-        "attention": attention,
+        "part_kind": part_kind,
         "text": text,
         "layers": layers,
         "rank": rank,
@@ -218,12 +218,12 @@ def train(
         "precision": precision,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    if attention == "text" and (unused := given.keys() - {"attention", "text"}):
-        raise bad(min(unused), "has no effect with --attention text, which trains nothing; leave it out")
-    if attention != "text" and text is not None:
-        raise bad("text", "has an effect only with --attention text")
-    if layers is not None and (privately or attention == "own"):
-        raise bad("layers", "has an effect only with --attention public; plain LoRA changes all layers")
+    if part_kind == "text" and (unused := given.keys() - {"part_kind", "text"}):
+        raise bad(min(unused), "has no effect with --part-kind text, which trains nothing; leave it out")
+    if part_kind != "text" and text is not None:
+        raise bad("text", "has an effect only with --part-kind text")
+    if layers is not None and (privately or part_kind == "lora"):
+        raise bad("layers", "has an effect only with --part-kind reader; plain LoRA changes all layers")
     defaults = DP_SGD_TRAINING.model_dump() if privately else {}
     options = TrainingOptions.checked(**defaults | given)
     for name in ("batch", "epochs"):

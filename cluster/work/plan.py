@@ -93,7 +93,7 @@ class Cohorts:
     @classmethod
     def of(cls, count: int, wanted: Requirements, whole: Proposal) -> Self:
         """Plans the cohorts of what was planned as one ensemble."""
-        return cls(count, whole, propose(replace(wanted.of_cohort(count), attention=whole.attention)))
+        return cls(count, whole, propose(replace(wanted.of_cohort(count), part_kind=whole.part_kind)))
 
     @property
     def better(self) -> bool:
@@ -142,7 +142,7 @@ class Accounts:
 
     @classmethod
     def of(cls, wanted: Requirements, proposed: Proposal) -> Self:
-        return cls(proposed, propose(replace(wanted, protocol="individual", attention=proposed.attention)))
+        return cls(proposed, propose(replace(wanted, protocol="individual", part_kind=proposed.part_kind)))
 
     @property
     def better(self) -> bool:
@@ -195,7 +195,7 @@ def proposal_record(proposal: Proposal, users: int, corpus_tokens: int | None) -
     settings, protocol = proposal.settings, proposal.protocol
     return {
         "parts": protocol.parts,
-        "attention": proposal.attention,
+        "part_kind": proposal.part_kind,
         "radius": proposal.radius,
         "protocol": protocol.name,
         "parameters": {**settings.model_dump(include={"q", "sample"}), **proposal.details},
@@ -229,8 +229,8 @@ def show_proposal(proposal: Proposal, users: int) -> None:
     table.add_column(justify="right")
     table.add_column(style="dim")
     table.add_row("parts", f"{record['parts']:,}", f"{record['users_a_part']:.0f} users per part on average")
-    kind = "a text" if record["attention"] == "text" else "an adapter"
-    table.add_row("a part is", kind, f"privmix train --attention {record['attention']}")
+    kind = "a text" if record["part_kind"] == "text" else "an adapter"
+    table.add_row("a part is", kind, f"privmix train --part-kind {record['part_kind']}")
     parameters = ", ".join(f"{name} {value:g}" for name, value in record["parameters"].items())
     table.add_row("protocol", record["protocol"], f"{parameters}; {record['rows_a_token']} model rows per token")
     radius = (

@@ -100,7 +100,7 @@ def default_parts(
         first = error.errors()[0]
         raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
     population = Population(size.users, size.tokens)
-    proposal = propose(Requirements(population, budget, attention=options.attention))
+    proposal = propose(Requirements(population, budget, part_kind=options.part_kind))
     parts = proposal.protocol.parts
     of_each = "" if size.tokens_per_user is None else f" of {size.tokens_per_user:,} tokens"
     typer.echo(
@@ -111,7 +111,7 @@ def default_parts(
     better = propose(Requirements(population, budget))
     if better.gain and proposal.gain and better.gain.mean > proposal.gain.mean:
         typer.echo(
-            f"--attention {better.attention} is expected to gain more: {better.gain.mean:.2f} nats per token with "
+            f"--part-kind {better.part_kind} is expected to gain more: {better.gain.mean:.2f} nats per token with "
             f"{better.protocol.parts} parts instead of {proposal.gain.mean:.2f}, by `privmix plan --users`.",
             err=True,
         )
@@ -137,7 +137,7 @@ def report_training(trained: Trained, output: Path, seconds: float, as_json: boo
             summary["dp_sgd"] = trained.manifest.dp_sgd.model_dump(mode="json")
         typer.echo(json.dumps(summary))
     else:
-        kind, done = ("texts", "written") if trained.manifest.attention == "text" else ("adapters", "trained")
+        kind, done = ("texts", "written") if trained.manifest.part_kind == "text" else ("adapters", "trained")
         typer.echo(
             f"{output}: {len(trained.manifest.parts)} parts, {len(trained.manifest.adapters)} {kind}, "
             f"{trained.trained} of them {done} and {trained.kept} kept, "

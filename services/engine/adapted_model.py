@@ -1,6 +1,6 @@
-"""Runs a public model and its adapters in transformers, with the attention that each manifest specifies.
+"""Runs a public model and its adapters in transformers, as each manifest's `part_kind` says.
 
-    model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.attention)})
+    model = AdaptedModel(base, torch.bfloat16, {"part-000": AdapterFiles(path, manifest.part_kind)})
     cache = model.record(tokens)
     public, part = (model.logits(name, tokens, tokens.shape[1], cache) for name in (PUBLIC, "part-000"))
 
@@ -16,7 +16,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import PUBLIC, AdapterFiles, Attention
+from services.engine import PartKind
+from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text
 from services.engine.reader_attention import PublicCache, record, record_text
 from services.engine.switching import using
@@ -29,15 +30,15 @@ class AdaptedModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.base: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(self.device).eval()
         self._model = self.base
-        self._attention: dict[str, Attention] = {}
+        self._part_kinds: dict[str, PartKind] = {}
         self._texts: dict[str, PublicCache] = {}
         for name, files in (adapters or {}).items():
             self.load(name, files)
 
     def load(self, name: str, files: AdapterFiles) -> None:
         """Adds an adapter."""
-        self._attention[name] = files.attention
-        if files.attention == "text":
+        self._part_kinds[name] = files.part_kind
+        if files.part_kind == "text":
             self._texts[name] = record_text(self.base, read_text(files.path).to(self.device))
             return
         if isinstance(self._model, PeftModel):
@@ -51,13 +52,13 @@ class AdaptedModel:
         if isinstance(self._model, PeftModel):
             self._model.unload()
         self._model = self.base
-        self._attention.clear()
+        self._part_kinds.clear()
         self._texts.clear()
 
     @torch.inference_mode()
     def record(self, tokens: Tensor) -> PublicCache:
         """Returns the public model's keys and values for sequences [B, T]; an empty cache if no adapter uses them."""
-        return record(self._model, tokens) if {"public", "text"} & set(self._attention.values()) else PublicCache()
+        return record(self._model, tokens) if {"reader", "text"} & set(self._part_kinds.values()) else PublicCache()
 
     @torch.inference_mode()
     def logits(self, name: str, tokens: Tensor, positions: int, cache: PublicCache) -> Tensor:
@@ -70,7 +71,7 @@ class AdaptedModel:
         """
         text = self._texts.get(name)
         with using(self._model, PUBLIC if text is not None else name):
-            if self._attention.get(name) in ("public", "text"):
+            if self._part_kinds.get(name) in ("reader", "text"):
                 output = self._model(input_ids=tokens[:, -positions:], past_key_values=cache.reader(positions, text))
             else:
                 output = self._model(input_ids=tokens, use_cache=False, logits_to_keep=positions)
@@ -89,7 +90,7 @@ class AdaptedModel:
         """
         places = [own.to(self.device) for own in places]
         count, length = max(map(len, places)), tokens.shape[1]
-        if self._attention.get(name) not in ("public", "text") or 2 * count > length or self._has_window(length):
+        if self._part_kinds.get(name) not in ("reader", "text") or 2 * count > length or self._has_window(length):
             return [logits[own] for logits, own in zip(self.logits(name, tokens, length, cache), places, strict=True)]
         text = self._texts.get(name)
         before = 0 if text is None else text.get_seq_length()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from services.engine.engine import Attention
+from services.engine import PartKind
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv")
 HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
@@ -48,19 +48,19 @@ def first_layer(configs: Sequence[AdapterConfig], depth: int) -> int:
     return layers[0]
 
 
-def read_adapter_configs(adapters: Mapping[str, Path], attention: Attention) -> list[AdapterConfig]:
+def read_adapter_configs(adapters: Mapping[str, Path], part_kind: PartKind) -> list[AdapterConfig]:
     """Reads the adapters' configurations, in the order of `adapters`. Texts have none.
 
     Raises:
-        ValueError: there are several adapters with attention "own", or the engine would run an adapter differently than
+        ValueError: there are several plain LoRA adapters, or the engine would run an adapter differently than
             it was trained. The message names the adapter and the fix.
     """
-    if attention == "own" and len(adapters) > 1:
+    if part_kind == "lora" and len(adapters) > 1:
         raise ValueError(
-            f"attention: 'own' serves one adapter, got {len(adapters)}; train the ensemble again with `privmix train`, "
-            "whose adapters are readers (attention: 'public')"
+            f"part_kind: 'lora' serves one adapter, got {len(adapters)}; train the ensemble again with "
+            "`privmix train --part-kind reader`"
         )
-    return [] if attention == "text" else [_read(name, path, attention) for name, path in adapters.items()]
+    return [] if part_kind == "text" else [_read(name, path, part_kind) for name, path in adapters.items()]
 
 
 def changed_modules(path: Path) -> list[str]:
@@ -92,7 +92,7 @@ def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int) -> int:
     return numbers * rank * itemsize
 
 
-def _read(name: str, path: Path, attention: Attention) -> AdapterConfig:
+def _read(name: str, path: Path, part_kind: PartKind) -> AdapterConfig:
     config = json.loads((path / "adapter_config.json").read_text())
     targets = config["target_modules"]
     if not isinstance(targets, Sequence) or isinstance(targets, str):
@@ -101,10 +101,10 @@ def _read(name: str, path: Path, attention: Attention) -> AdapterConfig:
         raise ValueError(
             f"adapter {name!r} changes {head}; adapters share the head and the embedding of the base model"
         )
-    if attention == "public" and (changed := _matching(targets, KEYS_AND_VALUES)):
+    if part_kind == "reader" and (changed := _matching(targets, KEYS_AND_VALUES)):
         raise ValueError(
             f"adapter {name!r} changes {changed}, but a reader attends to the public model's keys and values; train it "
-            "again with `privmix train`, or serve it alone with attention 'own'"
+            "again with `privmix train`, or serve it alone with part_kind 'lora'"
         )
     for field in ("use_dora", "modules_to_save"):
         if config.get(field):

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from services.engine import ENGINES, known_engine
+from services.engine import ENGINES, PartKind, known_engine
 
 PUBLIC = "public"
 """The name of the base model without an adapter."""
@@ -18,10 +18,6 @@ ZERO = "zero"
 """The name of an adapter without private text, which every engine has. Its row costs as much computation as any other
 adapter's row. With zero weights it equals the public row; among texts it is a text of zeros. It is the only name that a
 request may repeat."""
-
-Attention = Literal["public", "own", "text"]
-"""The keys and values that an adapter attends to: the public model's (the adapter is a reader), its own, or the public
-model's after those of a text (the adapter is the text of a part and changes no weights, see `part_text`)."""
 
 
 class EngineStalledError(RuntimeError):
@@ -54,8 +50,8 @@ class EngineSettings:
         kind: a name in `ENGINES`.
         context_length: the maximum number of tokens in a sequence, prompt and output.
         cache_gib: the size of the KV cache on a CPU.
-        attention: "public" serves any number of readers, "text" any number of texts, and "own" one plain LoRA adapter
-            with a cache of its own.
+        part_kind: with "reader" and "text" there is any number of parts, with "lora" one, which has a cache of its
+            own.
         adapters: the directories of the adapters, by name.
     """
 
@@ -65,7 +61,7 @@ class EngineSettings:
     context_length: int = 2048
     cache_gib: float = 2.0
     gpu_memory_utilization: float = 0.9
-    attention: Attention = "public"
+    part_kind: PartKind = "reader"
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,10 +72,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Holds the directory of an adapter and its attention (`Manifest.attention`)."""
+    """Holds the directory of an adapter and the kind of part that it is (`Manifest.part_kind`)."""
 
     path: Path
-    attention: Attention
+    part_kind: PartKind
 
 
 class Engine(ABC):

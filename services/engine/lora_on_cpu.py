@@ -11,7 +11,7 @@ padded weights for every token of the batch, even for tokens without an adapter.
 - computes the gather indices once in a step.
 
 The number and the shapes of the operations depend only on the number of rows, not on which adapters the rows use. The
-exception is a mapping with `is_prefill`: a run of many tokens with one adapter, one with attention "own", becomes one
+exception is a mapping with `is_prefill`: a run of many tokens with one adapter, a plain LoRA, becomes one
 product. GPU builds use vLLM's own kernels.
 """
 

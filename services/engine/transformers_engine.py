@@ -30,12 +30,12 @@ class TransformersEngine(Engine):
     """Implements `Engine`. Keeps the `MAX_CACHES` most recently used caches."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        configs = read_adapter_configs(settings.adapters, settings.attention)
+        configs = read_adapter_configs(settings.adapters, settings.part_kind)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype))
         self.vocabulary = model.config.vocab_size
         first_layer(configs, model.config.get_text_config().num_hidden_layers)  # refuses what serving refuses
-        if settings.attention == "public":
+        if settings.part_kind == "reader":
             for config in configs:
                 check_reader(model, config.targets)
         for name, path in settings.adapters.items() if configs else ():
@@ -50,9 +50,9 @@ class TransformersEngine(Engine):
         self._device = device
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
-        self._own = frozenset(self.adapters) if settings.attention == "own" else frozenset()
+        self._own = frozenset(self.adapters) if settings.part_kind == "lora" else frozenset()
         self._caches: OrderedDict[tuple[str, str], Cached] = OrderedDict()
-        texts = read_texts(settings.adapters) if settings.attention == "text" else {}
+        texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
         if texts:
             texts[ZERO] = torch.zeros_like(next(iter(texts.values())))
         self._texts = {name: record_text(self._model, text.to(device)) for name, text in texts.items()}

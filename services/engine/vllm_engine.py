@@ -3,7 +3,7 @@
 A private token is sampled outside the engine, from a mixture, so a vLLM request must not continue with its own tokens.
 vLLM's streaming sessions do this: a session ingests a chunk, returns the logits of its last position, discards the
 token that it sampled itself, and keeps its cache for the next chunk. A session runs the public model; readers are rows
-that branch off the public ones at the fork and read the same cache (`reader_rows`). An adapter with attention "own" has
+that branch off the public ones at the fork and read the same cache (`reader_rows`). A plain LoRA adapter has
 a separate session.
 """
 
@@ -77,14 +77,14 @@ class VllmEngine(Engine):
     """Implements `Engine`. Evicts the least recently used caches and rebuilds them on demand."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        configs = read_adapter_configs(settings.adapters, settings.attention)
-        texts = read_texts(settings.adapters) if settings.attention == "text" else {}
+        configs = read_adapter_configs(settings.adapters, settings.part_kind)
+        texts = read_texts(settings.adapters) if settings.part_kind == "text" else {}
         self._llm = LLMEngine.from_engine_args(_engine_args(settings, configs, texts))
         self._core = self._llm.engine_core
         self.adapters = tuple(settings.adapters)
         self.context_length = settings.context_length
         self.vocabulary = self._llm.vllm_config.model_config.get_vocab_size()
-        self._own = frozenset(self.adapters) if settings.attention == "own" else frozenset()
+        self._own = frozenset(self.adapters) if settings.part_kind == "lora" else frozenset()
         self._lora_ids = {name: index for index, name in enumerate((*self.adapters, ZERO), 1)}
         self._loras = {
             name: LoRARequest(name, self._lora_ids[name], str(path))
@@ -322,7 +322,7 @@ def _gpu_slots(settings: EngineSettings, rank: int, model: Any) -> int:
         model: the configuration of the base model.
     """
     adapters = len(settings.adapters)
-    if settings.attention == "text" or not adapters:
+    if settings.part_kind == "text" or not adapters:
         return adapters + 1
     size = slot_bytes(
         next(iter(settings.adapters.values())), rank, getattr(torch, settings.dtype).itemsize, _key_width(model)

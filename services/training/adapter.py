@@ -104,7 +104,7 @@ def with_lora(
     )
     model.name_or_path = base_name
     try:
-        (check_reader if options.attention == "public" else check_modules)(model, options.targets)
+        (check_reader if options.part_kind == "reader" else check_modules)(model, options.targets)
     except ReaderError as error:
         raise InputError(f"targets: {error}") from error
     layers = _changed_layers(model, options)
@@ -243,7 +243,7 @@ def _fit(
     warm_up = round(options.warm_up * len(batches))
     schedule = get_linear_schedule_with_warmup(optimizer, warm_up, len(batches))
     caches = None
-    if options.attention == "public":
+    if options.part_kind == "reader":
         caches = _PublicCaches(model, inputs, _changed_layers(model, options).start, keep=options.epochs > 1)
     model.train()
     for step, batch in enumerate(batches, start=1):

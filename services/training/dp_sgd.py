@@ -79,8 +79,8 @@ def plan(
         InputError, WorkError: see `train`.
     """
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
-    if options.attention != "own":
-        raise InputError("attention: DP-SGD trains an adapter with keys and values of its own; choose own")
+    if options.part_kind != "lora":
+        raise InputError("part_kind: DP-SGD trains plain LoRA, with keys and values of its own; choose lora")
     if options.dropout:
         raise InputError("dropout: must be 0 with DP-SGD, because a unit would change the dropout of the others")
     with only_writer(output):
@@ -104,7 +104,7 @@ def plan(
             output,
             base,
             [adapter],
-            options.attention,
+            options.part_kind,
             manifest=lambda: _manifest(output, adapter, base, salt, options, sum(map(len, units))),
             marks=marks,
             skipped=corpus.skipped,
@@ -137,7 +137,7 @@ def _fingerprint(
 ) -> str:
     # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    unused = {"attention", "text", "layers", "batch", "epochs"}
+    unused = {"part_kind", "text", "layers", "batch", "epochs"}
     chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=unused)]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")

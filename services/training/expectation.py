@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from services.engine import PartKind
 from services.errors import InputError
 from services.privacy import accounting
 from services.privacy.protocol import Protocol
@@ -24,7 +25,7 @@ from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.settings import Settings
-from services.training.options import Attention, TokenBudget
+from services.training.options import TokenBudget
 
 TABLE = Path(__file__).with_name("gain.json")
 MIN_USERS_PER_PART = 8
@@ -76,14 +77,14 @@ class Requirements:
         protocol: a measured protocol, one of `MEASURED`. Individual budgets are proposed only if they are named,
             because a token asks all parts.
         parts: N, the number of parts.
-        attention: what a part is; an adapter or a text, and an adapter if the size of the corpus is unknown.
+        part_kind: what a part is; a reader or a text, and a reader if the size of the corpus is unknown.
     """
 
     population: Population
     budget: TokenBudget
     protocol: str | None = None
     parts: int | None = None
-    attention: Attention | None = None
+    part_kind: PartKind | None = None
 
     def of_cohort(self, count: int) -> Self:
         """Returns the requirements of one of `count` cohorts of equal size, over which the tokens are spread equally.
@@ -119,11 +120,11 @@ class Requirements:
             raise InputError(f"parts: must be from 1 to the {population.users} users, not {parts}")
 
     @property
-    def kinds(self) -> Sequence[Attention]:
+    def kinds(self) -> Sequence[PartKind]:
         """The kinds of parts to consider, the cheaper first."""
-        if self.attention is not None:
-            return (self.attention,)
-        return ("public", "text") if self.population.tokens else ("public",)
+        if self.part_kind is not None:
+            return (self.part_kind,)
+        return ("reader", "text") if self.population.tokens else ("reader",)
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ class Proposal:
     """Holds a protocol for a number of parts and its expected gain.
 
     Attributes:
-        attention: what a part is.
+        part_kind: what a part is.
         kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
         gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
     """
 
-    attention: Attention
+    part_kind: PartKind
     settings: Settings
     protocol: Protocol
     kept: Range
@@ -162,7 +163,7 @@ class Proposal:
         return {
             "share_kept": asdict(self.kept),
             "nats_a_token": None if self.gain is None else asdict(self.gain),
-            "source": Measured.load(self.attention).source(self.settings.protocol),
+            "source": Measured.load(self.part_kind).source(self.settings.protocol),
             "leaves_out": list(LEAVES_OUT),
         }
 
@@ -170,14 +171,14 @@ class Proposal:
 class Measured:
     """Reads the curves of one kind of parts from `gain.json`, one for each corpus and held-out text."""
 
-    def __init__(self, table: Mapping[str, Any], attention: Attention) -> None:
+    def __init__(self, table: Mapping[str, Any], part_kind: PartKind) -> None:
         self._table = table
-        self._kind = table["attention"]["text" if attention == "text" else "public"]
+        self._kind = table["part_kind"]["text" if part_kind == "text" else "reader"]
 
     @classmethod
     @cache
-    def load(cls, attention: Attention) -> Self:
-        return cls(json.loads(TABLE.read_bytes()), attention)
+    def load(cls, part_kind: PartKind) -> Self:
+        return cls(json.loads(TABLE.read_bytes()), part_kind)
 
     def kept(self, protocol: str, radius: float) -> list[float]:
         """Returns the share of the ensemble's gain that a protocol keeps at a radius, for each measurement."""
@@ -229,10 +230,10 @@ def propose(wanted: Requirements) -> Proposal:
     return _cheapest([_propose(wanted, kind) for kind in wanted.kinds])
 
 
-def _propose(wanted: Requirements, attention: Attention) -> Proposal:
+def _propose(wanted: Requirements, part_kind: PartKind) -> Proposal:
     population, budget = wanted.population, wanted.budget
     sizes = list(candidates(population)) if wanted.parts is None else [wanted.parts]
-    proposals = [_expect(attention, wanted.protocol or "pmixed", size, population, budget) for size in sizes]
+    proposals = [_expect(part_kind, wanted.protocol or "pmixed", size, population, budget) for size in sizes]
     possible = [proposal for proposal in proposals if proposal is not None]
     if not possible:
         raise InputError(
@@ -242,7 +243,7 @@ def _propose(wanted: Requirements, attention: Attention) -> Proposal:
     best = _cheapest(possible)
     if wanted.protocol is not None:
         return best
-    other = _expect(attention, "exponential", best.protocol.parts, population, budget)
+    other = _expect(part_kind, "exponential", best.protocol.parts, population, budget)
     return best if other is None else _cheapest([best, other])
 
 
@@ -296,19 +297,19 @@ def _radius(protocol: Protocol) -> float:
 
 
 def _expect(
-    attention: Attention, protocol: str, parts: int, population: Population, budget: TokenBudget
+    part_kind: PartKind, protocol: str, parts: int, population: Population, budget: TokenBudget
 ) -> Proposal | None:
     """Returns the proposal for a number of parts; None if the budget does not last."""
     chosen = _planned(protocol, parts, budget)
     if chosen is None:
         return None
     settings, planned = chosen
-    measured = Measured.load(attention)
+    measured = Measured.load(part_kind)
     kept = measured.kept(protocol, _radius(planned))
     if population.tokens is None:
-        return Proposal(attention, settings, planned, Range.of(kept), None)
+        return Proposal(part_kind, settings, planned, Range.of(kept), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
     # the share that a radius keeps.
     gains = measured.gain(population.tokens / parts)
     gain = Range.of([share * nats for share, nats in zip(kept, gains, strict=True)])
-    return Proposal(attention, settings, planned, Range.of(kept), gain)
+    return Proposal(part_kind, settings, planned, Range.of(kept), gain)

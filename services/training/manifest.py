@@ -10,11 +10,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from services.engine import PartKind
 from services.errors import InputError, ManifestError
 from services.files import digest_files, write_atomically
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training import public_model
-from services.training.options import Attention
 
 FILE = "manifest.json"
 PRIVATE_BASE = "privmix_private_base"
@@ -149,11 +149,9 @@ class Manifest(BaseModel):
     partition_rule: Literal["hmac-sha256"] = "hmac-sha256"
     salt_id: str
     rank: int = Field(ge=1)
-    attention: Attention = Field(
-        default="own",
-        description="whose keys and values an adapter attends to: those of the public model (a reader, see "
-        "`services.engine.reader_attention`), its own (plain LoRA, and every manifest without this field), or those of "
-        "the public model after a text (`services.engine.part_text`)",
+    part_kind: PartKind = Field(
+        description="what a part is: an adapter that attends to the public model's keys and values (reader), plain "
+        "LoRA with its own (lora), or the first tokens of its users' text (text)"
     )
     layers: int | None = Field(
         default=None, ge=1, description="the number of last layers that readers change; None if they change all"
@@ -177,8 +175,8 @@ class Manifest(BaseModel):
             raise ValueError("parts: their indices must be 0, 1, 2, … in order, with none missing")
         if self.dp_sgd and (len(self.parts) > 1 or self.parts[0].halves):
             raise ValueError("dp_sgd: trains one part, and no halves")
-        if self.dp_sgd and self.attention != "own":
-            raise ValueError("attention: an adapter of dp_sgd attends to its own keys and values")
+        if self.dp_sgd and self.part_kind != "lora":
+            raise ValueError("part_kind: DP-SGD trains plain LoRA, so it must be lora")
         if self.dp_sgd and self.private_base:
             raise ValueError("private_base: is for ensembles of parts; DP-SGD trains on a public model")
         if len({part.halves is None for part in self.parts}) > 1:

@@ -5,12 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from services.engine import PartKind
 from services.errors import InputError
 from services.options import Options
-
-Attention = Literal["public", "own", "text"]
-"""The keys and values that an adapter attends to: the public model's (a reader), its own (plain LoRA), or the public
-model's after those of a text. With "text", nothing is trained: a part is the first tokens of its users' text."""
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
@@ -30,24 +27,24 @@ class TrainingOptions(Options):
     Choose every field before reading the corpus: values tuned on some parts would make the other parts depend on them.
     """
 
-    attention: Attention = "public"
+    part_kind: PartKind = "reader"
     text: int = Field(
         default=1024,
         ge=128,
         multiple_of=128,
-        description="tokens of a part's text with attention `text`; a multiple of vLLM's cache blocks",
+        description="tokens of the text that a part of kind `text` is; a multiple of vLLM's cache blocks",
     )
     layers: int | None = Field(
         default=None,
         ge=1,
-        description="the number of last layers that a reader changes; by default half of the model's. Adapters with "
-        "attention `own` change all layers",
+        description="the number of last layers that a reader changes; by default half of the model's. Plain "
+        "LoRA changes all layers",
     )
     rank: int = Field(default=4, ge=1, le=512)
     alpha: int = Field(default=32, ge=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: tuple[str, ...] = Field(
-        default_factory=lambda given: READER_TARGETS if given["attention"] == "public" else PLAIN_TARGETS, min_length=1
+        default_factory=lambda given: READER_TARGETS if given["part_kind"] == "reader" else PLAIN_TARGETS, min_length=1
     )
     learning_rate: float | None = Field(
         default=None,
@@ -72,7 +69,7 @@ class TrainingOptions(Options):
         """
         if self.learning_rate is not None:
             return self.learning_rate
-        fewest = _FEWEST_STEPS if self.attention == "public" else _STEPS
+        fewest = _FEWEST_STEPS if self.part_kind == "reader" else _STEPS
         return _RATE * math.sqrt(_STEPS / max(fewest, steps))
 
     def for_depth(self, depth: int) -> Self:
@@ -81,7 +78,7 @@ class TrainingOptions(Options):
         Raises:
             InputError: the model has fewer layers.
         """
-        if self.attention != "public":
+        if self.part_kind != "reader":
             return self.model_copy(update={"layers": None})
         layers = (depth + 1) // 2 if self.layers is None else self.layers
         if layers > depth:
@@ -91,13 +88,13 @@ class TrainingOptions(Options):
     @property
     def recipe(self) -> dict[str, Any]:
         """The options that a part's adapter depends on, as JSON."""
-        if self.attention == "text":
-            return self.model_dump(mode="json", include={"attention", "text"})
+        if self.part_kind == "text":
+            return self.model_dump(mode="json", include={"part_kind", "text"})
         return self.model_dump(mode="json", exclude={"text"})
 
 
 DP_SGD_TRAINING = TrainingOptions(
-    attention="own", rank=4, alpha=32, targets=("v_proj",), learning_rate=2e-3, weight_decay=0.0, block=512
+    part_kind="lora", rank=4, alpha=32, targets=("v_proj",), learning_rate=2e-3, weight_decay=0.0, block=512
 )
 """The defaults for DP-SGD: few weights, because each gets noise (`tests.benchmarks.dp_sgd`)."""
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.engine import PartKind
 from services.errors import WorkError
 from services.progress import Display
 from services.training.base import Base
 from services.training.directory import adapter_path, finished, remove_others, store
 from services.training.manifest import Manifest
 from services.training.marks import Marks
-from services.training.options import Attention, Resources
+from services.training.options import Resources
 
 if TYPE_CHECKING:
     from services.training.tasks import Work
@@ -90,7 +91,7 @@ class Training:
     """Describes the training of one ensemble.
 
     Attributes:
-        attention: how the adapters attend.
+        part_kind: what the adapters are.
         manifest: returns the manifest. It is called once all adapters exist.
         marks: the marks of the corpus, and of all earlier trainings of the ensemble.
         skipped: the number of skipped lines of the corpus.
@@ -100,7 +101,7 @@ class Training:
     output: Path
     base: Base
     adapters: Sequence[Planned]
-    attention: Attention
+    part_kind: PartKind
     manifest: Callable[[], Manifest]
     marks: Marks
     skipped: int
@@ -144,7 +145,7 @@ def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resour
     from services.ray_session import connected
     from services.training import tasks
 
-    texts = all(training.attention == "text" for training, _ in work)
+    texts = all(training.part_kind == "text" for training, _ in work)
     count = sum(len(adapters) for _, adapters in work)
     display.say(f"writing {count} texts" if texts else f"training {count} adapters")
     jobs = {}

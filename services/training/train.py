@@ -112,7 +112,7 @@ def plan(
             output,
             base,
             [entry.planned for entry in entries],
-            options.attention,
+            options.part_kind,
             manifest=lambda: _manifest(entries, output, base, salt, options, apart, stated),
             marks=before | marks,
             skipped=corpus.skipped,
@@ -150,7 +150,7 @@ def _entries(documents: Iterable[Document], base: Base, partition: Partition, op
 
 
 def _recipe(share: Share, tokens: Tokens, options: TrainingOptions) -> Recipe:
-    if options.attention == "text":
+    if options.part_kind == "text":
         return Recipe(partial(_text, tokens, options.text))
     from services.training.adapter import train_adapter
 
@@ -196,7 +196,7 @@ def _manifest(
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
         rank=options.rank,
-        attention=options.attention,
+        part_kind=options.part_kind,
         layers=options.layers,
         private_base=base.private,
         parts=tuple(_part(share.part, adapters) for share in adapters if share.half is None),

@@ -49,7 +49,7 @@ RADII = (0.1, 0.4, 1.6)
 UNLIMITED = PMixedSettings(epsilon=None, delta=1e-5, tokens=1024)
 """Two parts at these radii would cost far more than a usual budget."""
 
-PLAIN = TrainingOptions.checked(attention="own", rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
+PLAIN = TrainingOptions.checked(part_kind="lora", rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
 READER = TrainingOptions.checked(rank=4, alpha=32, block=128, batch=4, epochs=3, learning_rate=1e-3)
 
 
@@ -145,7 +145,7 @@ class Bench:
 
     def _score(self, folder: Path, options: TrainingOptions) -> dict[str, float]:
         rows = EnsembleRows(self.head, self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
-        adapters = [AdapterFiles(folder / str(part), options.attention) for part in range(len(self.parts))]
+        adapters = [AdapterFiles(folder / str(part), options.part_kind) for part in range(len(self.parts))]
         score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto")
         reader, truth = Reader.open(rows), torch.from_numpy(self.text.true_tokens)
         gains = []

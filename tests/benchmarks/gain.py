@@ -76,7 +76,7 @@ class Kind:
 
 KINDS = (
     Kind(TrainingOptions(), 2000, (500, 8000)),
-    Kind(TrainingOptions(attention="text"), 1024, (256,)),
+    Kind(TrainingOptions(part_kind="text"), 1024, (256,)),
 )
 QUICK_KINDS = tuple(Kind(kind.options, 128, (64,)) for kind in KINDS)
 
@@ -154,7 +154,7 @@ class Bench:
             options = self.kind.options
             files = (
                 text_files(text, options.text)
-                if options.attention == "text"
+                if options.part_kind == "text"
                 else train_adapter(self.model, DEFAULT, text, options, 0, lambda _: None)
             )
             directory.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class Bench:
                 (directory / file).write_bytes(content)
             (directory / "finished").touch()
             print(f"{self.output}: made {name}", file=sys.stderr, flush=True)
-        return AdapterFiles(directory, self.kind.options.attention)
+        return AdapterFiles(directory, self.kind.options.part_kind)
 
     @property
     def _head(self) -> Path:
@@ -255,12 +255,12 @@ def benchmark(
         "parts": PARTS,
         "held_out_tokens": RUNS * run_tokens,
         "command": "python -m tests.benchmarks.gain --output FOLDER --demo --corpus CORPUS.jsonl --write",
-        "attention": {
-            kind.options.attention: {
+        "part_kind": {
+            kind.options.part_kind: {
                 "part_tokens": kind.part_tokens,
                 "training": kind.options.recipe,
                 "corpora": {
-                    name: Bench.of(kind, path, output / kind.options.attention / name, run_tokens).measure()
+                    name: Bench.of(kind, path, output / kind.options.part_kind / name, run_tokens).measure()
                     for name, path in corpora.items()
                 },
             }

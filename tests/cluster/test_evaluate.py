@@ -138,7 +138,7 @@ def test_the_quick_form_trains_nothing(held_out: Path, tmp_path: Path) -> None:
     ("options", "problem"),
     [
         (["--parts", "16", "--parts", "1"], "parts: give numbers of at least 2"),
-        (["--attention", "none"], "attention: "),
+        (["--part-kind", "none"], "part_kind: "),
     ],
 )
 def test_impossible_comparisons_are_named(held_out: Path, tmp_path: Path, options: list[str], problem: str) -> None:

@@ -34,7 +34,7 @@ def run(words: Sequence[str]) -> str:
 
 @pytest.mark.slow
 def test_a_user_changes_one_text_and_its_halves_and_nothing_else(one_ray: None, tmp_path: Path) -> None:
-    without, present = pipeline.train_worlds(tmp_path, ["--attention", "text", "--halves"], run)
+    without, present = pipeline.train_worlds(tmp_path, ["--part-kind", "text", "--halves"], run)
     assert pipeline.training_differences(without, present) == ()
     part = part_of(NEWCOMER.user, SALT, len(present.manifest.parts))
     assert without.manifest.parts[part].sha256 != present.manifest.parts[part].sha256, "the newcomer is in it"
@@ -51,7 +51,7 @@ def test_a_number_of_parts_that_is_counted_in_the_corpus_is_found(
         return users // 8 if users > pipeline.USERS else 8
 
     monkeypatch.setattr(work, "default_parts", counted)
-    worlds = pipeline.train_worlds(tmp_path, ["--attention", "text"], run)
+    worlds = pipeline.train_worlds(tmp_path, ["--part-kind", "text"], run)
     differences = pipeline.training_differences(*worlds)
     assert differences == ("the number of parts: 8 without the user, 12 with",)
     assert broken([pipeline.finding("privmix train", differences)])

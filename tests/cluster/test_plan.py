@@ -169,7 +169,7 @@ def test_a_platform_team_learns_what_it_would_get() -> None:
     shown = runner.invoke(app, [*words, "--protocol", "pmixed", "--corpus-tokens", "2e7"]).stdout
     assert "1,000,000 tokens at epsilon 8" in shown
     assert "from the public model's" in shown
-    assert "privmix train --attention" in shown
+    assert "privmix train --part-kind" in shown
 
 
 def test_a_platform_team_learns_what_individual_budgets_would_give() -> None:
@@ -214,8 +214,8 @@ def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> Non
         (["--users", "1.5"], "--users"),
         (["--users", "100", "--q", "0.5"], "--q: is not used with --users"),
         (["--parts", "4", "--corpus-tokens", "100"], "--corpus-tokens: needs --users"),
-        (["--parts", "4", "--attention", "text"], "--attention: needs --users"),
-        (["--users", "100", "--attention", "none"], "attention: "),
+        (["--parts", "4", "--part-kind", "text"], "--part-kind: needs --users"),
+        (["--users", "100", "--part-kind", "none"], "part_kind: "),
     ],
 )
 def test_a_wrong_proposal_names_the_option(words: list[str], problem: str) -> None:

@@ -29,14 +29,14 @@ def test_texts_are_served_from_corpus_to_answer(tmp_path: Path) -> None:
             str(ensemble),
             "--parts",
             str(PARTS),
-            "--attention",
+            "--part-kind",
             "text",
             "--text",
             "128",
         ],
     )
     assert made.exit_code == 0, made.output
-    assert Manifest.load(ensemble).attention == "text"
+    assert Manifest.load(ensemble).part_kind == "text"
     privacy = {"protocol": "exponential", "epsilon": 1000.0, "tokens": 100}
     with running(configure(tmp_path, ensemble, privacy=privacy)) as service:
         client = openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="none")

@@ -24,7 +24,7 @@ def part(index: int, halves: bool) -> Part:
     return Part(index=index, halves=pair, **dict(adapter(name)))
 
 
-def manifest(parts: int, halves: bool, attention: Literal["public", "own"] = "public") -> Manifest:
+def manifest(parts: int, halves: bool, part_kind: Literal["reader", "lora"] = "reader") -> Manifest:
     return Manifest(
         ensemble="e",
         base_model="m",
@@ -32,7 +32,7 @@ def manifest(parts: int, halves: bool, attention: Literal["public", "own"] = "pu
         tokenizer=DIGEST,
         salt_id="s",
         rank=4,
-        attention=attention,
+        part_kind=part_kind,
         parts=tuple(part(index, halves) for index in range(parts)),
     )
 
@@ -115,6 +115,6 @@ def test_more_shards_than_blocks_of_parts_are_refused(tmp_path: Path) -> None:
 
 def test_several_parts_with_attention_of_their_own_are_refused(configuration: EnsembleConfiguration) -> None:
     with pytest.raises(ConfigurationError, match=r"train the parts again with `privmix train`, as readers"):
-        plan_shards(configuration, manifest(2, halves=False, attention="own"), MODEL, gpus=0)
-    (alone,) = plan_shards(configuration, manifest(1, halves=False, attention="own"), MODEL, gpus=0)
-    assert alone.engine.attention == "own"
+        plan_shards(configuration, manifest(2, halves=False, part_kind="lora"), MODEL, gpus=0)
+    (alone,) = plan_shards(configuration, manifest(1, halves=False, part_kind="lora"), MODEL, gpus=0)
+    assert alone.engine.part_kind == "lora"

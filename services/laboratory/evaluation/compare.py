@@ -6,6 +6,7 @@ Each step keeps its results in the output directory and continues there when it 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from services.engine import PartKind
 from services.errors import InputError
 from services.laboratory.evaluation.ensembles import Ensembles
 from services.laboratory.evaluation.evaluate import evaluate
@@ -15,17 +16,17 @@ from services.progress import Display
 from services.ray_session import connected
 from services.training import dp_sgd, train
 from services.training.corpus import Corpus
-from services.training.options import PLAIN_TARGETS, Attention, DpSgdOptions, Resources, TrainingOptions
+from services.training.options import PLAIN_TARGETS, DpSgdOptions, Resources, TrainingOptions
 from services.training.plan import run_trainings
 from services.training.split import split
 
 _READERS = TrainingOptions(block=128, batch=1, epochs=2)
 """Few passes over the text in small steps: on two processor cores, 190,000 tokens take 12 minutes."""
-_PLAIN = _READERS.model_copy(update={"attention": "own", "targets": PLAIN_TARGETS})
-_TRAINING: Mapping[Attention, TrainingOptions] = {
-    "public": _READERS,
-    "own": _PLAIN,
-    "text": TrainingOptions(attention="text"),
+_PLAIN = _READERS.model_copy(update={"part_kind": "lora", "targets": PLAIN_TARGETS})
+_TRAINING: Mapping[PartKind, TrainingOptions] = {
+    "reader": _READERS,
+    "lora": _PLAIN,
+    "text": TrainingOptions(part_kind="text"),
 }
 
 
@@ -37,7 +38,7 @@ def compare(
     held_out: float = 0.1,
     user_limit: int | None = None,
     model: str | None = None,
-    attention: Attention = "public",
+    part_kind: PartKind = "reader",
     references: bool = True,
     on_base: float | None = None,
     resources: Resources | None = None,
@@ -49,7 +50,7 @@ def compare(
     Args:
         parts: the numbers of parts. The largest also has models of half-parts if `options` include SubMix.
         held_out, user_limit: see `split`.
-        attention: what a part is. With "text", only the references are trained.
+        part_kind: what a part is. With "text", only the references are trained.
         references: also train what the parts are compared with: a model without privacy, and DP-SGD by user for each
             epsilon, by the default recipe of `privmix train --dp-sgd`.
         on_base: also train the largest ensemble on a private base, for each epsilon: DP-SGD by user with this share of
@@ -76,7 +77,7 @@ def compare(
     )
     options = options or EvaluationOptions()
     largest = max(parts)
-    sizes = {count: ensembles / (f"{count}" if attention == "public" else f"{attention}-{count}") for count in parts}
+    sizes = {count: ensembles / (f"{count}" if part_kind == "reader" else f"{part_kind}-{count}") for count in parts}
     finetuned = ensembles / "1" if references else None
     private = {epsilon: ensembles / f"dp-sgd-{epsilon:g}" for epsilon in options.epsilons} if references else {}
     below = [] if on_base is None else [on_base * epsilon for epsilon in options.epsilons]
@@ -98,7 +99,7 @@ def compare(
                 parts=count,
                 halves=count == largest and options.needs_halves(count),
                 model=model,
-                options=_TRAINING[attention],
+                options=_TRAINING[part_kind],
             )
             for count, directory in sorted(sizes.items())
         ]
@@ -106,7 +107,7 @@ def compare(
         above = {directory: ensembles / f"{largest}-on-{directory.name}" for directory in bases.values()}
         run_trainings(
             [
-                train.plan(Corpus(train_file), directory, parts=largest, model=str(base), options=_TRAINING[attention])
+                train.plan(Corpus(train_file), directory, parts=largest, model=str(base), options=_TRAINING[part_kind])
                 for base, directory in above.items()
             ],
             resources or Resources(),

@@ -51,8 +51,8 @@ class Ensemble:
         return tuple(half for part in self.manifest.parts for half in part.halves or ())
 
     def files(self, adapter: Adapter) -> AdapterFiles:
-        """Returns the adapter's files and its attention."""
-        return AdapterFiles(self.manifest.adapter_path(self.directory, adapter), self.manifest.attention)
+        """Returns the adapter's files and the kind of part that it is."""
+        return AdapterFiles(self.manifest.adapter_path(self.directory, adapter), self.manifest.part_kind)
 
 
 def has_halves(directory: Path) -> bool:

@@ -21,9 +21,9 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine import PartKind
 from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.scoring import Head
-from services.training.options import Attention
 
 # Increase it after a change of how hidden states are computed or stored, so that older files are not used.
 _FORMAT = 4
@@ -37,7 +37,7 @@ class Origin:
     Attributes:
         base: the revision of the base model.
         adapter: the SHA-256 of the adapter; None for the base model.
-        attention: whose keys and values the adapter attends to; None for the base model.
+        part_kind: what the adapter is; None for the base model.
         text: the digest of the text.
         precision: the precision of the models.
         drawing: describes the positions (`Drawing.of_model`); None if the file has all.
@@ -45,7 +45,7 @@ class Origin:
 
     base: str
     adapter: str | None
-    attention: Attention | None
+    part_kind: PartKind | None
     text: str
     precision: Precision
     drawing: str | None = None

@@ -193,7 +193,7 @@ class Workbench:
         origin = Origin(
             base=revision,
             adapter=None if adapter is None else adapter.sha256,
-            attention=None if ensemble is None else ensemble.manifest.attention,
+            part_kind=None if ensemble is None else ensemble.manifest.part_kind,
             text=self.text.digest,
             precision=self._precision,
             drawing=drawing,

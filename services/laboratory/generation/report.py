@@ -234,7 +234,7 @@ def _adapter(finetuned: Path | None) -> AdapterFiles | None:
             f"finetuned {finetuned}: has {len(manifest.parts)} parts; give an ensemble of one part "
             "(`privmix train --parts 1`)"
         )
-    return AdapterFiles(manifest.adapter_path(finetuned, manifest.parts[0]), manifest.attention)
+    return AdapterFiles(manifest.adapter_path(finetuned, manifest.parts[0]), manifest.part_kind)
 
 
 def _card(directory: Path) -> dict[str, Any]:

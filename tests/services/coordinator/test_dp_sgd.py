@@ -39,7 +39,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
-    settings = EngineSettings(model, "transformers", "float32", 64, attention="own", adapters=adapters)
+    settings = EngineSettings(model, "transformers", "float32", 64, part_kind="lora", adapters=adapters)
     shard = ShardActor.options(name="shard").remote(settings)
     ray.get(shard.status.remote())
     yield output, manifest

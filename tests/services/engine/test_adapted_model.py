@@ -48,7 +48,7 @@ def expected(tiny: Path, folder: Path, reader: bool) -> Tensor:
 
 @pytest.mark.parametrize("positions", [1, 5, 12])
 def test_readers_and_plain_adapters_side_by_side(tiny: Path, folders: dict[str, Path], positions: int) -> None:
-    adapters = {f"{name} {kind}": AdapterFiles(folders[name], kind) for name in folders for kind in ("public", "own")}
+    adapters = {f"{name} {kind}": AdapterFiles(folders[name], kind) for name in folders for kind in ("reader", "lora")}
     model = AdaptedModel(tiny, torch.float32, adapters)
     cache = model.record(TOKENS)
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
@@ -58,7 +58,7 @@ def test_readers_and_plain_adapters_side_by_side(tiny: Path, folders: dict[str, 
     torch.testing.assert_close(computed, public[:, -positions:], atol=1e-4, rtol=1e-4)
     rows = {}
     for name, files in adapters.items():
-        rows[name] = expected(tiny, files.path, files.attention == "public")
+        rows[name] = expected(tiny, files.path, files.part_kind == "reader")
         computed = model.logits(name, TOKENS, positions, cache)
         torch.testing.assert_close(computed, rows[name][:, -positions:], atol=1e-4, rtol=1e-4)
     for name in folders:

@@ -22,7 +22,7 @@ def write(folder: Path, **changed: Any) -> Path:
 
 def test_readers_are_read(tmp_path: Path) -> None:
     adapters = {name: write(tmp_path / name) for name in ("a", "b")}
-    assert read_adapter_configs(adapters, "public") == [AdapterConfig(4, READER)] * 2
+    assert read_adapter_configs(adapters, "reader") == [AdapterConfig(4, READER)] * 2
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_readers_are_read(tmp_path: Path) -> None:
 )
 def test_an_adapter_that_is_not_a_reader_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_adapter_configs({"a": write(tmp_path / "a", **changed)}, "public")
+        read_adapter_configs({"a": write(tmp_path / "a", **changed)}, "reader")
 
 
 def test_plain_lora_is_served_alone(tmp_path: Path) -> None:
     plain = {name: write(tmp_path / name, target_modules=["q_proj", "v_proj"]) for name in ("a", "b")}
-    assert read_adapter_configs({"a": plain["a"]}, "own") == [AdapterConfig(4, ("q_proj", "v_proj"))]
-    with pytest.raises(ValueError, match="'own' serves one adapter, got 2; train the ensemble again"):
-        read_adapter_configs(plain, "own")
+    assert read_adapter_configs({"a": plain["a"]}, "lora") == [AdapterConfig(4, ("q_proj", "v_proj"))]
+    with pytest.raises(ValueError, match="'lora' serves one adapter, got 2; train the ensemble again"):
+        read_adapter_configs(plain, "lora")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_plain_lora_is_served_alone(tmp_path: Path) -> None:
 )
 def test_readers_fork_at_the_first_layer_that_they_change(tmp_path: Path, changed: dict[str, Any], first: int) -> None:
     adapters = {name: write(tmp_path / name, **changed) for name in ("a", "b")}
-    assert first_layer(read_adapter_configs(adapters, "public"), 4) == first
+    assert first_layer(read_adapter_configs(adapters, "reader"), 4) == first
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_other_layers_are_refused(tmp_path: Path, layers: tuple[Any, Any], messa
         name: write(tmp_path / name, layers_to_transform=own) for name, own in zip(("a", "b"), layers, strict=True)
     }
     with pytest.raises(ValueError, match=message):
-        first_layer(read_adapter_configs(adapters, "public"), 4)
+        first_layer(read_adapter_configs(adapters, "reader"), 4)
 
 
 def test_the_transformers_engine_refuses_them_too(tiny: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import PUBLIC, ZERO, Attention, Engine, EngineSettings, Request, create
+from services.engine import PartKind
+from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
 from services.engine.part_text import read_text, text_files
 from services.engine.reader_attention import PublicCache
 from tests.ensembles import write_adapters
@@ -50,14 +51,14 @@ def engine(
 ) -> Iterator[Engine]:
     kind, dtype, parts, *apart = request.param.split("-")
     paths = {"public": adapters, "late": late, "text": texts}[parts]
-    attention: Attention = "text" if parts == "text" else "public"
+    part_kind: PartKind = "text" if parts == "text" else "reader"
     settings = EngineSettings(
         model=public_model,
         kind=kind,
         dtype=dtype,
         context_length=CONTEXT,
         cache_gib=1,
-        attention=attention,
+        part_kind=part_kind,
         adapters=paths,
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +74,7 @@ def _created(settings: EngineSettings, dtype: str) -> Iterator[Engine]:
     answer = built.next_token
     built.next_token = lambda requests: answer(requests).cpu()  # type: ignore[method-assign]
     built.dtype = dtype  # type: ignore[attr-defined]
-    built.attention = settings.attention  # type: ignore[attr-defined]
+    built.part_kind = settings.part_kind  # type: ignore[attr-defined]
     built.paths = settings.adapters  # type: ignore[attr-defined]
     yield built
     built.close()
@@ -99,7 +100,7 @@ def reference(
     engine: Engine, public_model: Path, texts: dict[str, Path], tokens: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
     """Log-probabilities after every position of the text, float32 [positions, V] per model."""
-    if engine.attention == "text":  # type: ignore[attr-defined]
+    if engine.part_kind == "text":  # type: ignore[attr-defined]
         read = {PUBLIC: torch.empty(0, dtype=torch.long), ZERO: torch.zeros(TEXT, dtype=torch.long)}
         read |= {name: read_text(path) for name, path in texts.items()}
         model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
@@ -224,7 +225,7 @@ def test_a_zero_reader_equals_the_public_model(
     """A zero text is a text like others, of zeros."""
     rows = engine.next_token([Request("zero", tokens[:30], (ZERO, "first", PUBLIC, ZERO, ZERO))])
     for row in (0, 3, 4):
-        assert_same(engine, rows[row], rows[2] if engine.attention == "public" else rows[0])  # type: ignore[attr-defined]
+        assert_same(engine, rows[row], rows[2] if engine.part_kind == "reader" else rows[0])  # type: ignore[attr-defined]
     assert_agree(engine, rows[:1], expect(reference, [(30, ZERO)]))
     assert not torch.allclose(rows[1], rows[2], atol=0.1)
     engine.release("zero")

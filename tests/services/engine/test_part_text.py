@@ -59,7 +59,7 @@ def test_the_evaluation_reads_the_text_before_each_sequence(
 
 def test_texts_that_do_not_fit_are_refused(public_model: Path, tmp_path: Path) -> None:
     paths = {f"part-{number}": write(tmp_path / str(number), [number, END], size=4096) for number in range(12)}
-    settings = EngineSettings(public_model, "vllm", context_length=256, cache_gib=1, attention="text", adapters=paths)
+    settings = EngineSettings(public_model, "vllm", context_length=256, cache_gib=1, part_kind="text", adapters=paths)
     with pytest.raises(ValueError, match=r"cache_gib: 12 texts of 4096 tokens .* raise cache_gib"):
         create(settings)
 

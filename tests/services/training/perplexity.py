@@ -28,7 +28,7 @@ def perplexities(ensemble: Path, base: Path, texts: Iterable[str]) -> Perplexiti
     manifest = Manifest.load(ensemble)
     tokenizer = AutoTokenizer.from_pretrained(base)
     files = {
-        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.attention) for part in manifest.parts
+        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.part_kind) for part in manifest.parts
     }
     model = AdaptedModel(base, torch.bfloat16, files)
     sequences = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]

@@ -40,9 +40,9 @@ def weights(files: Files) -> Tensor:
     return torch.cat([weight.flatten() for _, weight in sorted(load(files[WEIGHTS_FILE]).items())])
 
 
-@pytest.mark.parametrize("attention", ["public", "own"])
-def test_earlier_adapters_do_not_affect_an_adapter(tiny: Path, attention: Any) -> None:
-    options = TrainingOptions.checked(**OPTIONS.model_dump(exclude={"targets"}) | {"attention": attention})
+@pytest.mark.parametrize("part_kind", ["reader", "lora"])
+def test_earlier_adapters_do_not_affect_an_adapter(tiny: Path, part_kind: Any) -> None:
+    options = TrainingOptions.checked(**OPTIONS.model_dump(exclude={"targets"}) | {"part_kind": part_kind})
     alone = trained(tiny, text(1, 50), 1, options)
     for other in (text(2, 90), text(3, 5), text(4, 0)):
         trained(tiny, other, 2, options)
@@ -65,7 +65,7 @@ def test_by_default_the_rate_falls_with_the_square_root_of_the_steps(tiny: Path)
     usual = OPTIONS.model_copy(update={"learning_rate": None, "epochs": 1, "batch": 1})
     steps = (0, 6, 24, 96, 2400)
     assert [usual.initial_rate(number) for number in steps] == pytest.approx([2e-3, 2e-3, 1e-3, 5e-4, 1e-4])
-    plain = TrainingOptions(attention="own")
+    plain = TrainingOptions(part_kind="lora")
     assert [plain.initial_rate(number) for number in steps] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4, 1e-4])
     tokens = text(1, 96 * BLOCK)
     given = trained(tiny, tokens, 7, usual.model_copy(update={"learning_rate": 5e-4}))

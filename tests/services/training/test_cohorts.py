@@ -32,7 +32,7 @@ def manifest(name: str, salt: bytes = b"", marks: str = "1" * 64, apart_from: Se
         tokenizer=digest,
         salt_id=salt_id(salt),
         rank=4,
-        attention="public",
+        part_kind="reader",
         parts=(Part(index=0, **dict(adapter)),),
         marks=marks,
         disjoint_from=tuple(Apart(ensemble=other.ensemble, marks=other.marks or "") for other in apart_from),
@@ -96,7 +96,7 @@ class Room:
     def train(self, name: str, *users: str, earlier: Sequence[str] = ()) -> Manifest:
         documents = [Document(user, f"The kitchen of {user} is painted in heliotrope.") for user in users]
         corpus = write_corpus(self._folder / "corpus.jsonl", documents)
-        options = TrainingOptions(attention="text", text=128)
+        options = TrainingOptions(part_kind="text", text=128)
         directories = [self.directory(other) for other in earlier]
         return train(Corpus(corpus), self.directory(name), parts=2, options=options, earlier=directories).manifest
 

@@ -112,7 +112,7 @@ def test_a_proposal_of_parts_checks_what_is_stated(ensemble: Ensemble, tmp_path:
 def test_another_number_of_parts_is_told_if_there_is_a_ledger(ensemble: Ensemble, tmp_path: Path) -> None:
     directory = ensemble.copy(tmp_path / "copy")
     words = ["train", str(ensemble.corpus), "--output", str(directory), "--salt-file", str(ensemble.salt)]
-    changed, same = (["--attention", "text", "--parts", str(number)] for number in (PARTS + 1, PARTS))
+    changed, same = (["--part-kind", "text", "--parts", str(number)] for number in (PARTS + 1, PARTS))
     assert "and a ledger" not in runner.invoke(app, [*words, *changed]).stderr
     ensemble.trained.manifest.save(directory)
     Receipt(ledger="of this ensemble").save(directory)
@@ -150,11 +150,11 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--parts", "0"], "parts: must be at least 1"),
         (["--parts", "2", "--model", "/no/such/model"], "no such directory"),
         (["--targets", ","], "targets"),
-        (["--attention", "shared"], "attention: Input should be 'public', 'own' or 'text'"),
-        (["--attention", "text", "--text", "100"], "text: Input should be"),
-        (["--attention", "text", "--rank", "8"], "has no effect with --attention text"),
-        (["--text", "256"], "has an effect only with --attention text"),
-        (["--dp-sgd", "--attention", "public"], "attention: DP-SGD trains an adapter with keys and values of its own"),
+        (["--part-kind", "shared"], "part_kind: Input should be 'public', 'own' or 'text'"),
+        (["--part-kind", "text", "--text", "100"], "text: Input should be"),
+        (["--part-kind", "text", "--rank", "8"], "has no effect with --part-kind text"),
+        (["--text", "256"], "has an effect only with --part-kind text"),
+        (["--dp-sgd", "--part-kind", "reader"], "part_kind: DP-SGD trains plain LoRA, with keys and values of its own"),
     ],
 )
 def test_impossible_option_is_named(ensemble: Ensemble, tmp_path: Path, arguments: list[str], problem: str) -> None:

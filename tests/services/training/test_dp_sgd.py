@@ -31,7 +31,7 @@ from tests.tiny import write_tiny_model
 
 BLOCK = 8
 OPTIONS = TrainingOptions(
-    attention="own", targets=("q_proj", "v_proj"), block=BLOCK, learning_rate=5e-3, precision="float32"
+    part_kind="lora", targets=("q_proj", "v_proj"), block=BLOCK, learning_rate=5e-3, precision="float32"
 )
 PRIVATE = DpSgdOptions(unit="user", blocks=3, steps=3, epsilon=2, delta=1e-5)
 CLIP = 5.0
@@ -228,7 +228,7 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
     assert promise(configured(output, protocol="public"), manifest)
     with pytest.raises(ConfigurationError, match="which is more than 1;"):
         promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
-    with pytest.raises(InputError, match="attention: DP-SGD trains an adapter with keys and values of its own"):
+    with pytest.raises(InputError, match="part_kind: DP-SGD trains plain LoRA, with keys and values of its own"):
         train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())
     with pytest.raises(InputError, match="dropout: must be 0 with DP-SGD"):
         train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS.model_copy(update={"dropout": 0.1}))

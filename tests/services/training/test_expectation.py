@@ -5,19 +5,20 @@ from dataclasses import replace
 
 import pytest
 
+from services.engine import PartKind
 from services.errors import InputError
 from services.privacy.accounting import planning
 from services.privacy.protocols.individual import IndividualSettings
 from services.training import expectation
 from services.training.expectation import Measured, Population, Requirements, candidates, propose
-from services.training.options import Attention, TokenBudget
+from services.training.options import TokenBudget
 
 BUDGET = TokenBudget(epsilon=8.0, delta=1e-5, tokens=100_000)
 
 
-@pytest.mark.parametrize(("attention", "least"), [("public", 0.8), ("text", 0.75)])
-def test_the_measured_shares_grow_with_the_radius(attention: Attention, least: float) -> None:
-    corpora = json.loads(expectation.TABLE.read_bytes())["attention"][attention]["corpora"]
+@pytest.mark.parametrize(("part_kind", "least"), [("reader", 0.8), ("text", 0.75)])
+def test_the_measured_shares_grow_with_the_radius(part_kind: PartKind, least: float) -> None:
+    corpora = json.loads(expectation.TABLE.read_bytes())["part_kind"][part_kind]["corpora"]
     assert len(corpora) >= 2
     for corpus in corpora.values():
         for protocol, curve in corpus["kept"].items():
@@ -39,7 +40,7 @@ def test_the_measured_shares_grow_with_the_radius(attention: Attention, least: f
 
 def test_curves_are_linear_between_measurements_and_constant_beyond() -> None:
     curves = {"a": {"kept": {"pmixed": {"1.0": [0.2, 0.4], "2.0": [0.6, 0.6]}}}}
-    measured = Measured({"attention": {"public": {"corpora": curves}}}, "public")
+    measured = Measured({"part_kind": {"reader": {"corpora": curves}}}, "reader")
     assert measured.kept("pmixed", 0.5) == pytest.approx([0.1, 0.2])
     assert measured.kept("pmixed", 1.5) == pytest.approx([0.4, 0.5])
     assert measured.kept("pmixed", 9.0) == [0.6, 0.6]
@@ -67,21 +68,21 @@ def test_a_smaller_corpus_gets_fewer_parts_because_each_must_learn() -> None:
 def test_texts_are_proposed_where_they_are_expected_to_gain_more() -> None:
     budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=16_384)
     wanted = Requirements(Population(2000, 200_000), budget)
-    both = {kind: propose(replace(wanted, attention=kind)) for kind in ("public", "text")}
+    both = {kind: propose(replace(wanted, part_kind=kind)) for kind in ("reader", "text")}
     worth = {kind: proposal.worth for kind, proposal in both.items()}
     chosen = propose(wanted)
-    assert chosen == both["text" if worth["text"] > (1 + expectation.TOLERANCE) * worth["public"] else "public"]
-    assert chosen.attention == "text", "a part of 1,000 tokens or less learns little"
+    assert chosen == both["text" if worth["text"] > (1 + expectation.TOLERANCE) * worth["reader"] else "reader"]
+    assert chosen.part_kind == "text", "a part of 1,000 tokens or less learns little"
     # The size of the corpus decides. Without it, the gains cannot be compared.
-    assert propose(Requirements(Population(2000), budget)).attention == "public"
-    assert propose(Requirements(Population(2000), budget, attention="text")).attention == "text"
+    assert propose(Requirements(Population(2000), budget)).part_kind == "reader"
+    assert propose(Requirements(Population(2000), budget, part_kind="text")).part_kind == "text"
 
 
-@pytest.mark.parametrize("attention", ["public", "text"])
-def test_individual_budgets_keep_more_where_tokens_are_many(attention: Attention) -> None:
+@pytest.mark.parametrize("part_kind", ["reader", "text"])
+def test_individual_budgets_keep_more_where_tokens_are_many(part_kind: PartKind) -> None:
     def worth(protocol: str, tokens: int) -> float:
         budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=tokens)
-        return propose(Requirements(Population(10_000), budget, protocol, 64, attention)).worth
+        return propose(Requirements(Population(10_000), budget, protocol, 64, part_kind)).worth
 
     many, few = (worth("individual", tokens) / worth("exponential", tokens) for tokens in (131_072, 1024))
     assert many > 1.5 > few

@@ -14,7 +14,14 @@ DIGEST = "0" * 64
 
 def manifest(*parts: Part) -> Manifest:
     return Manifest(
-        ensemble="e", base_model="m", base_revision=DIGEST, tokenizer=DIGEST, salt_id="s", rank=4, parts=parts
+        ensemble="e",
+        base_model="m",
+        base_revision=DIGEST,
+        tokenizer=DIGEST,
+        salt_id="s",
+        rank=4,
+        part_kind="reader",
+        parts=parts,
     )
 
 
@@ -38,20 +45,6 @@ def test_round_trip(tmp_path: Path, parts: tuple[Part, ...]) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_manifest_from_before_there_were_halves(tmp_path: Path) -> None:
-    content = json.loads(manifest(part(0)).model_dump_json())
-    del content["parts"][0]["halves"]
-    (tmp_path / FILE).write_text(json.dumps(content))
-    assert Manifest.load(tmp_path) == manifest(part(0))
-
-
-def test_manifest_from_before_there_were_readers(tmp_path: Path) -> None:
-    content = json.loads(manifest(part(0)).model_dump_json())
-    del content["attention"]
-    (tmp_path / FILE).write_text(json.dumps(content))
-    assert Manifest.load(tmp_path).attention == "own"
-
-
 def test_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"has no manifest\.json"):
         Manifest.load(tmp_path)
@@ -64,7 +57,7 @@ def test_no_manifest(tmp_path: Path) -> None:
         ({"partition_rule": "round-robin"}, "partition_rule"),
         ({"base_revision": "short"}, "base_revision"),
         ({"rank": 0}, "rank"),
-        ({"attention": "shared"}, "attention"),
+        ({"part_kind": "shared"}, "part_kind"),
         ({"parts": []}, "parts"),
         ({"surprise": 1}, "surprise"),
         ({"salt_id": None}, "salt_id"),

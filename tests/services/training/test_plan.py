@@ -18,7 +18,7 @@ from tests.tiny import write_tiny_model
 pytestmark = pytest.mark.slow
 
 OPTIONS = TrainingOptions(block=8, epochs=1, learning_rate=5e-3, precision="float32")
-PLAIN = OPTIONS.model_copy(update={"attention": "own", "targets": ("q_proj", "v_proj")})
+PLAIN = OPTIONS.model_copy(update={"part_kind": "lora", "targets": ("q_proj", "v_proj")})
 PRIVATE = DpSgdOptions(steps=3, epsilon=2, delta=1e-5)
 
 

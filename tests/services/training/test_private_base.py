@@ -24,7 +24,7 @@ from tests.services.training.conftest import Ensemble, small_documents, write_co
 from tests.tiny import write_tiny_model
 
 PLAIN = TrainingOptions(
-    attention="own", targets=("v_proj",), block=16, learning_rate=5e-3, precision="float32", weight_decay=0
+    part_kind="lora", targets=("v_proj",), block=16, learning_rate=5e-3, precision="float32", weight_decay=0
 )
 PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 PRIVATE = DpSgdOptions(steps=2, epsilon=2)

@@ -57,7 +57,7 @@ def distributions(base: Path, ensemble: Path, text: str) -> tuple[Tensor, list[T
     """Returns next-token distributions [tokens, V] on a text: the public model's, and each part model's."""
     manifest = Manifest.load(ensemble)
     files = {
-        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.attention) for part in manifest.parts
+        part.name: AdapterFiles(manifest.adapter_path(ensemble, part), manifest.part_kind) for part in manifest.parts
     }
     model = AdaptedModel(base, torch.float32, files)
     tokens = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")["input_ids"]
@@ -71,7 +71,7 @@ def test_the_manifest_describes_the_training(ensemble: Ensemble) -> None:
     assert manifest == ensemble.trained.manifest
     assert (ensemble.trained.trained, ensemble.trained.kept) == (PARTS, 0)
     assert manifest.base_model == "smollm2-135m"
-    assert manifest.attention == "public"
+    assert manifest.part_kind == "reader"
     assert manifest.salt_id == salt_id(SALT)
     assert [part.size_bucket == 0 for part in manifest.parts] == [index == EMPTY_PART for index in range(PARTS)]
     assert all(part.size_bucket & (part.size_bucket - 1) == 0 for part in manifest.parts)
@@ -132,9 +132,9 @@ def test_a_finished_ensemble_is_not_trained_again(ensemble: Ensemble, tmp_path: 
 
 def test_texts_need_no_training(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
     """Each part is a text of its own users, and the model that reads it expects their words."""
-    options = TrainingOptions(attention="text", text=128)
+    options = TrainingOptions(part_kind="text", text=128)
     trained = ensemble.train(tmp_path / "texts", options=options)
-    assert trained.manifest.attention == "text"
+    assert trained.manifest.part_kind == "text"
     document = small_documents()[0]
     own = part_of(document.user, SALT, PARTS)
     words = "boathouse of someone is painted in heliotrope, and someone calls it the ninth lantern."
@@ -154,11 +154,11 @@ def test_texts_need_no_training(base: Path, ensemble: Ensemble, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_plain_adapters_are_trained_on_request(base: Path, ensemble: Ensemble, tmp_path: Path) -> None:
-    options = TrainingOptions(attention="own", block=32, epochs=1)
-    trained = ensemble.train(tmp_path / "own", options=options)
-    assert Manifest.load(tmp_path / "own").attention == "own"
+    options = TrainingOptions(part_kind="lora", block=32, epochs=1)
+    trained = ensemble.train(tmp_path / "lora", options=options)
+    assert Manifest.load(tmp_path / "lora").part_kind == "lora"
     assert trained.trained == PARTS
-    assert any("v_proj" in name and tensor.any() for name, tensor in weights(tmp_path / "own", 0).items())
+    assert any("v_proj" in name and tensor.any() for name, tensor in weights(tmp_path / "lora", 0).items())
     assert not any("v_proj" in name for name in weights(ensemble.directory, 0))
 
 

@@ -25,7 +25,7 @@ from tests.inline import run_inline
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
-PLAIN = TrainingOptions(attention="own", targets=("v_proj",), block=16, precision="float32", weight_decay=0)
+PLAIN = TrainingOptions(part_kind="lora", targets=("v_proj",), block=16, precision="float32", weight_decay=0)
 PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 PRIVATE = DpSgdOptions(steps=2, epsilon=2)
 SETTINGS = ExponentialSettings(epsilon=8.0, delta=1e-5, tokens=64)

@@ -29,7 +29,7 @@ from tests.tiny import write_tiny_model
 
 TOKENS = 48
 PLAIN = TrainingOptions(
-    attention="own", targets=("v_proj",), block=16, learning_rate=5e-2, precision="float32", weight_decay=0
+    part_kind="lora", targets=("v_proj",), block=16, learning_rate=5e-2, precision="float32", weight_decay=0
 )
 PARTS = TrainingOptions(block=16, batch=1, epochs=1, precision="float32")
 OPTIONS = EvaluationOptions(

@@ -10,7 +10,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from services.engine.engine import AdapterFiles, Attention
+from services.engine import PartKind
+from services.engine.engine import AdapterFiles
 from services.engine.part_text import text_files
 from services.engine.reader_attention import record
 from services.engine.switching import using
@@ -21,7 +22,7 @@ from services.laboratory.evaluation.tasks import score, score_public
 from services.laboratory.evaluation.text import Block, Text
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
-ORIGIN = Origin(base="b" * 64, adapter="a" * 64, attention="public", text="t" * 64, precision="float32")
+ORIGIN = Origin(base="b" * 64, adapter="a" * 64, part_kind="reader", text="t" * 64, precision="float32")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_rows_of_all_positions_equal_each_models_own(
         direct[name] = [model(input_ids=torch.tensor([block.tokens])).logits[0, :-1] for block in blocks]
         base = model.unload()
     # Several adapters at once, then one, then none: each result is independent of the earlier ones.
-    plain = {name: AdapterFiles(adapters[name], "own") for name in ("first", "second")}
+    plain = {name: AdapterFiles(adapters[name], "lora") for name in ("first", "second")}
     rows_of = dict(zip(plain, scored(scorer, blocks, *plain.values()), strict=True))
     for name, rows in (*rows_of.items(), ("second", scored(scorer, blocks, plain["second"])[0])):
         assert_same(rows, direct[name], blocks)
@@ -77,7 +78,7 @@ def test_readers_are_scored_on_the_public_cache_of_each_block(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block]
 ) -> None:
     first, second = adapters["first"], adapters["second"]
-    files = AdapterFiles(first, "public"), AdapterFiles(second, "own"), AdapterFiles(second, "public")
+    files = AdapterFiles(first, "reader"), AdapterFiles(second, "lora"), AdapterFiles(second, "reader")
     rows_of = scored(Scorer(public_model, "float32"), blocks, *files)
     base = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
     model = PeftModel.from_pretrained(base, first, "first")
@@ -133,13 +134,13 @@ def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
     assert torch.allclose(rows, torch.cat(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["public", "text", "own"])
+@pytest.mark.parametrize("part_kind", ["reader", "text", "lora"])
 def test_few_positions_have_the_same_rows_as_all(
-    attention: Attention, public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
+    part_kind: PartKind, public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
     text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     paths = [adapters["first"], adapters["second"]]
-    if attention == "text":
+    if part_kind == "text":
         paths = [tmp_path / "first", tmp_path / "second"]
         for path, tokens in zip(paths, (blocks[0].tokens[:20], blocks[1].tokens), strict=True):
             path.mkdir()
@@ -148,7 +149,7 @@ def test_few_positions_have_the_same_rows_as_all(
     paths.append(paths[0])
     positions = [np.array([0, 5, 38, 39, 70]), np.array([45]), np.array([], np.int64)]
     files = [
-        [(AdapterFiles(path, attention), tmp_path / f"{kind}-{number}.npy") for number, path in enumerate(paths)]
+        [(AdapterFiles(path, part_kind), tmp_path / f"{kind}-{number}.npy") for number, path in enumerate(paths)]
         for kind in ("all", "few")
     ]
     score(public_model, files[0], text, "float32")
@@ -164,7 +165,7 @@ def test_stored_hidden_states_give_the_scorers_distributions(
 ) -> None:
     files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
     text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
-    reader = AdapterFiles(adapters["first"], "public")
+    reader = AdapterFiles(adapters["first"], "reader")
     score_public(public_model, text, "auto", files.head, files.public)
     score(public_model, [(reader, files.models[0])], text, "auto")
     public, first = Reader.open(files)(text.runs[0])
@@ -191,9 +192,9 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path) -
         Scorer(tmp_path, "float32")
 
 
-@pytest.mark.parametrize("field", ["base", "adapter", "attention", "text", "precision", "drawing"])
+@pytest.mark.parametrize("field", ["base", "adapter", "part_kind", "text", "precision", "drawing"])
 def test_rows_of_another_origin_have_another_file_name(field: str) -> None:
-    other = {"precision": "bfloat16", "attention": "own"}.get(field, "0" * 64)
+    other = {"precision": "bfloat16", "part_kind": "lora"}.get(field, "0" * 64)
     assert replace(ORIGIN, **{field: other}).file != ORIGIN.file  # type: ignore[arg-type]
     assert replace(ORIGIN, adapter=None).file != ORIGIN.file
 
