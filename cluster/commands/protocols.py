@@ -40,7 +40,6 @@ def _record(settings: "type[Settings]") -> dict[str, Any]:
         "guarantee": guarantee.status,
         "protects": guarantee.protects,
         "source": guarantee.source,
-        "asks": settings.asks,
         "choose": settings.choose,
         "derived": settings.derived,
         "parameters": {
@@ -66,7 +65,6 @@ def _show(record: Mapping[str, Any], console: Console) -> None:
     table.add_column(style="dim")
     table.add_column()
     table.add_row("guarantee", escape(f"{record['guarantee']} ({record['source']})"))
-    table.add_row("asks", escape(record["asks"]))
     table.add_row("choose it for", escape(record["choose"]))
     for name, parameter in record["parameters"].items():
         default = "" if parameter["default"] is None else f" [{parameter['default']}]"

@@ -18,11 +18,13 @@ from services.laboratory.audit.attacks import black_box, pipeline
 from services.laboratory.audit.report.finding import finite
 from services.laboratory.audit.report.page import Report, Section, finding_rows
 from services.laboratory.audit.report.sections import Subject
+from services.laboratory.audit.variants import audited
 from services.laboratory.audit.worlds import shadow_ensembles, testbed
 from services.laboratory.audit.worlds.canaries import Canary
 from services.laboratory.audit.worlds.sizes import PlantedSize, ShadowSize
 from services.laboratory.evaluation import methods
-from services.privacy.protocols import PROTOCOLS, audited
+from services.laboratory.evaluation.comparisons import label
+from services.privacy.protocols import PROTOCOLS
 from services.training.options import TokenBudget
 
 API_KEY = "PRIVMIX_API_KEY"
@@ -113,7 +115,7 @@ def compared_subjects(parts: int, epsilons: Sequence[float], tokens: int, delta:
     """Returns every protocol that `privmix evaluate` compares, with the same names and settings."""
     budgets = [TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens) for epsilon in epsilons]
     return [
-        Subject(settings.label, settings.plan(parts), tokens, budget.epsilon, settings)
+        Subject(label(settings), settings.plan(parts), tokens, budget.epsilon, settings)
         for budget in budgets
         for settings in methods.private(budget, parts, halves=True)
     ]

@@ -1,7 +1,7 @@
 """Defines the settings of a protocol, which an operator chooses, and derives the protocol from them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Structure
 
@@ -38,23 +38,19 @@ class Settings(BaseModel, ABC):
 
     Attributes:
         mechanism: the class of the protocol.
-        asks: which models a token queries, in words.
         choose: when to choose this protocol, in words.
         derived: the parameter that follows from the budget unless it is set; None if there is none.
         one_model: whether the protocol serves the only model of an ensemble of one part.
         refused: parameters of other protocols that this one refuses, with what to do instead.
-        variants: other parameters under which the protocol is a different mechanism. Audits test each variant.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mechanism: ClassVar[type[Protocol]]
-    asks: ClassVar[str]
     choose: ClassVar[str]
     derived: ClassVar[str | None] = None
     one_model: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     protocol: str
     epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")
@@ -145,49 +141,3 @@ class Settings(BaseModel, ABC):
                 "for any number of tokens; choose `protocol: dp-sgd`"
             )
         return self
-
-    @property
-    def label(self) -> str:
-        """The name in tables and figures."""
-        return self.protocol
-
-    @property
-    def distinct_label(self) -> str:
-        """The label that distinguishes these settings from the others of `compared`."""
-        return self.label
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """Returns the settings that an evaluation compares at one budget; none for references and one-model protocols.
-
-        Args:
-            parts: the number of parts.
-            limits: `epsilon`, `delta` and `tokens` of the budget.
-        """
-        return () if cls.one_model else (cls.model_validate(limits),)
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """Returns the settings that `privmix tune` compares.
-
-        Args:
-            parts: the number of parts.
-            limits: `epsilon`, `delta` and `tokens` of the budget.
-            shares: the probabilities of drawing a part to try.
-        """
-        return cls.compared(parts, limits)
-
-    def drawing(self, rows: int) -> Self:
-        """Returns these settings with at most `rows` part rows for a token.
-
-        Raises:
-            ValueError: a token needs the rows of all parts.
-        """
-        raise ValueError(f"{self.protocol} needs the rows of all parts; evaluate it without `drawn`")
-
-    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        """Returns these settings with another ``q``, ``order`` or ``radius``, for a sweep.
-
-        None if the protocol has no such parameter.
-        """
-        return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from services.errors import InputError, WorkError
-from services.laboratory.evaluation import methods
+from services.laboratory.evaluation import comparisons, methods
 from services.laboratory.evaluation.cases import Case, Planned
 from services.laboratory.evaluation.ensembles import Ensemble, Ensembles, private_training
 from services.laboratory.evaluation.options import EvaluationOptions, Quantity
@@ -165,7 +165,7 @@ class _Comparison:
             included = [point for point in sweep.points if self._options.include(point.settings)]
             points = [(point.value, *self._case(main, point.settings)) for point in included]
             if sweep.quantity == "q":  # a distinct label would name the varied number of parts
-                points = [(value, case.settings.label, case) for value, _, case in points]
+                points = [(value, comparisons.label(case.settings), case) for value, _, case in points]
             yield sweep.quantity, list(dict.fromkeys(points))
 
     def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
@@ -178,8 +178,8 @@ class _Comparison:
             settings = settings.on_base(training.event)
         if drawn is not None and self._few(ensemble):
             with suppress(ValueError):
-                settings = settings.drawing(drawn)
-        return settings.distinct_label, Case(ensemble.directory, settings)
+                settings = comparisons.drawing(settings, drawn)
+        return comparisons.distinct_label(settings), Case(ensemble.directory, settings)
 
     def _table(self, budget: TokenBudget) -> Iterable[Result]:
         runs = len(self._text.runs)
@@ -214,7 +214,9 @@ class _Comparison:
             self._planned[case] = Planned(case, case.settings.plan(1), self._bench.base_files(ensemble))
         else:
             try:
-                settings = case.settings.drawing(drawn) if drawn is not None and self._few(ensemble) else case.settings
+                settings = case.settings
+                if drawn is not None and self._few(ensemble):
+                    settings = comparisons.drawing(settings, drawn)
                 protocol = settings.plan(ensemble.parts)
                 _check_base(settings, protocol, ensemble.base_training)
             except ValueError as error:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 
+from services.laboratory.evaluation import comparisons
+from services.laboratory.evaluation.comparisons import distinct_label, label
 from services.laboratory.evaluation.options import Quantity
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.protocols.dp_sgd import DpSgdSettings
@@ -22,9 +24,9 @@ def dp_sgd(budget: TokenBudget, training: PrivateTraining) -> Settings:
 
 def private(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Settings]:
     """Yields the settings of a table at one budget; with ``halves`` also those that need models of half-parts."""
-    for settings in PROTOCOLS.values():
+    for name, settings in PROTOCOLS.items():
         if halves or not settings.mechanism.halves:
-            yield from settings.compared(parts, budget.limits())
+            yield from comparisons.compared(name, parts, budget.limits())
 
 
 def planned(budget: TokenBudget, parts: int) -> Iterator[Settings]:
@@ -74,7 +76,7 @@ def sweeps(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Sweep]:
         ),
     )
     without_noise = list(planned(budget, parts))
-    one_each = (settings for settings in without_noise if settings.distinct_label == settings.label)
+    one_each = (settings for settings in without_noise if distinct_label(settings) == label(settings))
     yield _varied("q", [q for q in SHARES if q * parts >= 1], one_each, parts)
     yield _varied("order", ORDERS, private(budget, parts, halves), parts)
     # These have no budget; the figure shows their cost instead.
@@ -87,10 +89,12 @@ def labels() -> tuple[str, ...]:
     """Returns the labels of all lines that a figure may contain."""
     budget = TokenBudget(epsilon=8.0, delta=1e-5, tokens=1024)
     compared = [*private(budget, 64, halves=True), EnsembleSettings()]
-    return tuple(dict.fromkeys(settings.distinct_label for settings in compared))
+    return tuple(dict.fromkeys(map(distinct_label, compared)))
 
 
 def _varied(quantity: Quantity, values: Iterable[float], compared: Iterable[Settings], parts: int) -> Sweep:
     compared = list(compared)
-    points = ((value, settings.varied(quantity, value, parts)) for value in values for settings in compared)
+    points = (
+        (value, comparisons.varied(settings, quantity, value, parts)) for value in values for settings in compared
+    )
     return Sweep(quantity, tuple(Point(value, settings) for value, settings in points if settings is not None))

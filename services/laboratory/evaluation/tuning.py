@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from services.errors import InputError, WorkError
+from services.laboratory.evaluation import comparisons
 from services.laboratory.evaluation.cases import Case, Planned
 from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
 from services.laboratory.evaluation.estimate import Estimate
@@ -154,7 +155,7 @@ def candidates(budget: TokenBudget, parts: int, any_guarantee: bool, drawn: int 
             token, and those that need all parts are left out.
     """
     shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
-    tuned = (each for protocol in PROTOCOLS.values() for each in protocol.tuned(parts, budget.limits(), shares))
+    tuned = (each for name in PROTOCOLS for each in comparisons.tuned(name, parts, budget.limits(), shares))
     for settings in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
         status = _status(settings, parts)
         if status == "certified" or (any_guarantee and status is not None):
@@ -164,7 +165,7 @@ def candidates(budget: TokenBudget, parts: int, any_guarantee: bool, drawn: int 
 def _drawing(tuned: Iterable[Settings], drawn: int) -> Iterator[Settings]:
     for settings in tuned:
         with suppress(ValueError):
-            yield settings.drawing(drawn)
+            yield comparisons.drawing(settings, drawn)
 
 
 def _status(settings: Settings, parts: int) -> Status | None:
@@ -260,9 +261,9 @@ class _Search:
         runs = len(self._runs)
         outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
         settings, protocol = planned.case.settings, planned.protocol
-        measured = result(settings.label, planned.case, protocol, outcomes, public_outcomes)
+        measured = result(comparisons.label(settings), planned.case, protocol, outcomes, public_outcomes)
         return Choice(
-            label=settings.label,
+            label=comparisons.label(settings),
             ensemble=planned.case.ensemble,
             parts=protocol.parts,
             protocol=measured.protocol,

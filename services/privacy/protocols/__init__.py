@@ -1,8 +1,7 @@
 """Registers every protocol under its name in configuration and commands. A new protocol is a file and a line here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pkgutil import resolve_name
-from typing import Any
 
 from services.privacy.settings import Settings
 
@@ -23,21 +22,6 @@ _SETTINGS = {
 PROTOCOLS: Mapping[str, type[Settings]] = {
     name: resolve_name(f"{__name__}.{where}") for name, where in _SETTINGS.items()
 }
-
-
-def audited(parts: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each protocol and variant that certifies the cost of a token of ``parts`` parts, with its parameters.
-
-    Leaves out protocols that read no part, and those whose cost is that of a training, which no token shows.
-    """
-    for name, settings in PROTOCOLS.items():
-        for parameters in ({}, *settings.variants):
-            chosen = settings.model_validate(parameters)
-            if settings.one_model:
-                continue
-            protocol = chosen.plan(parts)
-            if protocol.guarantee.status == "certified" and protocol.rows != 0:
-                yield name, parameters
 
 
 def name_of(choice: object) -> object:

@@ -9,10 +9,10 @@ That loss depends on the private text. The ``ratio`` mollifier also has a data-i
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ _FLOOR = 2.0**-60
 # The default radius if the losses are measured: the budget does not determine it then. With 100 parts, the default
 # budget lasts for nearly a thousand tokens in the worst case.
 _MEASURED_RADIUS = 1.0
-_TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
 
 _MEASURED = (
     *SEPARATE_PARTS,
@@ -287,10 +286,8 @@ class AdaPMixedSettings(Settings):
     """All parts, averaged after a noisy screening; the cost of a token is measured on the private text."""
 
     mechanism: ClassVar[type[Protocol]] = AdaPMixed
-    asks: ClassVar[str] = "every whole-part model"
     choose: ClassVar[str] = "parts that mostly agree, and an unknown number of tokens"
     derived: ClassVar[str | None] = "radius"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"},)
 
     protocol: Literal["adapmixed"] = "adapmixed"
     mollifier: Mollifier = Field("ratio", description="ratio also has a certified bound; renyi is as published")
@@ -363,25 +360,6 @@ class AdaPMixedSettings(Settings):
         if order not in (None, self.order):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order:g}")
         return self.order
-
-    @property
-    def label(self) -> str:
-        return "AdaPMixed, certified" if self.mollifier == "ratio" else "AdaPMixed, as published"
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        yield cls.model_validate({"mollifier": "renyi", **limits})
-        yield cls.model_validate(limits)
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        yield cls.model_validate(limits)
-        for beta in _TUNED_BETAS:
-            yield cls.model_validate({"mollifier": "renyi", "beta": beta, **limits})
-
-    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        published = quantity == "order" and self.mollifier == "renyi"
-        return self.model_copy(update={"order": value}) if published else None
 
     def _ratio(self, parts: int, radius: float) -> ScreenedRatioEvent:
         return ScreenedRatioEvent(parts, radius, self.sigma, self.mix)

@@ -152,7 +152,6 @@ class DpSgdSettings(Settings):
     """One model trained with DP-SGD, charged once for its training and never for tokens."""
 
     mechanism: ClassVar[type[Protocol]] = DpSgd
-    asks: ClassVar[str] = "the one model of `privmix train --dp-sgd`"
     one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "more tokens than a budget for tokens would last for, or a reference"
 
@@ -194,10 +193,6 @@ class DpSgdSettings(Settings):
                 f"than {accounting.stated(completed.epsilon)}; leave epsilon out, or train again with more noise"
             )
         return completed
-
-    @property
-    def label(self) -> str:
-        return "DP-SGD"
 
 
 @lru_cache(maxsize=64)

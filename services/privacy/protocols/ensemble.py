@@ -1,9 +1,8 @@
 """Implements a reference without privacy: the mean of all part models."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -57,7 +56,6 @@ class EnsembleSettings(Settings):
     """The mean of all part models, without privacy."""
 
     mechanism: ClassVar[type[Protocol]] = Ensemble
-    asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "the reference for what privacy costs an ensemble; never where the text is private"
 
     protocol: Literal["ensemble"] = "ensemble"
@@ -65,18 +63,6 @@ class EnsembleSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> Ensemble:
         return Ensemble(parts)
-
-    @property
-    def label(self) -> str:
-        return "Ensemble, not private"
-
-    def drawing(self, rows: int) -> Self:
-        return self
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """Returns no settings: the reference does not depend on the budget."""
-        return ()
 
 
 def _unchanged(ratios: Tensor, public: Tensor, drawn: int, out: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,8 +54,6 @@ _PAIRS = 16
 _LARGEST_SLOPE = 0.95
 # The bits of the largest sum of clipped log-ratios, in steps.
 _SUM_BITS = 30
-# The numbers of parts drawn for a token that an evaluation compares beside all.
-_COMPARED = (16, 4)
 
 
 @dataclass(frozen=True)
@@ -218,13 +216,11 @@ class ExponentialSettings(Settings):
     """A fixed number of parts, whose clipped log-ratios to the public model are averaged in the exponent."""
 
     mechanism: ClassVar[type[Protocol]] = Exponential
-    asks: ClassVar[str] = "the whole-part models of `sample` parts"
     choose: ClassVar[str] = "a certified bound for a known number of tokens, where many parts agree on unlikely tokens"
     derived: ClassVar[str | None] = "radius"
     refused: ClassVar[Mapping[str, str]] = {
         "q": "set `sample` instead, the number of parts that are drawn for every token"
     }
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"sample": 2},)
 
     protocol: Literal["exponential"] = "exponential"
     sample: int | None = Field(
@@ -245,36 +241,6 @@ class ExponentialSettings(Settings):
             before=self.spent_before,
         )
         return Exponential(parts, sample, radius)
-
-    @property
-    def label(self) -> str:
-        return "Exponential mechanism"
-
-    @property
-    def distinct_label(self) -> str:
-        return self.label if self.sample is None else f"{self.label}, m = {self.sample}"
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        for sample in (None, *(sample for sample in _COMPARED if sample < parts)):
-            yield cls.model_validate({"sample": sample, **limits})
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        for sample in dict.fromkeys(_nearest(share, parts) for share in shares):
-            yield cls.model_validate({"sample": sample, **limits})
-
-    def drawing(self, rows: int) -> Self:
-        return self.model_copy(update={"sample": rows if self.sample is None else min(rows, self.sample)})
-
-    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        changes: dict[str, dict[str, Any]] = {"q": {"sample": _nearest(value, parts)}, "radius": {"radius": value}}
-        return self.model_copy(update=changes[quantity]) if quantity in changes else None
-
-
-def _nearest(share: float, parts: int) -> int:
-    """The number of parts that is nearest to a share of them."""
-    return max(1, round(share * parts))
 
 
 def _log_mean(public: Reals, log_ratios: Reals, radius: float) -> float:

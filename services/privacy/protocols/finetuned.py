@@ -49,7 +49,6 @@ class FinetunedSettings(Settings):
     """One model fine-tuned on the whole corpus, without privacy."""
 
     mechanism: ClassVar[type[Protocol]] = Finetuned
-    asks: ClassVar[str] = "the one model of an ensemble of one part"
     one_model: ClassVar[bool] = True
     choose: ClassVar[str] = "the reference for what partition and privacy cost; never where the text is private"
 
@@ -58,7 +57,3 @@ class FinetunedSettings(Settings):
 
     def plan(self, parts: int, order: float | None = None) -> Finetuned:
         return Finetuned(parts)
-
-    @property
-    def label(self) -> str:
-        return "Fine-tuned, not private"

@@ -5,10 +5,10 @@ with the largest noisy count is released. The noise is discrete Gaussian and exa
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -177,7 +177,6 @@ class GNMaxSettings(Settings):
     """The plurality of the parts' most likely tokens, under Gaussian noise."""
 
     mechanism: ClassVar[type[Protocol]] = GNMax
-    asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "a baseline; many parts that mostly agree, and the most likely token alone is wanted"
     derived: ClassVar[str | None] = "sigma"
 
@@ -201,15 +200,6 @@ class GNMaxSettings(Settings):
             raise ValueError(f"order must be the ledger's, {order:g}, got {self.order}")
         best = planning.cost(GNMaxEvent(parts, sigma), self.tokens, self.delta, before=self.spent_before).best_order
         return GNMax(parts, sigma, self.candidates, self.order or order or best)
-
-    @property
-    def label(self) -> str:
-        return "GNMax"
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """Returns no settings: a bound of the token probabilities is no basis for a comparison."""
-        return ()
 
 
 def votes(answers: Answers, candidates: Candidates) -> Integers:

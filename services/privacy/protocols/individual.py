@@ -272,7 +272,6 @@ class IndividualSettings(Settings):
     """All parts, each with an account of its own that pays for what the part changes; no token is ever refused."""
 
     mechanism: ClassVar[type[Protocol]] = Individual
-    asks: ClassVar[str] = "every whole-part model"
     choose: ClassVar[str] = "many or unknown numbers of tokens: answers fade into the public model's, and never end"
 
     protocol: Literal["individual"] = "individual"
@@ -311,10 +310,6 @@ class IndividualSettings(Settings):
             "account": protocol.size,
             "radius": protocol.radius,
         }
-
-    @property
-    def label(self) -> str:
-        return "Individual budgets"
 
 
 def _means(rows: Tensor, p0: Tensor) -> Tensor:

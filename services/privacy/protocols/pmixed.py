@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -48,10 +48,6 @@ from services.privacy.settings import ROUNDING_MARGIN, Settings
 from services.privacy.worlds import Pair, Reals
 
 Mollifier = Literal["ratio", "renyi"]
-
-# The average number of drawn parts in the paper: 80 parts with q = 0.03 (Flemings et al. 2024, section 6).
-_PUBLISHED_DRAWN = 2.4
-_PUBLISHED_ORDER = 3
 
 
 @dataclass(frozen=True)
@@ -244,13 +240,11 @@ class PMixedSettings(Settings):
     """One random part for each token, moved close to the public model."""
 
     mechanism: ClassVar[type[Protocol]] = PMixed
-    asks: ClassVar[str] = "the whole-part model of one part, chosen uniformly (renyi: of each part drawn)"
     choose: ClassVar[str] = "a certified bound for a known number of tokens"
     derived: ClassVar[str | None] = "radius"
     refused: ClassVar[Mapping[str, str]] = {
         "asked": "remove this key; one part is always asked, because the law of a token is the same"
     }
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"projection": "mix"}, {"q": 0.25})
 
     protocol: Literal["pmixed"] = "pmixed"
     mollifier: Mollifier = Field("ratio", description="ratio is certified; renyi is Algorithm 1, as published")
@@ -289,36 +283,6 @@ class PMixedSettings(Settings):
                 return {"beta": {str(count): published.largest_beta(order, q, count, loss) for count in drawn}}
             case _:
                 return {}
-
-    @property
-    def label(self) -> str:
-        return "PMixed, as published" if self.mollifier == "renyi" else f"PMixed, {self.projection}"
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        yield cls._published(limits, min(1.0, _PUBLISHED_DRAWN / parts))
-        yield cls.model_validate(limits)
-        yield cls.model_validate({"projection": "mix", **limits})
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        for q in shares:
-            yield cls._published(limits, q)
-            yield cls.model_validate({"q": q, **limits})
-            yield cls.model_validate({"q": q, "projection": "mix", **limits})
-
-    def drawing(self, rows: int) -> Self:
-        return self if self.mollifier == "ratio" else super().drawing(rows)
-
-    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        if quantity == "q" or quantity == ("order" if self.mollifier == "renyi" else "radius"):
-            return self.model_copy(update={quantity: int(value) if quantity == "order" else value})
-        return None
-
-    @classmethod
-    def _published(cls, limits: Mapping[str, Any], q: float) -> Self:
-        order = published.preferred_order(_PUBLISHED_ORDER, limits["epsilon"], limits["delta"])
-        return cls.model_validate({"mollifier": "renyi", "q": q, "order": order, **limits})
 
 
 @lru_cache(maxsize=64)

@@ -1,9 +1,9 @@
 """Implements a reference that reads no private text: the public model alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
@@ -63,30 +63,12 @@ class PublicSettings(Settings):
     """The public model alone: what can be had without private text."""
 
     mechanism: ClassVar[type[Protocol]] = Public
-    asks: ClassVar[str] = "no part model"
     choose: ClassVar[str] = "the reference below which a protocol is not worth its cost"
 
     protocol: Literal["public"] = "public"
 
     def plan(self, parts: int, order: float | None = None) -> Public:
         return Public(parts)
-
-    @property
-    def label(self) -> str:
-        return "Public model"
-
-    def drawing(self, rows: int) -> Self:
-        return self
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        """Returns no settings: the reference does not depend on the budget."""
-        return ()
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """Returns the public model, the only choice that costs nothing."""
-        return (cls(),)
 
     def for_training(self, training: Training | None) -> Self:
         """Returns these settings unchanged, because the protocol reads no trained model."""

@@ -8,10 +8,10 @@ part's budget would be exceeded, the public model answers all further queries.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -144,7 +144,6 @@ class SubMixSettings(Settings):
     """All half-part models, weighted by the agreement of halves, with one budget for each part."""
 
     mechanism: ClassVar[type[Protocol]] = SubMix
-    asks: ClassVar[str] = "every half-part model, two a part"
     choose: ClassVar[str] = "utility first, where operational privacy will do and the halves agree"
     derived: ClassVar[str | None] = "beta"
 
@@ -184,23 +183,6 @@ class SubMixSettings(Settings):
             order, loss = partition_to_user(self.order, loss)
             details["user"] = {"order": order, "loss": loss, "epsilon": self._converted(order, loss)}
         return details
-
-    @property
-    def label(self) -> str:
-        return "SubMix"
-
-    @classmethod
-    def compared(cls, parts: int, limits: Mapping[str, Any]) -> Iterable[Self]:
-        order = published.preferred_order(int(_ORDER), limits["epsilon"], limits["delta"])
-        return (cls.model_validate({"order": order, **limits}),)
-
-    @classmethod
-    def tuned(cls, parts: int, limits: Mapping[str, Any], shares: Sequence[float]) -> Iterable[Self]:
-        """Returns no settings: tuning trains no models of half-parts."""
-        return ()
-
-    def varied(self, quantity: str, value: float, parts: int) -> Self | None:
-        return self.model_copy(update={"order": value}) if quantity == "order" else None
 
     @property
     def _part_budget(self) -> float:

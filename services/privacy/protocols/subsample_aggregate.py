@@ -179,7 +179,6 @@ class SubsampleAggregateSettings(Settings):
     """The parts' distributions over a few tokens, added up under Laplace noise."""
 
     mechanism: ClassVar[type[Protocol]] = SubsampleAggregate
-    asks: ClassVar[str] = "the whole-part models of all parts"
     choose: ClassVar[str] = "a baseline; many parts and few tokens"
     derived: ClassVar[str | None] = "scale"
 
@@ -197,10 +196,6 @@ class SubsampleAggregateSettings(Settings):
             before=self.spent_before,
         )
         return SubsampleAggregate(parts, scale, self.candidates)
-
-    @property
-    def label(self) -> str:
-        return "Subsample and aggregate"
 
 
 def summed(answers: Answers, candidates: Candidates) -> Tensor:

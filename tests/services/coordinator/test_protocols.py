@@ -17,6 +17,7 @@ from services.coordinator.coordinator import Coordinator, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
 from services.engine.engine import EngineSettings
 from services.fleet.shard_map import PartGroup, ShardMap
+from services.laboratory.evaluation.comparisons import compared
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
@@ -92,7 +93,7 @@ async def generate(coordinator: Coordinator, ids: Sequence[str], tokens: int = T
 
 
 LIMITS = {"epsilon": 8.0, "delta": 1e-5, "tokens": 50}
-SERVED = [name for name, settings in PROTOCOLS.items() if list(settings.compared(PARTS, LIMITS))]
+SERVED = [name for name in PROTOCOLS if list(compared(name, PARTS, LIMITS))]
 # A closed form, a draw of parts, losses measured on the private text, and accounts of the parts.
 DEFAULT_RUN = ("pmixed", "exponential", "adapmixed", "individual")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.laboratory.evaluation.comparisons import COMPARISONS, compared, distinct_label
 from services.laboratory.evaluation.figures import PALETTES, style
 from services.laboratory.evaluation.methods import private
 from services.laboratory.evaluation.rows import Reader
@@ -35,5 +36,13 @@ def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_a_protocol_has_rows_in_a_table_and_a_line_style(name: str) -> None:
     rows = [settings for settings in private(BUDGET, PARTS, halves=True) if settings.protocol == name]
-    assert rows == list(PROTOCOLS[name].compared(PARTS, BUDGET.limits()))
-    assert len({style(PALETTES["light"], settings.label) for settings in rows}) == len(rows)
+    assert rows == list(compared(name, PARTS, BUDGET.limits()))
+    assert all((settings.epsilon, settings.delta, settings.tokens) == (8.0, 1e-5, POSITIONS) for settings in rows)
+    assert len(set(map(distinct_label, rows))) == len(rows)
+    assert len({style(PALETTES["light"], distinct_label(settings)) for settings in rows}) == len(rows)
+
+
+def test_every_comparison_is_of_a_registered_protocol_and_has_its_own_label() -> None:
+    assert set(COMPARISONS) <= set(PROTOCOLS)
+    labels = [comparison.label(PROTOCOLS[name].model_validate({})) for name, comparison in COMPARISONS.items()]
+    assert len(set(labels)) == len(labels)

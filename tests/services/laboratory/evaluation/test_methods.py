@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from services.errors import InputError
+from services.laboratory.evaluation.comparisons import distinct_label, label, varied
 from services.laboratory.evaluation.ensembles import private_training
 from services.laboratory.evaluation.methods import dp_sgd, private, sweeps
 from services.laboratory.evaluation.options import EvaluationOptions, Quantity
@@ -28,7 +29,7 @@ def budget(epsilon: float) -> TokenBudget:
 @pytest.mark.parametrize("epsilon", [2.0, 8.0])
 def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
     methods = list(private(budget(epsilon), PARTS, halves=True))
-    assert len({settings.distinct_label for settings in methods}) == len(methods) == 11
+    assert len(set(map(distinct_label, methods))) == len(methods) == 11
     for settings in methods:
         protocol = settings.plan(PARTS)
         assert settings.epsilon == epsilon
@@ -36,7 +37,7 @@ def test_every_method_of_a_table_keeps_to_the_budget(epsilon: float) -> None:
             orders = [protocol.order] if protocol.order else None
             cost = planning.cost(protocol.event, 1024, 1e-5, *([orders] if orders else []))
             assert 0.99 * epsilon < cost.epsilon_rdp <= epsilon * (1 + 1e-9)
-    assert "SubMix" not in [settings.label for settings in private(budget(epsilon), PARTS, halves=False)]
+    assert "SubMix" not in [label(settings) for settings in private(budget(epsilon), PARTS, halves=False)]
 
 
 def test_only_chosen_protocols_are_evaluated_beside_the_references() -> None:
@@ -59,7 +60,7 @@ def test_models_of_half_parts_are_trained_for_submix_alone() -> None:
 def test_an_order_is_the_papers_where_the_budget_allows_it(
     epsilon: float, published: int | None, halves: float | None
 ) -> None:
-    by_label = {settings.label: settings for settings in private(budget(epsilon), PARTS, halves=True)}
+    by_label = {label(settings): settings for settings in private(budget(epsilon), PARTS, halves=True)}
     pmixed, submix = by_label["PMixed, as published"], by_label["SubMix"]
     orders = [settings.plan(PARTS).order or 0.0 for settings in (pmixed, submix)]
     if published is None:
@@ -77,10 +78,10 @@ def test_a_sweep_varies_one_quantity() -> None:
     lasting: tuple[Quantity, ...] = ("epsilon", "tokens")
     for quantity in lasting:
         assert all(getattr(point.settings, quantity) == point.value for point in by_quantity[quantity].points)
-    varied: tuple[Quantity, ...] = ("q", "order", "radius")
-    for quantity in varied:
+    parameters: tuple[Quantity, ...] = ("q", "order", "radius")
+    for quantity in parameters:
         points = by_quantity[quantity].points
-        assert all(point.settings == point.settings.varied(quantity, point.value, PARTS) for point in points)
+        assert all(point.settings == varied(point.settings, quantity, point.value, PARTS) for point in points)
     for point in by_quantity["q"].points:
         draws = point.settings.plan(PARTS).draws((PARTS,))
         assert 0 < sum(count * chance for (count,), chance in draws.items()) <= point.value * PARTS * (1 + 1e-9)

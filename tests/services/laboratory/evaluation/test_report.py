@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from services.laboratory.evaluation.cases import Case
+from services.laboratory.evaluation.comparisons import distinct_label, label
 from services.laboratory.evaluation.figures import PALETTES, Theme, gaps, style
 from services.laboratory.evaluation.methods import private, sweeps
 from services.laboratory.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE, write_report
@@ -63,8 +64,8 @@ def result_of(settings: Settings, parts: int = PARTS) -> Result:
     try:
         protocol = settings.plan(parts)
     except ValueError as error:
-        return impossible(settings.distinct_label, case, parts, str(error))
-    return result(settings.distinct_label, case, protocol, outcomes(settings), outcomes(PublicSettings()))
+        return impossible(distinct_label(settings), case, parts, str(error))
+    return result(distinct_label(settings), case, protocol, outcomes(settings), outcomes(PublicSettings()))
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +182,8 @@ def test_impossible_settings_have_a_reason(evaluation: Evaluation, report: Path)
 def test_line_styles_are_distinct(theme: Theme) -> None:
     budget = TokenBudget(epsilon=4, delta=1e-5, tokens=100)
     swept = (point.settings for sweep in sweeps(budget, PARTS, halves=True) for point in sweep.points)
-    labels = {settings.distinct_label for settings in (*private(budget, 64, halves=True), EnsembleSettings())}
-    labels |= {settings.label for settings in swept} | {"Exponential mechanism, m = 8"}
+    labels = {distinct_label(settings) for settings in (*private(budget, 64, halves=True), EnsembleSettings())}
+    labels |= {label(settings) for settings in swept} | {"Exponential mechanism, m = 8"}
     assert len({style(PALETTES[theme], label) for label in labels}) == len(labels) >= 10
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.laboratory.evaluation.comparisons import drawing
 from services.laboratory.evaluation.rows import Reader, writing
 from services.laboratory.evaluation.trial import Outcome, run_trials
 from services.privacy.protocol import Protocol
@@ -146,9 +147,9 @@ def test_trials_on_drawn_models_measure_the_same(tmp_path: Path) -> None:
     every, few = write_rows(tmp_path / "all", positions, 8), write_rows(tmp_path / "drawn", positions, 8, drawn=4)
     settings: list[Settings] = [
         PublicSettings(),
-        ExponentialSettings(epsilon=20, tokens=positions).drawing(4),
+        drawing(ExponentialSettings(epsilon=20, tokens=positions), 4),
         ExponentialSettings(epsilon=20, tokens=positions, sample=2),
-        PMixedSettings(epsilon=8, tokens=positions).drawing(4),
+        drawing(PMixedSettings(epsilon=8, tokens=positions), 4),
         EnsembleSettings(),
     ]
     planned = [(setting, setting.plan(8)) for setting in settings]
@@ -168,7 +169,7 @@ def test_trials_on_drawn_models_measure_the_same(tmp_path: Path) -> None:
 )
 def test_a_protocol_that_needs_all_models_is_not_run_on_some(settings: Settings) -> None:
     with pytest.raises(ValueError, match="needs the rows of all parts"):
-        settings.drawing(4)
+        drawing(settings, 4)
 
 
 def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from services.laboratory.audit.variants import variants
 from services.privacy.accounting import planning
 from services.privacy.events import from_json
 from services.privacy.mollifiers.shaping import shape
@@ -20,7 +21,7 @@ PARTS = 4
 EVERY = [
     pytest.param(settings, parameters, id=" ".join([name, *(f"{key}={value}" for key, value in parameters.items())]))
     for name, settings in PROTOCOLS.items()
-    for parameters in ({}, *settings.variants)
+    for parameters in variants(name)
 ]
 every = pytest.mark.parametrize(("chosen", "parameters"), EVERY)
 
@@ -125,11 +126,3 @@ def test_invalid_settings_are_refused_by_name(name: str) -> None:
     if chosen.one_model:
         with pytest.raises(ValueError, match="parts must be 1"):
             chosen.model_validate({}).plan(2)
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_labels_distinguish_the_settings_of_a_table(name: str) -> None:
-    limits = {"epsilon": 8.0, "delta": 1e-5, "tokens": 100}
-    compared = list(PROTOCOLS[name].compared(PARTS, limits))
-    assert len({settings.label for settings in compared}) == len(compared)
-    assert all((settings.epsilon, settings.delta, settings.tokens) == (8.0, 1e-5, 100) for settings in compared)

@@ -105,7 +105,6 @@ class ToySettings(Settings):
     """Settings of randomized response over two tokens."""
 
     mechanism: ClassVar[type[Protocol]] = Toy
-    asks: ClassVar[str] = "the whole-part model of one part"
     choose: ClassVar[str] = "a test"
     derived: ClassVar[str | None] = "keep"
 

@@ -8,10 +8,11 @@ import pytest
 from torch import Tensor
 
 from services.laboratory.audit.attacks import likelihood
+from services.laboratory.audit.variants import audited
 from services.laboratory.audit.worlds import distributions
 from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
-from services.privacy.protocols import PROTOCOLS, audited, subsample_aggregate
+from services.privacy.protocols import PROTOCOLS, subsample_aggregate
 from services.privacy.protocols.exponential import Exponential, FixedSizeExponentialEvent
 from services.privacy.protocols.gnmax import GNMax
 from services.privacy.protocols.pmixed import PMixed, RatioEvent
