@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
+from services.coordinator.settings import StepSettings
 from services.engine import known_engine
 from services.errors import ConfigurationError
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
@@ -135,15 +136,23 @@ class Coordinator(Section):
     )
     num_cpus: float = Field(0.0, ge=0, description="CPUs that Ray reserves for each coordinator")
     memory_gib: float = Field(0.0, ge=0, description="memory that Ray reserves for each coordinator")
-    max_live: int = Field(64, gt=0, description="the maximum number of sequences in a step")
-    max_waiting: int = Field(256, ge=0, description="the maximum number of waiting sequences; more are refused (429)")
-    max_rows: int = Field(2048, gt=0, description="the maximum number of next-token distributions in a step")
-    prefill_tokens: int = Field(4096, gt=0, description="the maximum number of tokens of new contexts in a step")
-    step_timeout_s: float = Field(60.0, gt=0, description="a shard that does not answer within this time is replaced")
-    recovery_s: float = Field(90.0, ge=0, description="how long streams wait for a lost actor before they fail")
-    patience_s: float = Field(5.0, gt=0, description="after this time, another copy helps a slow copy of a shard")
+    max_live: int = Field(StepSettings.max_live, gt=0, description="the maximum number of sequences in a step")
+    max_waiting: int = Field(
+        StepSettings.max_waiting, ge=0, description="the maximum number of waiting sequences; more are refused (429)"
+    )
+    step_timeout_s: float = Field(
+        StepSettings.step_timeout_s, gt=0, description="a shard that does not answer within this time is replaced"
+    )
+    recovery_s: float = Field(
+        StepSettings.recovery_s, ge=0, description="how long streams wait for a lost actor before they fail"
+    )
+    patience_s: float = Field(
+        StepSettings.patience_s, gt=0, description="after this time, another copy helps a slow copy of a shard"
+    )
     pace_s: float = Field(
-        0.0, ge=0, description="the minimum time from the start of a step to its tokens; hides differences in time"
+        StepSettings.pace_s,
+        ge=0,
+        description="the minimum time from the start of a step to its tokens; hides differences in time",
     )
 
 

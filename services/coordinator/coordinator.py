@@ -24,6 +24,7 @@ from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import Sequence as Live
+from services.coordinator.settings import StepSettings
 from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.shard_map import ShardMap
@@ -36,12 +37,18 @@ logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.5
 """Delay before a failed step is repeated."""
+MAX_ROWS = 2048
+"""The maximum number of rows in a step, each float32 [V]: with 50,000 tokens they take 0.4 GB. One sequence may exceed
+it."""
+PREFILL_TOKENS = 4096
+"""The maximum number of prompt tokens that a step ingests, because all live sequences wait for it. One prompt may
+exceed it."""
 RETRY_AFTER_S = 30.0
 """Delay before a client should repeat a request that failed because a shard or the budget did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
+class CoordinatorSettings(StepSettings):
     """Holds the settings of a coordinator. They are plain data, so that Ray can restart the actor from them.
 
     Attributes:
@@ -52,16 +59,8 @@ class CoordinatorSettings:
         when_exhausted: what happens to a sequence without budget: it ends, or the base model, public or
             private, continues it at no charge.
         lease_tokens: the minimum number of tokens in a lease.
-        max_live: the maximum number of sequences in a step.
-        max_waiting: the maximum number of further sequences in the queue.
-        max_rows: the maximum number of rows in a step, each float32 [V]. One sequence may exceed it.
-        prefill_tokens: the maximum number of prompt tokens that a step ingests. One prompt may exceed it.
-        step_timeout_s: a shard that does not answer within this time counts as stalled.
-        recovery_s: how long a sequence waits for a shard, the budget or its database to recover before it fails.
-        patience_s: how long a copy of a shard may take before the next copy is called too.
         device: the PyTorch device for the mathematics of a step.
         threads: the number of threads for the same on a CPU.
-        pace_s: the minimum duration of a step.
     """
 
     model: Path
@@ -71,16 +70,8 @@ class CoordinatorSettings:
     peers: tuple[str, ...] = ()
     when_exhausted: WhenExhausted = "refuse"
     lease_tokens: int = 32
-    max_live: int = 64
-    max_waiting: int = 256
-    max_rows: int = 2048
-    prefill_tokens: int = 4096
-    step_timeout_s: float = 60.0
-    recovery_s: float = 90.0
-    patience_s: float = 5.0
     device: str = "cpu"
     threads: int = 1
-    pace_s: float = 0.0
 
 
 class Coordinator:
@@ -215,13 +206,13 @@ class Coordinator:
                 await self._budget.settle()  # a generation submitted during this call keeps the loop running
 
     def _next_batch(self) -> list[Live]:
-        """Returns the oldest sequences that fit `max_live`, `max_rows` and `prefill_tokens`."""
+        """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`."""
         batch: list[Live] = []
         ingested = 0
-        row_limit = max(1, self._settings.max_rows // self._ensemble.rows_of_a_query)
+        row_limit = max(1, MAX_ROWS // self._ensemble.rows_of_a_query)
         for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
             if live.uncached > 1:
-                if ingested and ingested + live.uncached > self._settings.prefill_tokens:
+                if ingested and ingested + live.uncached > PREFILL_TOKENS:
                     continue
                 ingested += live.uncached
             batch.append(live)

@@ -20,6 +20,11 @@ from services.requests.schema import ChatRequest, CompletionRequest
 from services.requests.settings import RequestSettings
 
 ANSWERED_BY = "x-privmix-answered-by"
+WRITE_INTERVAL_S = 0.01
+"""Tokens of one stream within this time after its last write are written together: a reader sees no difference, and a
+gateway with many streams writes less often."""
+HEARTBEAT_S = 10.0
+"""A stream that is silent for this long gets a comment. Proxies close idle streams after 30 s or more."""
 
 
 class GenerationRoutes:
@@ -70,11 +75,11 @@ class GenerationRoutes:
                 admission.submit,
                 generations,
                 answer,
-                self._settings.write_interval_s,
+                WRITE_INTERVAL_S,
                 body.include_usage,
                 body.continuous_usage,
             )
-            chunks = kept_alive(chunks, self._settings.heartbeat_s)
+            chunks = kept_alive(chunks, HEARTBEAT_S)
             # The status line waits for the first chunk, because the request can be refused until then.
             first = await unless_disconnected(request.receive, anext(chunks))
             return EventStream(first, chunks, _source_header(answer) | admission.headers)

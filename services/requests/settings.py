@@ -21,7 +21,6 @@ class ClientSettings(BaseModel):
         None, ge=LEAST_TEMPERATURE, le=2, description="the temperature for greedy requests; if None, they are refused"
     )
     ignore_seed: bool = Field(False, description="accept a seed without effect")
-    heartbeat_s: float = Field(10.0, gt=0, description="a stream that is silent for this long gets a comment")
     max_body_bytes: int = Field(1 << 20, gt=0)
     max_n: int = Field(8, gt=0)
     max_prompts: int = Field(16, gt=0)
@@ -52,7 +51,6 @@ class RequestSettings(ClientSettings):
         cache_secret: the key of the hash that separates the prefix caches of API keys.
         default_max_tokens, default_chat_max_tokens: limits of an answer if the client sets none. `max_tokens` and the
             model's context reduce them.
-        write_interval_s: tokens of one stream within this time after its last write are written together.
     """
 
     namespace: str = "privmix"
@@ -67,4 +65,3 @@ class RequestSettings(ClientSettings):
 
     health_timeout_s: PositiveFloat = 5.0
     statement_timeout_s: PositiveFloat = 30.0
-    write_interval_s: float = Field(0.01, ge=0)
