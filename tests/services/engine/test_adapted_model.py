@@ -62,6 +62,6 @@ def test_readers_and_plain_adapters_side_by_side(tiny: Path, folders: dict[str, 
         computed = model.logits(name, TOKENS, positions, cache)
         torch.testing.assert_close(computed, rows[name][:, -positions:], atol=1e-4, rtol=1e-4)
     for name in folders:
-        assert (rows[f"{name} public"] - rows[f"{name} own"]).abs().max() > 0.1
+        assert (rows[f"{name} reader"] - rows[f"{name} lora"]).abs().max() > 0.1
     model.unload()
     torch.testing.assert_close(model.logits(PUBLIC, TOKENS, 12, cache), public, atol=1e-4, rtol=1e-4)
