@@ -77,7 +77,7 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models)
     Scorer(model)  # loading is no part of it: once a worker, however much text there is
     score_public(model, text, "auto", files.head, files.public)
-    targets = [(AdapterFiles(path, "public"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
+    targets = [(AdapterFiles(path, "reader"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
     forward = seconds(lambda: score(model, targets, text, "auto"))
     reader, planned = Reader.open(files), methods(len(adapters))
     rows = text.positions * len(adapters)
