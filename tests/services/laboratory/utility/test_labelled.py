@@ -8,6 +8,8 @@ import pytest
 
 from services.errors import InputError
 from services.laboratory.utility.labelled import Origin, parse_named, read
+from tests.services.generation.small_service import SmallService, serving
+from tests.services.generation.test_job import TOKENS, request, run
 
 CARD = {
     "protocol": {"kind": "exponential-fixed-size", "parts": 8},
@@ -96,3 +98,11 @@ def test_training_sets_are_named() -> None:
     ):
         with pytest.raises(InputError, match=problem):
             parse_named(words)
+
+
+def test_a_job_that_was_run_has_the_guarantee_of_its_service(tmp_path: Path) -> None:
+    with serving(SmallService()) as service:
+        run(tmp_path, service.url, request(2))
+    read_set = read("private", tmp_path, "text", "reason")
+    assert (len(read_set), read_set.classes) == (2, frozenset({"urgent"}))
+    assert read_set.origin == Origin("small", 8.0, 1e-5, 2 * TOKENS, 2 * TOKENS)
