@@ -179,6 +179,7 @@ def _manifest(
         tokenizer=base.tokenizer,
         salt_id=salt_id(salt),
         rank=options.rank,
+        part_kind=options.part_kind,
         parts=(Part(index=0, name=_NAME, path=adapter.path, sha256=digest, size_bucket=size_bucket(tokens)),),
         dp_sgd=PrivateTraining.model_validate_json((output / adapter.path / RECORD).read_bytes()),
     )
