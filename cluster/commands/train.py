@@ -21,6 +21,13 @@ from services.training.options import (
 
 _PRIVATE = DpSgdOptions()
 
+_PARTS = "Parts"
+_MODEL = "Model"
+_KIND = "What a part is"
+_OPTIMISER = "Optimiser"
+_RESOURCES = "Resources"
+_GUARANTEE = "Budget and DP-SGD"
+
 
 def _default(name: str) -> str:
     """Describes the default of an option, without and with --dp-sgd."""
@@ -38,7 +45,8 @@ def train(
         int | None,
         typer.Option(
             help="The number of parts, each with its own adapter. Default: the number of parts in --output, or else "
-            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens."
+            "the proposal of `privmix plan` for --users and --tokens-per-user at --epsilon, --delta and --tokens.",
+            rich_help_panel=_PARTS,
         ),
     ] = None,
     users: Annotated[
@@ -48,12 +56,16 @@ def train(
             metavar="USERS",
             help="About how many users the corpus has, to propose --parts. The number is rounded and becomes public; "
             "privmix does not count the users, because the count would reveal whether a person is among them.",
+            rich_help_panel=_PARTS,
         ),
     ] = None,
     tokens_per_user: Annotated[
         int | None,
         typer.Option(
-            parser=count, metavar="TOKENS", help="About how many tokens a user's text has, in the same way for --users."
+            parser=count,
+            metavar="TOKENS",
+            help="About how many tokens a user's text has, in the same way for --users.",
+            rich_help_panel=_PARTS,
         ),
     ] = None,
     tokens: Annotated[
@@ -62,6 +74,7 @@ def train(
             parser=count,
             metavar="TOKENS",
             help="The number of tokens that the budget must last for, for the proposal of parts.",
+            rich_help_panel=_PARTS,
         ),
     ] = 1024,
     halves: Annotated[
@@ -70,10 +83,12 @@ def train(
             "--halves",
             help="Also train two adapters for each part, on the halves of its users. SubMix needs them. Training "
             "again without this option removes them.",
+            rich_help_panel=_PARTS,
         ),
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.")
+        str | None,
+        typer.Option(help="The public model: a directory or hub id. Default: smollm2-135m.", rich_help_panel=_MODEL),
     ] = None,
     base: Annotated[
         str | None,
@@ -82,24 +97,32 @@ def train(
             help="A directory from `train --dp-sgd`, whose model the parts are trained on instead of a public one. "
             "The service charges both. With --earlier and the same directory, no user is in both. `auto` trains it "
             "first, from the same corpus into OUTPUT/base, with --base-share of --epsilon.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     base_share: Annotated[
         float | None,
-        typer.Option(help=f"The share of --epsilon that --base auto spends on the base. Default: {BASE_SHARE:g}."),
+        typer.Option(
+            help=f"The share of --epsilon that --base auto spends on the base. Default: {BASE_SHARE:g}.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
     user_field: UserFieldOption = "user",
     text_field: TextFieldOption = "text",
     skip_bad: SkipBadOption = False,
     salt_file: Annotated[
         Path | None,
-        typer.Option(help="The secret of the partition, created on first use. Default: in the output directory."),
+        typer.Option(
+            help="The secret of the partition, created on first use. Default: in the output directory.",
+            rich_help_panel=_PARTS,
+        ),
     ] = None,
     earlier: Annotated[
         list[Path],
         typer.Option(
             help="An earlier ensemble; repeat for more. Documents of its users are left out, so that both can be "
-            "cohorts of one model: each user is in one of them."
+            "cohorts of one model: each user is in one of them.",
+            rich_help_panel=_PARTS,
         ),
     ] = [],  # noqa: B006
     part_kind: Annotated[
@@ -107,83 +130,135 @@ def train(
         typer.Option(
             help="What a part is: an adapter that attends to the public model's keys and values (reader), plain LoRA "
             "with its own (lora), which is not served in parts, or, without training, the start of its users' text, "
-            f"which the public model reads before each sequence (text). {_default('part_kind')}"
+            f"which the public model reads before each sequence (text). {_default('part_kind')}",
+            rich_help_panel=_KIND,
         ),
     ] = None,
     text: Annotated[
         int | None,
-        typer.Option(help=f"The number of tokens of a part's text with --part-kind text. {_default('text')}"),
+        typer.Option(
+            help=f"The number of tokens of a part's text with --part-kind text. {_default('text')}",
+            rich_help_panel=_KIND,
+        ),
     ] = None,
     layers: Annotated[
         int | None,
         typer.Option(
             help="The number of last layers that a part changes, with --part-kind reader. Fewer cost less to train, to "
-            "store and to serve. Default: half of the public model's."
+            "store and to serve. Default: half of the public model's.",
+            rich_help_panel=_KIND,
         ),
     ] = None,
-    rank: Annotated[int | None, typer.Option(help=f"LoRA rank. {_default('rank')}")] = None,
-    alpha: Annotated[int | None, typer.Option(help=f"LoRA alpha. {_default('alpha')}")] = None,
-    dropout: Annotated[float | None, typer.Option(help=f"LoRA dropout. {_default('dropout')}")] = None,
+    rank: Annotated[int | None, typer.Option(help=f"LoRA rank. {_default('rank')}", rich_help_panel=_KIND)] = None,
+    alpha: Annotated[int | None, typer.Option(help=f"LoRA alpha. {_default('alpha')}", rich_help_panel=_KIND)] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help=f"LoRA dropout. {_default('dropout')}", rich_help_panel=_KIND)
+    ] = None,
     targets: Annotated[
         str | None,
         typer.Option(
             help=f"Modules to adapt, separated by commas. {_default('targets')} "
-            f"With --part-kind lora: {','.join(PLAIN_TARGETS)}."
+            f"With --part-kind lora: {','.join(PLAIN_TARGETS)}.",
+            rich_help_panel=_KIND,
         ),
     ] = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(
             help="The initial learning rate, which falls linearly to 0. Default: 1e-3, times sqrt(24 / steps) with "
-            f"more than 24 steps; with --dp-sgd {DP_SGD_TRAINING.learning_rate:g}."
+            f"more than 24 steps; with --dp-sgd {DP_SGD_TRAINING.learning_rate:g}.",
+            rich_help_panel=_OPTIMISER,
         ),
     ] = None,
     warm_up: Annotated[
         float | None,
-        typer.Option(help=f"The share of the steps in which the learning rate rises from 0. {_default('warm_up')}"),
+        typer.Option(
+            help=f"The share of the steps in which the learning rate rises from 0. {_default('warm_up')}",
+            rich_help_panel=_OPTIMISER,
+        ),
     ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help=f"The weight decay of AdamW. {_default('weight_decay')}")
+        float | None,
+        typer.Option(help=f"The weight decay of AdamW. {_default('weight_decay')}", rich_help_panel=_OPTIMISER),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help=f"The number of passes over the text. {_default('epochs')}")
+        int | None,
+        typer.Option(help=f"The number of passes over the text. {_default('epochs')}", rich_help_panel=_OPTIMISER),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help=f"The number of blocks in a step. {_default('batch')}")] = None,
-    block: Annotated[int | None, typer.Option(help=f"The number of tokens in a block. {_default('block')}")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(help=f"The number of blocks in a step. {_default('batch')}", rich_help_panel=_OPTIMISER),
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(help=f"The number of tokens in a block. {_default('block')}", rich_help_panel=_OPTIMISER),
+    ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help=f"The precision of the public model: auto, bfloat16 or float32. {_default('precision')}"),
+        typer.Option(
+            help=f"The precision of the public model: auto, bfloat16 or float32. {_default('precision')}",
+            rich_help_panel=_OPTIMISER,
+        ),
     ] = None,
     cpus: Annotated[
-        float, typer.Option(help="The number of CPU cores for each adapter. More cores train fewer at a time.")
+        float,
+        typer.Option(
+            help="The number of CPU cores for each adapter. More cores train fewer at a time.",
+            rich_help_panel=_RESOURCES,
+        ),
     ] = 1,
     gpus: Annotated[
         float | None,
-        typer.Option(help="The number of GPUs for each adapter, such as 0.25. Default: 1 if the cluster has any."),
+        typer.Option(
+            help="The number of GPUs for each adapter, such as 0.25. Default: 1 if the cluster has any.",
+            rich_help_panel=_RESOURCES,
+        ),
     ] = None,
     privately: Annotated[
         bool,
-        typer.Option("--dp-sgd", help="Train one adapter on the whole corpus with DP-SGD, instead of parts."),
+        typer.Option(
+            "--dp-sgd",
+            help="Train one adapter on the whole corpus with DP-SGD, instead of parts.",
+            rich_help_panel=_GUARANTEE,
+        ),
     ] = False,
     epsilon: Annotated[
-        float, typer.Option(help="The epsilon of DP-SGD, or of the budget for the proposal of parts.")
+        float,
+        typer.Option(
+            help="The epsilon of DP-SGD, or of the budget for the proposal of parts.", rich_help_panel=_GUARANTEE
+        ),
     ] = _PRIVATE.epsilon,
     delta: Annotated[
-        float, typer.Option(help="The delta of DP-SGD, or of the budget for the proposal of parts.")
+        float,
+        typer.Option(
+            help="The delta of DP-SGD, or of the budget for the proposal of parts.", rich_help_panel=_GUARANTEE
+        ),
     ] = _PRIVATE.delta,
-    unit: Annotated[str, typer.Option(help="DP-SGD: the protected unit, record or user.")] = _PRIVATE.unit,
-    clip: Annotated[float, typer.Option(help="DP-SGD: the clipping norm of each unit's gradient.")] = _PRIVATE.clip,
-    blocks: Annotated[int, typer.Option(help="DP-SGD: the maximum number of blocks of each unit's text.")] = (
-        _PRIVATE.blocks
-    ),
-    steps: Annotated[int, typer.Option(help="DP-SGD: the number of steps. It replaces --epochs.")] = _PRIVATE.steps,
+    unit: Annotated[
+        str, typer.Option(help="DP-SGD: the protected unit, record or user.", rich_help_panel=_GUARANTEE)
+    ] = _PRIVATE.unit,
+    clip: Annotated[
+        float, typer.Option(help="DP-SGD: the clipping norm of each unit's gradient.", rich_help_panel=_GUARANTEE)
+    ] = _PRIVATE.clip,
+    blocks: Annotated[
+        int, typer.Option(help="DP-SGD: the maximum number of blocks of each unit's text.", rich_help_panel=_GUARANTEE)
+    ] = (_PRIVATE.blocks),
+    steps: Annotated[
+        int, typer.Option(help="DP-SGD: the number of steps. It replaces --epochs.", rich_help_panel=_GUARANTEE)
+    ] = _PRIVATE.steps,
     expected_batch: Annotated[
         int | None,
-        typer.Option(help="DP-SGD: the average number of units in a step; needs --population. Default: all units."),
+        typer.Option(
+            help="DP-SGD: the average number of units in a step; needs --population. Default: all units.",
+            rich_help_panel=_GUARANTEE,
+        ),
     ] = None,
     population: Annotated[
         int | None,
-        typer.Option(help="DP-SGD: the number of units as it is publicly known, for --expected-batch."),
+        typer.Option(
+            help="DP-SGD: the number of units as it is publicly known, for --expected-batch.",
+            rich_help_panel=_GUARANTEE,
+        ),
     ] = None,
     as_json: ProgressJsonOption = False,
 ) -> None:
