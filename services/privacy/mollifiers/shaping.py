@@ -16,7 +16,6 @@ from services.privacy.protocol import Answers
 SUPPORT_FLOOR = 2.0**-36
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
-_NUCLEUS_START = 1024
 _BITS = 1 / math.log(2)  # bits per nat
 
 
@@ -170,10 +169,13 @@ def _drop_below(values: Tensor, least: float, dropped: float) -> None:
 def _nucleus_floor(logs: Tensor, mass: float) -> float:
     """Returns the smallest log-probability in the nucleus: the smallest set of top tokens that holds ``mass``."""
     wanted = mass * float(torch.exp2(logs).sum(dtype=torch.float64))
-    count = min(_NUCLEUS_START, len(logs))
-    while True:
-        largest = logs.topk(count).values
-        inside = int((largest.double().exp2_().cumsum(0) < wanted).sum())
-        if inside < count or count == len(logs):
-            return float(largest[min(inside, count - 1)])
-        count = min(8 * count, len(logs))
+    ranked = _descending(logs)
+    inside = int((ranked.double().exp2_().cumsum(0) < wanted).sum())
+    return float(ranked[min(inside, len(logs) - 1)])
+
+
+def _descending(row: Tensor) -> Tensor:
+    """Sorts numbers. On a CPU, NumPy's sort takes a hundredth of the time of PyTorch's."""
+    if row.device.type != "cpu":
+        return row.sort(descending=True).values
+    return torch.from_numpy(np.sort(row.neg().numpy())).neg_()
