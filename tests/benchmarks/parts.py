@@ -11,11 +11,13 @@ The adapters are random; a few files are loaded many times under different names
 """
 
 import json
+import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -79,6 +81,18 @@ class PartRows:
         return statistics.median(ratios)
 
 
+@contextmanager
+def only_the_result() -> Iterator[None]:
+    """Sends to standard error what vLLM logs on standard output, which has the result alone."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
 def measure(
     parts: int, layers: int | None, prompt_tokens: int, steps: int, cells: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
@@ -123,7 +137,8 @@ def main(
     if quick:
         parts, prompt_tokens, steps = 16, 16, 2
     cells = [(2, 0), (2, 2)] if quick else [(1, 0), (1, 8), (1, 16), (8, 0), (8, 8), (32, 0), (32, 8)]
-    report = measure(parts, layers, prompt_tokens, steps, cells)
+    with only_the_result():
+        report = measure(parts, layers, prompt_tokens, steps, cells)
     print(json.dumps(report) if as_json else json.dumps(report, indent=2))
 
 
