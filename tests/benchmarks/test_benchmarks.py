@@ -162,7 +162,10 @@ def test_a_token_by_stage() -> None:
 
 
 @slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_whole_service() -> None:
+    """Starts two clusters of Ray, one for each side."""
     measured = figures("load", "--json")
     ((cell, ratio),) = measured["private_over_plain"].items()
     assert ratio > 0
