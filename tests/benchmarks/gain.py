@@ -83,21 +83,23 @@ QUICK_KINDS = tuple(Kind(kind.options, 128, (64,)) for kind in KINDS)
 
 @dataclass(frozen=True)
 class FewRows(Individual):
-    """Answers with the rows of `PARTS` parts, of which each stands for an equal share of all parts."""
+    """Answers with the rows of `standing` parts, of which each stands for an equal share of all parts."""
+
+    standing: int = PARTS
 
     @property
     def rows(self) -> int:
-        return PARTS
+        return self.standing
 
     @property
     def models(self) -> int:
-        return PARTS
+        return self.standing
 
     def draw(self) -> tuple[int, ...]:
-        return tuple(range(PARTS))
+        return tuple(range(self.standing))
 
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
-        return super().combine(public, sums * (self.parts / PARTS), charges)
+        return super().combine(public, sums * (self.parts / self.standing), charges)
 
     @classmethod
     def at(cls, radius: float) -> tuple[Settings, Protocol]:

@@ -53,7 +53,10 @@ class Outcomes:
     def get(self, planned: Planned, run: int) -> Outcome | None:
         try:
             stored = Outcome(**json.loads(self._path(planned, run).read_bytes()))
-            return replace(stored, contexts=tuple((count, loss) for count, loss in stored.contexts))
+            contexts, windows = (
+                tuple((count, loss) for count, loss in sums) for sums in (stored.contexts, stored.windows)
+            )
+            return replace(stored, contexts=contexts, windows=windows)
         except (OSError, ValueError, TypeError):
             return None
 

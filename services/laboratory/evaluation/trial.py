@@ -26,6 +26,8 @@ Reals = NDArray[np.float64]
 _POSITIONS_AT_ONCE = 32
 CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
 """The ranges of the number of tokens before a position for which results are shown."""
+WINDOWS = 8
+"""The number of equal windows of a run, in the order of release, for which results are kept."""
 # The maximum number of log-probabilities in a batch, which several passes process.
 _VALUES_AT_ONCE = 2**25
 
@@ -46,6 +48,7 @@ class Outcome:
         epsilon: the epsilon of the answered tokens at the ledger's order; None if it is unbounded.
         contexts: for each range of `CONTEXTS`, the number of possible tokens with so many tokens before them, and the
             sum of their -log p in nats.
+        windows: the same for each of the `WINDOWS` windows of the run.
     """
 
     positions: int
@@ -57,6 +60,7 @@ class Outcome:
     asked: float
     epsilon: float | None
     contexts: tuple[tuple[int, float], ...] = ()
+    windows: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,15 @@ class Trial:
 
     Args:
         positions: the total number of positions.
+        released: the number of tokens that they stand for; by default those that the budget should last for.
     """
 
-    def __init__(self, settings: Settings, protocol: Protocol, positions: int) -> None:
+    def __init__(self, settings: Settings, protocol: Protocol, positions: int, released: int | None = None) -> None:
         self._protocol = protocol
         self._public = Public(protocol.parts)
         base = next(iter(settings.spent_before), None)
         self._budget = InMemoryBudget(PrivacyBudget.of("evaluation", settings, protocol, base=base), protocol.event)
-        self._repeats = max(1, settings.tokens // positions)
+        self._repeats = max(1, (released or settings.tokens) // positions)
         self._answered = 0
         self._logs: list[Reals] = []
         self._hits: list[Reals] = []
@@ -133,6 +138,10 @@ class Trial:
             asked=self._asked / len(logs),
             epsilon=epsilon if math.isfinite(epsilon) else None,
             contexts=tuple(_sum_in(first, last, contexts[possible], -logs[possible]) for first, last in CONTEXTS),
+            windows=tuple(
+                (len(window), float(-logs[window].sum()))
+                for window in (own[possible[own]] for own in np.array_split(np.arange(len(logs)), WINDOWS))
+            ),
         )
 
     def _draw(self, models: tuple[int, ...]) -> tuple[int, ...]:
@@ -185,6 +194,7 @@ def run_trials(
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
     contexts: NDArray[np.int64] | None = None,
+    released: int | None = None,
 ) -> list[Outcome]:
     """Runs several protocols of one ensemble on one run. Reads and shapes the rows once for all of them.
 
@@ -194,9 +204,10 @@ def run_trials(
         positions: the positions of the run, in order.
         tokens: the true token at each position, int64.
         contexts: the number of tokens before each position, int64; by default none.
+        released: see `Trial`.
     """
     contexts = np.zeros_like(tokens) if contexts is None else contexts
-    trials = [Trial(settings, protocol, len(positions)) for settings, protocol in planned]
+    trials = [Trial(settings, protocol, len(positions), released) for settings, protocol in planned]
     for batch in _batches(positions, reader.rows, reader.vocabulary):
         public, rows = reader(positions[batch])
         true = torch.from_numpy(tokens[batch])

@@ -9,13 +9,14 @@ import torch
 
 from services.laboratory.evaluation.comparisons import drawing
 from services.laboratory.evaluation.rows import Reader, writing
-from services.laboratory.evaluation.trial import Outcome, run_trials
+from services.laboratory.evaluation.trial import WINDOWS, Outcome, run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.adapmixed import AdaPMixedSettings
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.gnmax import GNMaxSettings
+from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
@@ -88,6 +89,20 @@ def test_a_budget_for_more_tokens_pays_for_each_position_several_times(written: 
     assert (once.answered, once.charged) == (POSITIONS, POSITIONS)
     assert (often.answered, often.charged) == (POSITIONS, 16 * POSITIONS)
     assert once.loss < often.loss, "a budget for more tokens allows a smaller radius"
+
+
+def test_individual_budgets_fade_after_their_horizon(written: StoredRows) -> None:
+    """The run stands for 16 horizons. Each window's gain is that over the public model on the same positions."""
+    settings = PublicSettings(), IndividualSettings(epsilon=8, tokens=POSITIONS)
+    planned = [(each, each.plan(PARTS)) for each in settings]
+    everywhere = np.arange(POSITIONS), written.tokens
+    public, own = run_trials(planned, Reader.open(written.files), *everywhere, released=16 * POSITIONS)
+    assert [count for count, _ in own.windows] == [POSITIONS // WINDOWS] * WINDOWS
+    assert sum(loss for _, loss in own.windows) == pytest.approx(own.loss * POSITIONS)
+    gains = [before - after for (_, before), (_, after) in zip(public.windows, own.windows, strict=True)]
+    assert gains[0] > 4 * abs(gains[-1]), "the accounts are nearly spent"
+    (within,) = run_trials(planned[1:], Reader.open(written.files), *everywhere)
+    assert within.loss < own.loss
 
 
 def test_measured_losses_are_paid_several_times_too(written: StoredRows) -> None:
