@@ -44,7 +44,10 @@ def planned(epsilon: float, released: int, parts: int, standing: int) -> dict[st
     methods: dict[str, tuple[Settings, Protocol]] = {"public": (PublicSettings(), Public(standing))}
     for horizon in (released, released // EARLIER):
         settings = IndividualSettings(epsilon=epsilon, tokens=horizon)
-        methods[f"individual, horizon {horizon:,}"] = settings, FewRows(*astuple(settings.plan(parts)), standing)
+        methods[f"individual, horizon {horizon:,}"] = (
+            settings,
+            FewRows(*astuple(settings.plan(parts)), standing=standing),
+        )
     # The mean of rows that stand for equal shares is the mean of all; the radius is that of all parts.
     radius = ExponentialSettings(epsilon=epsilon, tokens=released, sample=parts).plan(parts).radius
     unlimited = ExponentialSettings(epsilon=None, tokens=released, radius=radius)
