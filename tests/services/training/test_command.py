@@ -150,7 +150,7 @@ def test_bad_line_is_an_error_without_a_traceback(ensemble: Ensemble, tmp_path: 
         (["--parts", "0"], "parts: must be at least 1"),
         (["--parts", "2", "--model", "/no/such/model"], "no such directory"),
         (["--targets", ","], "targets"),
-        (["--part-kind", "shared"], "part_kind: Input should be 'public', 'own' or 'text'"),
+        (["--part-kind", "shared"], "part_kind: Input should be 'reader', 'lora' or 'text'"),
         (["--part-kind", "text", "--text", "100"], "text: Input should be"),
         (["--part-kind", "text", "--rank", "8"], "has no effect with --part-kind text"),
         (["--text", "256"], "has an effect only with --part-kind text"),
