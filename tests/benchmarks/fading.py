@@ -11,7 +11,7 @@ FOLDER, so that an interrupted run continues.
 
 import json
 import math
-from dataclasses import astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +46,7 @@ def planned(epsilon: float, released: int, parts: int, standing: int) -> dict[st
         settings = IndividualSettings(epsilon=epsilon, tokens=horizon)
         methods[f"individual, horizon {horizon:,}"] = (
             settings,
-            FewRows(*astuple(settings.plan(parts)), standing=standing),
+            FewRows(**asdict(settings.plan(parts)), standing=standing),
         )
     # The mean of rows that stand for equal shares is the mean of all; the radius is that of all parts.
     radius = ExponentialSettings(epsilon=epsilon, tokens=released, sample=parts).plan(parts).radius

@@ -1,6 +1,6 @@
 """Claim: the rows of few parts that stand for all give the distribution of all, and charge each account the same."""
 
-from dataclasses import astuple
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def test_few_rows_release_what_all_do() -> None:
     everybody = rows.repeat_interleave(PARTS // STANDING, dim=1)
     protocol = IndividualSettings(epsilon=8, tokens=64).plan(PARTS)
     whole = protocol.release(shape(public, everybody.flatten(0, 1), [protocol.draw()] * POSITIONS))
-    few = FewRows(*astuple(protocol), standing=STANDING)
+    few = FewRows(**asdict(protocol), standing=STANDING)
     released = few.release(shape(public, rows.flatten(0, 1), [few.draw()] * POSITIONS))
     # Sums in another order round otherwise.
     assert torch.allclose(whole.weights.double(), released.weights.double(), rtol=1e-6)
