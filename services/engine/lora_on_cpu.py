@@ -5,10 +5,11 @@ padded weights for every token of the batch, even for tokens without an adapter.
 
 - reads only rows with an adapter, and allocates no slices for modules that no adapter changes;
 - concatenates the A matrices of a layer, so that one product shrinks a row for all slices;
-- processes rows in blocks of `BLOCK`: it gathers the weights of a block, multiplies each row with all of them in one
-  dense batched product, and masks the products with other rows' weights. One dense product of a few rows is several
-  times faster than separate products of single rows;
-- computes the gather indices once in a step.
+- computes all products of a layer's rows in one compiled operator (`lora_rows`);
+- where no compiler is found, or in float16, processes rows in blocks of `BLOCK`: it gathers the weights of a block,
+  multiplies each row with all of them in one dense batched product, and masks the products with other rows' weights.
+  One dense product of a few rows is several times faster than separate products of single rows;
+- computes the indices once in a step.
 
 The number and the shapes of the operations depend only on the number of rows, not on which adapters the rows use. The
 exception is a mapping with `is_prefill`: a run of many tokens with one adapter, a plain LoRA, becomes one
@@ -24,6 +25,8 @@ import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
+
+from services.engine import lora_rows
 
 BLOCK = 4
 """The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
@@ -44,10 +47,12 @@ class LayerWeights(tuple[torch.Tensor, ...]):
     Attributes:
         shrink: the concatenated A matrices of all slices, [slots, slices * rank, inputs].
         expansions: the B matrices of each slice.
+        add_rows: the compiled operator, if it supports the type of the weights.
     """
 
     shrink: torch.Tensor
     expansions: list[Expansion]
+    add_rows: lora_rows.AddRows | None
 
 
 def compact(
@@ -80,6 +85,7 @@ def compact(
             offset += width
         weights = LayerWeights(stacked_a)
         weights.shrink, weights.expansions = shrink, expansions
+        weights.add_rows = lora_rows.add_lora_rows() if shrink.dtype in lora_rows.TYPES else None
         layer.lora_a_stacked, layer.lora_b_stacked = weights, tuple(stacked_b)
 
 
@@ -103,6 +109,7 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         ]
         rows = np.flatnonzero((slots >= 0) & ~np.repeat(long, lengths))
         self._rows = _as_slice(rows)
+        self._indices = torch.from_numpy(rows)
         self._count = len(rows)
         self._blocks = -(-len(rows) // BLOCK)
         padded = np.zeros(self._blocks * BLOCK, dtype=np.int64)
@@ -123,8 +130,14 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             return  # no adapters are loaded yet
         for start, end, slot in self._runs:
             self._add_run(y[start:end], x[start:end], lora_a_stacked, slot)
-        if self._count:
+        if not self._count:
+            return
+        if lora_a_stacked.add_rows is None:
             self._add_rows(y, x, lora_a_stacked)
+        else:
+            weights = [expansion.weights for expansion in lora_a_stacked.expansions]
+            offsets = [expansion.offset for expansion in lora_a_stacked.expansions]
+            lora_a_stacked.add_rows(y, x, self._indices, self._slots, lora_a_stacked.shrink, weights, offsets)
 
     def _add_run(self, y: torch.Tensor, x: torch.Tensor, weights: LayerWeights, slot: int) -> None:
         shrunk = (x @ weights.shrink[slot].T).chunk(len(weights.expansions), dim=1)

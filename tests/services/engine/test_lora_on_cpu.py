@@ -1,5 +1,11 @@
 """Claim: the CPU's LoRA operators compute x + x A^T B^T of each row's adapter, with constant operations per batch."""
 
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +15,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
+from services.engine import lora_rows
 from services.engine.lora_on_cpu import RowPunicaWrapper, compact
 
 SLOTS, RANK, INPUTS, WIDTHS = 5, 3, 16, (8, 4, 4)
 MERGED = ["layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"]
 
 
-def layer(targets: set[str]) -> Any:
+@pytest.fixture(params=["compiled", "torch"])
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Selects the operators of a machine with a C++ compiler, and of one without."""
+    if request.param == "torch":
+        monkeypatch.setattr(lora_rows, "add_lora_rows", lambda: None)
+    yield request.param
+
+
+def layer(targets: set[str], dtype: torch.dtype = torch.float32) -> Any:
     """Returns a stand-in for vLLM's merged qkv layer with random weights in all slots."""
     made = SimpleNamespace(
-        lora_a_stacked=(torch.zeros(SLOTS, 1, 8, INPUTS),), lora_b_stacked=(), output_slices=WIDTHS, n_slices=3
+        lora_a_stacked=(torch.zeros(SLOTS, 1, 8, INPUTS, dtype=dtype),),
+        lora_b_stacked=(),
+        output_slices=WIDTHS,
+        n_slices=3,
     )
     compact({"layers.0.qkv_proj": made}, {"layers.0.qkv_proj": MERGED}, targets, RANK)
     for weights in (*made.lora_a_stacked, *made.lora_b_stacked):
@@ -37,6 +55,7 @@ def run(made: Any, slots: list[int], x: torch.Tensor, y: torch.Tensor, is_prefil
     return y
 
 
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("targets", [{"q_proj"}, {"q_proj", "v_proj"}, {"k_proj", "q_proj", "v_proj"}])
 @pytest.mark.parametrize(
     "slots",
@@ -64,6 +83,76 @@ def test_each_row_gets_its_own_adapter(slots: list[int], targets: set[str]) -> N
         assert torch.allclose(run(made, slots, x, y.clone(), is_prefill), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_operator_rounds_each_output_once(dtype: torch.dtype) -> None:
+    """Its sums are in float32, so an output is the nearest number of its type, or a neighbour, for any threads."""
+    torch.manual_seed(0)
+    tokens, slots, rank, inputs, width = 300, 7, 4, 576, 700
+    y, x, shrink, expand = (
+        torch.randn(shape).to(dtype)
+        for shape in ((tokens, 2 * width), (tokens, inputs), (slots, 2 * rank, inputs), (slots, 2, rank, width))
+    )
+    x, expansions = x / 24, [weights.contiguous() for weights in expand.unbind(1)]
+    rows = torch.arange(3, tokens)
+    drawn = torch.randint(slots, (len(rows),))
+    shrunk = (shrink.double()[drawn] @ x.double()[rows, :, None]).squeeze(2)
+    expected = y.double()
+    for index, weights in enumerate(expansions):
+        part = shrunk[:, None, index * rank : (index + 1) * rank] @ weights.double()[drawn]
+        expected[rows, index * width : (index + 1) * width] += part.squeeze(1)
+    operator = lora_rows.add_lora_rows()
+    assert operator is not None
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        made = y.clone()
+        operator(made, x, rows, drawn, shrink, expansions, [0, width])
+        torch.set_num_threads(before)
+        torch.testing.assert_close(made.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("spoil", ["type", "layout"])
+def test_the_compiled_operator_refuses_other_types_and_layouts(spoil: str) -> None:
+    operator = lora_rows.add_lora_rows()
+    assert operator is not None
+    y, x = torch.zeros(4, 8), torch.zeros(4, INPUTS)
+    x = x.double() if spoil == "type" else x.T.contiguous().T
+    index = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="must be"):
+        operator(y, x, index, index, torch.zeros(2, RANK, INPUTS), [torch.zeros(2, RANK, 8)], [0])
+
+
+def test_a_machine_without_a_compiler_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    lora_rows.add_lora_rows.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger=lora_rows.__name__):
+            made = [layer({"q_proj"}) for _ in range(2)]
+        assert [weights.lora_a_stacked.add_rows for weights in made] == [None, None]
+        said = [record.message for record in caplog.records if record.name == lora_rows.__name__]
+        assert ["no C++ compiler works here" in message for message in said] == [True]
+        assert not list(tmp_path.glob("*.so"))
+    finally:
+        lora_rows.add_lora_rows.cache_clear()
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    """This includes the files that a killed build leaves."""
+    program = "from services.engine import lora_rows; print(lora_rows.add_lora_rows())"
+    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    (tmp_path / "lock").touch()
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in started] == ["privmix.add_lora_rows"] * 2
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
 class Recorded(TorchDispatchMode):
     """Records the operations that run, with the shapes of their inputs."""
 
@@ -76,7 +165,7 @@ class Recorded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_operations_do_not_depend_on_the_requested_adapters() -> None:
+def test_the_operations_do_not_depend_on_the_requested_adapters(operators: str) -> None:
     """This includes a batch whose rows all use one adapter, as on a shard without drawn parts."""
     made, operations = layer({"q_proj"}), []
     for drawn in ([1] * 40, [1, 2, 3, 2] * 10, [3] * 20 + [1, 2] * 10):
@@ -86,6 +175,8 @@ def test_the_operations_do_not_depend_on_the_requested_adapters() -> None:
         operations.append(recorded.operations)
     assert operations[0] == operations[1] == operations[2]
     assert len(operations[0]) > 5
+    kinds = [str(operation) for operation, _ in operations[0]]
+    assert kinds.count("privmix.add_lora_rows.default") == (1 if operators == "compiled" else 0)
 
 
 def test_slices_without_adapters_are_empty() -> None:

@@ -1,0 +1,80 @@
+"""Builds `lora_rows.cpp`, a torch operator for the LoRA products of single rows, and loads it.
+
+The build takes some ten seconds, once for a machine, a version of torch and of the source: torch's folder of extensions
+(`TORCH_EXTENSIONS_DIR`) keeps the library.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+AddRows = Callable[..., Any]
+"""`add_lora_rows` of `lora_rows.cpp`."""
+
+TYPES = (torch.float32, torch.bfloat16)
+"""The types of rows and weights that the operator supports."""
+FLAGS = {
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+"""The compiler's flags for the vector instructions that torch uses on this machine."""
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_log = logging.getLogger(__name__)
+
+
+@cache
+def add_lora_rows() -> AddRows | None:
+    """Returns the operator, and builds it if needed; None, and says so in the log, if this machine cannot build it."""
+    try:
+        _load()
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        _log.warning(
+            "part rows run in torch's own operators, which are slower: no C++ compiler works here (%s)", reason
+        )
+        return None
+    operator: AddRows = torch.ops.privmix.add_lora_rows
+    return operator
+
+
+def _load() -> None:
+    from torch.utils import cpp_extension  # imports setuptools
+
+    flags = ["-O3", "-fopenmp", *FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    key = hashlib.sha256(repr((torch.__version__, flags, _SOURCE.read_text())).encode()).hexdigest()[:16]
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    library = root / f"privmix-{key}.so"
+    root.mkdir(parents=True, exist_ok=True)
+    # The system releases this lock when its process ends. Torch's own lock is a file that a killed process leaves.
+    with FileLock(library.with_suffix(".lock")):
+        if library.exists():
+            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            return
+        with tempfile.TemporaryDirectory(dir=root) as folder, _scripts_on_path():
+            cpp_extension.load(
+                "privmix", [str(_SOURCE)], extra_cflags=flags, build_directory=folder, is_python_module=False
+            )
+            (built,) = Path(folder).glob("*.so")
+            built.replace(library)
+
+
+@contextmanager
+def _scripts_on_path() -> Iterator[None]:
+    """Lets torch find ninja, which is installed beside the interpreter."""
+    path = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = path
