@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from services.errors import InputError, WorkError
+from services.errors import ExtraMissing, InputError, WorkError
 
 VERBS: Mapping[str, str] = {
     "quickstart": "Train a demo ensemble, serve it with vLLM on Ray, and request one completion over HTTP.",
@@ -56,6 +56,11 @@ class Commands(TyperGroup):
             _end(ctx, error, 2)
         except WorkError as error:
             _end(ctx, error, 1)
+        except ModuleNotFoundError as error:
+            missing = ExtraMissing.of(error)
+            if missing is None:
+                raise
+            _end(ctx, missing, 1)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; run it again to continue", 130)
 

@@ -28,7 +28,7 @@ resolve() { # ACCELERATOR OPTION...: writes the new lock and prints its path
     shift
     [ ! -f "$lock" ] || cp "$lock" "$made" # uv keeps the versions in an existing output file
     "$uv" pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-        --extra "$accelerator" --extra demo --extra dev --generate-hashes --no-header --annotation-style line \
+        --extra "$accelerator" --extra all --extra dev --generate-hashes --no-header --annotation-style line \
         "$@" --output-file "$made" pyproject.toml >&2
     {
         echo "# Made by \`bash cluster/lock.sh\` from pyproject.toml. Do not edit: change pyproject.toml and run it again."

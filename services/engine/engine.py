@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from services.engine import ENGINES, PartKind, known_engine
+from services.errors import ExtraMissing
 
 PUBLIC = "public"
 """The name of the base model without an adapter."""
@@ -136,6 +137,15 @@ class Engine(ABC):
 
 
 def create(settings: EngineSettings) -> Engine:
-    """Returns a new engine of the kind that `settings.kind` names in `ENGINES`."""
-    engine: Engine = resolve_name(ENGINES[known_engine(settings.kind)])(settings)
+    """Returns a new engine of the kind that `settings.kind` names in `ENGINES`.
+
+    Raises:
+        ExtraMissing: the engine's library is not installed.
+    """
+    try:
+        engine: Engine = resolve_name(ENGINES[known_engine(settings.kind)])(settings)
+    except ModuleNotFoundError as error:
+        if missing := ExtraMissing.of(error):
+            raise missing from error
+        raise
     return engine

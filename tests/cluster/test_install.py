@@ -28,9 +28,8 @@ def pins(text: str) -> dict[str, str]:
 def required(accelerator: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    return [
-        Requirement(item) for item in (*project["dependencies"], *extras[accelerator], *extras["demo"], *extras["dev"])
-    ]
+    names = (accelerator, *Requirement(*extras["all"]).extras, "dev")
+    return [Requirement(item) for items in (project["dependencies"], *map(extras.get, names)) for item in items]
 
 
 def install(*options: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

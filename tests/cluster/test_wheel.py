@@ -72,28 +72,40 @@ def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
                 path.symlink_to(Path(str(distribution.locate_file(place))))
 
 
-@pytest.mark.slow
-def test_the_wheel_imports_and_runs_from_its_metadata_alone(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # setuptools would put files of earlier builds in the repository into the wheel
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # setuptools would put files of earlier builds in the repository into the wheel
     for name in ("cluster", "services"):
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    subprocess.run([*build, str(source)], check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("privmix-*.whl")
-    venv.create(tmp_path / "fresh", symlinks=True)
-    python = tmp_path / "fresh" / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "fresh")}))
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder)]
+    subprocess.run([*build, str(source)], check=True, cwd=folder)
+    (built,) = folder.glob("privmix-*.whl")
+    return built
+
+
+def install(wheel: Path, environment: Path, *extras: str) -> Path:
+    """Installs the wheel with its extras into a new environment, with links to packages; returns its interpreter."""
+    venv.create(environment, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
     (own,) = metadata.distributions(name="privmix", path=[str(packages)])
-    link(closure([Requirement(text) for text in own.requires or ()], frozenset({"cpu"})), packages)
+    link(closure([Requirement(text) for text in own.requires or ()], frozenset(extras)), packages)
+    return environment / "bin" / "python"
 
-    def run(*arguments: str) -> str:
-        ran = subprocess.run([python, "-I", *arguments], cwd=tmp_path, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr[-4000:]
-        return ran.stdout
 
-    assert str(packages) in run("-c", IMPORT_EVERYTHING)
-    assert '"pmixed"' in run("-m", "cluster", "protocols", "--json")
+def run(python: Path, *arguments: str) -> str:
+    """Runs an environment's interpreter, which imports nothing from this repository."""
+    ran = subprocess.run([python, "-I", *arguments], cwd=python.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_path: Path) -> None:
+    python = install(wheel, tmp_path / "fresh", "cpu", "lab", "heads", "postgresql", "demo")
+    assert str(tmp_path / "fresh") in run(python, "-c", IMPORT_EVERYTHING)
+    assert '"pmixed"' in run(python, "-m", "cluster", "protocols", "--json")

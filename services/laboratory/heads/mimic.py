@@ -24,6 +24,8 @@ def prepare(file: Path, output: Path) -> dict[Path, int]:
     Raises:
         DataError: the file does not come from MIMIC-Extract. The message names what is missing.
     """
+    import tables as tables  # pandas reads HDF5 with it
+
     try:
         measured = pd.read_hdf(file, "vitals_labs")
         patients = pd.read_hdf(file, "patients")
