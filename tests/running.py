@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ class RunningService:
     ledger: Path
     config: Path
     process: subprocess.Popen[bytes]
+    privmix: Sequence[str] = (sys.executable, "-m", "cluster")
 
     def tree(self) -> list[psutil.Process]:
         try:
@@ -91,7 +92,7 @@ class RunningService:
         """Starts the process, also after a kill, and waits until it answers."""
         log = self.config.with_suffix(".log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cluster", "serve", "--config", str(self.config)],
+            [*self.privmix, "serve", "--config", str(self.config)],
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -154,8 +155,8 @@ def configure(folder: Path, ensemble: Path, **sections: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def running(config: Path) -> Iterator[RunningService]:
-    """Starts a service from its configuration; ends it and all its processes with the context."""
+def running(config: Path, privmix: Sequence[str] = (sys.executable, "-m", "cluster")) -> Iterator[RunningService]:
+    """Starts a service from its configuration with the command `privmix`; ends its processes with the context."""
     values = yaml.safe_load(config.read_text())
     service = RunningService(
         base_url=f"http://127.0.0.1:{values['http']['port']}",
@@ -163,6 +164,7 @@ def running(config: Path) -> Iterator[RunningService]:
         ledger=config.parent / values["budget"]["ledger"],
         config=config,
         process=None,  # type: ignore[arg-type]
+        privmix=privmix,
     )
     try:
         service.start()

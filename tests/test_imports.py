@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from services.errors import EXTRAS
-from tests.cluster.test_wheel import closure
+from tests.distributions import closure
 
 ROOT = Path(__file__).parents[1]
 
@@ -156,9 +156,13 @@ def base() -> frozenset[str]:
     return frozenset(closure([Requirement(text) for text in project["dependencies"]], frozenset()))
 
 
+distributions = cache(packages_distributions)
+
+
+@cache
 def providers(module: str) -> set[str]:
     """Returns the distributions that install a module."""
-    return {canonicalize_name(name) for name in packages_distributions().get(module, ())}
+    return {canonicalize_name(name) for name in distributions().get(module, ())}
 
 
 def test_the_server_imports_only_what_is_installed_without_extras() -> None:

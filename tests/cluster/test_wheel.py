@@ -1,6 +1,10 @@
-"""Claim: the wheel's metadata names every imported package, so it runs without this repository and its locks."""
+"""Claim: the wheel's metadata names every imported package, so it runs without this repository and its locks.
+
+Without extras it trains an ensemble and serves it.
+"""
 
 import importlib.metadata as metadata
+import json
 import shutil
 import subprocess
 import sys
@@ -8,12 +12,17 @@ import sysconfig
 import venv
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from services.errors import EXTRAS
+from tests.distributions import closure
+from tests.running import configure, running
+from tests.tiny import write_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
 IMPORT_EVERYTHING = """
@@ -25,35 +34,6 @@ for package in (cluster, services):
             importlib.import_module(module.name)
 print("imported from", cluster.__file__)
 """
-
-
-def required(requirements: list[Requirement], extras: frozenset[str]) -> Iterator[Requirement]:
-    """Yields the requirements for this platform and these extras."""
-    for requirement in requirements:
-        environments = [{"extra": extra} for extra in extras or {""}]
-        if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
-            yield requirement
-
-
-def closure(requirements: list[Requirement], extras: frozenset[str]) -> dict[str, metadata.Distribution]:
-    """Returns the distributions that pip would install, in their installed versions.
-
-    The locks exclude some requirements on purpose. They are not installed, and imports must work without them.
-    """
-    found: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
-    waiting = list(required(requirements, extras))
-    while waiting:
-        requirement = waiting.pop()
-        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
-        if key in found:
-            continue
-        try:
-            distribution = metadata.distribution(requirement.name)
-        except metadata.PackageNotFoundError:
-            continue
-        found[key] = distribution
-        waiting += required([Requirement(text) for text in distribution.requires or ()], key[1])
-    return {name: distribution for (name, _), distribution in found.items()}
 
 
 def link(distributions: dict[str, metadata.Distribution], target: Path) -> None:
@@ -109,3 +89,29 @@ def test_the_wheel_imports_and_runs_from_its_metadata_alone(wheel: Path, tmp_pat
     python = install(wheel, tmp_path / "fresh", "cpu", "lab", "heads", "postgresql", "demo")
     assert str(tmp_path / "fresh") in run(python, "-c", IMPORT_EVERYTHING)
     assert '"pmixed"' in run(python, "-m", "cluster", "protocols", "--json")
+
+
+@pytest.mark.slow
+def test_the_wheel_without_extras_trains_and_serves(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Ray's workers import from the driver's directory, too
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python = install(wheel, tmp_path / "bare")
+    for module in EXTRAS.keys() - {"pandas"}:  # the package datasets needs pandas
+        assert run(python, "-c", f"from importlib.util import find_spec; print(find_spec({module!r}))") == "None\n"
+    corpus = tmp_path / "corpus.jsonl"
+    lines = (json.dumps({"user": f"u{user}", "text": f"Person {user} called. " * 40}) for user in range(16))
+    corpus.write_text("\n".join(lines))
+    model, ensemble = write_tiny_model(tmp_path / "tiny"), tmp_path / "ensemble"
+    options = ("--parts", "2", "--epochs", "1", "--block", "64")
+    run(python, "-m", "cluster", "train", str(corpus), "--output", str(ensemble), "--model", str(model), *options)
+    engine = {"kind": "transformers", "context_length": 96}
+    config = configure(tmp_path, ensemble, engine=engine, http={"max_tokens": 8})
+    with running(config, [str(python), "-I", "-m", "cluster"]) as service:
+        url, request = f"{service.base_url}/v1/completions", {"model": "privmix", "prompt": "Person", "max_tokens": 4}
+        completion = httpx.post(url, json=request, timeout=60).raise_for_status().json()
+    assert completion["usage"]["completion_tokens"] == 4
+    refused = subprocess.run([python, "-I", "-m", "cluster", "heads", "compare"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "which is not installed: pip install 'privmix[" in refused.stderr
