@@ -135,7 +135,8 @@ def assert_agree(
 
     `few` rows in bfloat16 have a large mean error, and the shortest contexts have the worst rounding: transformers
     itself is 0.09 from its rows in float32 after 19 tokens of this text, while the mean of all rows is 0.02. The
-    strict check is in float32, where a leak exceeds the tolerance a thousand times.
+    strict check is in float32, where a leak exceeds the tolerance a thousand times. The worst of many rows is 0.057
+    away even if the LoRA products of the weights and states in bfloat16 are exact and rounded once.
     """
     assert rows.dtype == torch.float32
     assert rows.shape == expected.shape
@@ -144,7 +145,7 @@ def assert_agree(
         assert (rows - expected)[visible].abs().max() <= 1e-3
     else:
         variation = (rows.exp() - expected.exp()).abs().sum(-1) / 2
-        assert variation.max() <= (worst if few else 0.05)
+        assert variation.max() <= (worst if few else 0.07)
         assert variation.mean() <= (0.3 * worst if few else 0.02)
 
 
