@@ -168,7 +168,10 @@ BusyActor = ray.remote(num_cpus=0)(Busy)
 
 @pytest.mark.usefixtures("cluster")
 def test_a_shard_that_misses_one_answer_does_not_end_a_start() -> None:
-    wait_until_healthy([BusyActor.remote(1), BusyActor.remote(0)])
+    coordinators = [BusyActor.remote(1), BusyActor.remote(0)]
+    # The patience is for answers, not for the start of processes.
+    ray.get([coordinator.__ray_ready__.remote() for coordinator in coordinators])
+    wait_until_healthy(coordinators)
 
 
 @pytest.mark.usefixtures("cluster")
