@@ -20,7 +20,7 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.settings import Settings
 from services.training import dp_sgd
-from services.training.expectation import TOLERANCE, Proposal, Requirements, propose
+from services.training.expectation import Proposal, Requirements, propose
 from services.training.options import DpSgdOptions, TokenBudget
 
 EXACT_DECIMALS = 9
@@ -97,7 +97,7 @@ class Cohorts:
 
     @property
     def better(self) -> bool:
-        return self.own.worth > (1 + TOLERANCE) * self.whole.worth
+        return self.own.is_better_than(self.whole)
 
     @property
     def sentence(self) -> str:
@@ -146,7 +146,7 @@ class Accounts:
 
     @property
     def better(self) -> bool:
-        return self.own.worth > (1 + TOLERANCE) * self.proposed.worth
+        return self.own.is_better_than(self.proposed)
 
     @property
     def sentence(self) -> str:
@@ -184,6 +184,11 @@ def base_event(epsilon: float, settings: Settings) -> DpSgdEvent:
 
 
 def token_budget(epsilon: float, delta: float, tokens: int) -> TokenBudget:
+    """Returns the budget of these options.
+
+    Raises:
+        typer.BadParameter: an option is invalid.
+    """
     try:
         return TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
     except ValidationError as error:

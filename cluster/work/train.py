@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
-from pydantic import ValidationError
 
 from cluster.console import display
 from cluster.parameters import bad
+from cluster.work.plan import token_budget
 from services.budget.receipt import FILE as RECEIPT
 from services.privacy.accounting import stated
 from services.training import dp_sgd
@@ -21,7 +21,6 @@ from services.training.options import (
     DP_SGD_TRAINING,
     DpSgdOptions,
     Resources,
-    TokenBudget,
     TrainingOptions,
 )
 from services.training.plan import Trained, run_trainings
@@ -94,11 +93,7 @@ def default_parts(
             "number of parts is public, so it is not taken from the corpus",
         )
     epsilon, delta, tokens = promise
-    try:
-        budget = TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise bad(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
+    budget = token_budget(epsilon, delta, tokens)
     population = Population(size.users, size.tokens)
     proposal = propose(Requirements(population, budget, part_kind=options.part_kind))
     parts = proposal.protocol.parts

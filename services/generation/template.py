@@ -3,13 +3,13 @@
 items("Urgency: {label}\\nCaller:", [{"label": "urgent", "count": 100}, {"label": "routine", "count": 100}])
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
 from services.errors import InputError
+from services.generation.records import read_lines
 
 COUNT = "count"
 """The field of a row with its number of texts; by default one."""
@@ -70,11 +70,7 @@ def read_rows(path: Path) -> list[Fields]:
     Raises:
         InputError: the file or a line is invalid.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"prompts {path}: cannot be read: {error}") from error
-    return list(_rows(path, lines))
+    return list(_rows(path))
 
 
 def parse_labels(texts: Sequence[str]) -> list[Fields]:
@@ -94,16 +90,8 @@ def parse_labels(texts: Sequence[str]) -> list[Fields]:
     return rows
 
 
-def _rows(path: Path, lines: Sequence[str]) -> Iterator[Fields]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"prompts {path}: line {number}: is not JSON") from error
-        if not isinstance(row, dict):
-            raise InputError(f"prompts {path}: line {number}: must be an object of fields")
+def _rows(path: Path) -> Iterator[Fields]:
+    for number, row in read_lines(path, "an object of fields", "prompts"):
         for name, value in row.items():
             if not isinstance(value, str | int | float | bool):
                 raise InputError(f"prompts {path}: line {number}: {name}: must be text, a number, true or false")

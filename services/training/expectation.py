@@ -158,6 +158,10 @@ class Proposal:
         """The number by which proposals are compared."""
         return (self.gain or self.kept).mean
 
+    def is_better_than(self, other: "Proposal") -> bool:
+        """Returns whether it is worth more by above `TOLERANCE`."""
+        return self.worth > (1 + TOLERANCE) * other.worth
+
     def expectation(self) -> dict[str, Any]:
         """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
         return {

@@ -9,7 +9,7 @@ from typing import Any
 from services.errors import InputError
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import OUTPUT, load_job, load_output
-from services.generation.records import records_of
+from services.generation.records import read_lines, records_of
 from services.generation.template import LABEL
 
 USER = "user"
@@ -93,7 +93,8 @@ def read(name: str, path: Path, text_field: str, label_field: str) -> Labelled:
     """
     job = path if path.is_dir() else path.parent if path.name == OUTPUT and (path.parent / CARD).exists() else None
     if job is None:
-        return _labelled(name, path, _lines(path), text_field, label_field)
+        rows = read_lines(path, "an object with a text and a label")
+        return _labelled(name, path, rows, text_field, label_field)
     lines = load_output(job)
     origin = _origin(job)
     if load_job(job).get("schema") is not None:
@@ -130,24 +131,6 @@ def _labelled(
         raise InputError(f"{path}: has no labelled text")
     texts, labels, users = (tuple(column) for column in zip(*found, strict=True))
     return Labelled(name, texts, labels, users, dropped, origin or Origin())
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the number and the object of each line of a JSON Lines file that is not blank."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}: line {number}: is not JSON") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: line {number}: must be an object with a text and a label")
-        yield number, row
 
 
 def _origin(job: Path) -> Origin:

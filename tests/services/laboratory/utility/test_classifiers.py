@@ -52,7 +52,8 @@ def right_for_user_0(rows: Reals, classes: Integers, wanted: Reals, seed: int) -
 
 
 def test_an_interval_covers_the_choice_of_people() -> None:
-    """Two people with 50 texts each, of whom one is always right: the accuracy of two drawn people is 0, 1/2 or 1."""
+    """All 50 texts of one person are right and all 50 of the other are wrong. Two people are drawn, so the accuracy is
+    0, 1/2 or 1."""
     rows = np.repeat([[0.0], [1.0]], 50, axis=0)
     held_out = Examples(rows, np.zeros(100, dtype=np.int64), rows[:, 0].astype(np.int64))
     score = evaluate(examples(10, 0, 1), held_out, right_for_user_0, seeds=60, most=10).accuracy
