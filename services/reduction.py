@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch import set_num_threads as _set_num_threads  # vLLM, on a CPU, replaces torch's by one that does nothing
 
 from services.privacy import reduction
 from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
@@ -71,7 +72,7 @@ class Reducer:
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(self._threads, initializer=_set_num_threads, initargs=(1,))
 
     def reduce(self, rows: Tensor, given: Reduction, public: NDArray[np.float32] | None = None) -> Reduced:
         """Reduces the rows of a call, float32 [rows, V].

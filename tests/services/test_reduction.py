@@ -1,12 +1,13 @@
 """Claim: reducing rows beside their engines, on any number of shards, releases what the rows together release."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, set_num_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -175,3 +176,11 @@ def test_a_call_without_private_sequences_returns_p0(public: Tensor) -> None:
     expected = shape(public, public[:0], [()] * SEQUENCES, OPTIONS).public
     assert torch.equal(torch.from_numpy(np.array(reduced.public)), expected)
     assert reduced.sums is None
+
+
+def test_a_share_has_one_thread_although_vllm_fixes_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    with ThreadPoolExecutor(1, initializer=set_num_threads, initargs=(2,)) as reset:  # the number of later threads
+        reset.submit(torch.get_num_threads).result()
+    pool = Reducer()._pool
+    assert pool.submit(torch.get_num_threads).result() == 1

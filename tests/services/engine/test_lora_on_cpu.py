@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
@@ -104,10 +105,10 @@ def test_the_compiled_operator_rounds_each_output_once(dtype: torch.dtype) -> No
     assert operator is not None
     before = torch.get_num_threads()
     for threads in (1, 2):
-        torch.set_num_threads(threads)
+        set_num_threads(threads)
         made = y.clone()
         operator(made, x, rows, drawn, shrink, expansions, [0, width])
-        torch.set_num_threads(before)
+        set_num_threads(before)
         torch.testing.assert_close(made.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
