@@ -75,6 +75,21 @@ class Server:
         finally:
             self._signal(signal.SIGCONT)
 
+    @contextmanager
+    def hanging_sessions(self, url: str) -> Iterator[None]:
+        """Suspends the processes that serve the present connections to a database. New connections work."""
+        with self.connect(url) as own:
+            query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            sessions = [psutil.Process(pid) for (pid,) in own.execute(query)]
+        for session in sessions:
+            session.suspend()
+        try:
+            yield
+        finally:
+            for session in sessions:
+                with suppress(psutil.NoSuchProcess):
+                    session.resume()
+
     def database(self) -> str:
         """Creates a database and returns its URL, without a driver."""
         name = f"ledger_{next(self._numbers)}"

@@ -176,6 +176,7 @@ def test_the_server_imports_only_what_is_installed_without_extras() -> None:
     wrong = {(module, name) for module, name in packages if name not in own and not providers(name) & base()}
     assert {name for module, name in wrong if module.startswith("services.engine.")} == {"vllm"}
     assert {each for each in wrong if not each[0].startswith("services.engine.")} == {
+        ("services.database.limited_connection", "psycopg"),
         ("services.training.demo", "faker"),
         ("cluster.work.plan", "matplotlib"),
     }

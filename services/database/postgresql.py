@@ -1,8 +1,10 @@
 """Stores data in PostgreSQL."""
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
@@ -13,8 +15,10 @@ from services.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
 
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
+STATEMENT_TIMEOUT = "40s"  # the server ends a writer's statement that takes longer, including its wait for a lock
 
-# The client gives up a silent server after about 30 seconds. Parameters in the URL take precedence.
+# The client gives up a network that is cut after about 30 seconds, and a server that hangs after
+# `limited_connection.SILENCE_S`. Parameters in the URL take precedence.
 _LINK = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -32,6 +36,7 @@ _ADVICE = {
     "42501": "grant this user SELECT and INSERT on privmix's tables, and CREATE for the first start",
     "53100": "free space on the server's disk",
     "55P03": "another writer has locked it; try again",
+    "57014": "the server is overloaded; try again",
 }
 
 
@@ -42,7 +47,7 @@ class PostgreSQL(Backend):
     schemes = ("postgresql", "postgres")
 
     def location(self, url: URL) -> URL:
-        return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
+        return url.set(drivername="postgresql+psycopg")
 
     def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
         link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
@@ -53,12 +58,13 @@ class PostgreSQL(Backend):
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
+        event.listen(engine, "do_connect", _connect)
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
-        # To create or move a ledger, the client reads all of it between two statements, which may exceed the timeout.
-        idle = IDLE_TIMEOUT if access == "write" else "0"
-        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle))
+        # To create or move a ledger, the client reads all of it between two statements, which may exceed the timeouts.
+        idle, statement = (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else ("0", "0")
+        event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle, statement))
         return engine
 
     def explain(self, error: DBAPIError) -> DatabaseError:
@@ -76,6 +82,12 @@ def _encryption(url: URL) -> dict[str, str]:
     return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
 
 
+def _connect(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
+    from services.database.limited_connection import LimitedConnection  # needs psycopg, which only an extra installs
+
+    return LimitedConnection.connect(*arguments, **parameters)
+
+
 def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     cursor.execute("SHOW fsync")
@@ -86,10 +98,11 @@ def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         raise DatabaseUnavailable("the server runs with fsync = off and may lose committed charges; set fsync = on")
 
 
-def _begin_exclusive(connection: Connection, lock: int, idle: str) -> None:
+def _begin_exclusive(connection: Connection, lock: int, idle: str, statement: str) -> None:
     connection.exec_driver_sql(
         "SELECT set_config('synchronous_commit', 'on', true), "
         f"set_config('lock_timeout', '{LOCK_TIMEOUT}', true), "
-        f"set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+        f"set_config('idle_in_transaction_session_timeout', '{idle}', true), "
+        f"set_config('statement_timeout', '{statement}', true)"
     )
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")

@@ -1,5 +1,6 @@
 """Claim: files and batches belong to one key, deletion removes them, and no result is lost or counted twice."""
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from services.batches.records import Batch, File, LineResponse, LineResult, new_id
+from services.batches.runner import _durably
 from services.batches.store import BatchStore, LeaseLost, OpenBatch
 from services.database.service import ServiceDatabase
 from services.errors import BatchesError, NotStored
@@ -174,3 +176,16 @@ def test_files_and_batches_are_deleted_after_the_retention_time(store: BatchStor
     assert [batch.id for batch in store.batches("alice", None, 10).records] == [batch.id], "open batches stay"
     assert [file.id for file in store.files("alice", None, None, 10, newest_first=True).records] == [read.id]
     assert store.open_batches() == [OpenBatch("alice", batch, None)]
+
+
+@pytest.mark.anyio
+async def test_a_batch_continues_although_processes_of_its_database_hang(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to wait for them for ever. Only the processes of earlier connections hang, so a new connection works."""
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 0.5)
+    store = BatchStore(ServiceDatabase(url := postgresql.database()))
+    batch = begin(store)
+    with postgresql.hanging_sessions(url):
+        async with asyncio.timeout(30):
+            assert (await _durably(lambda: store.batch("alice", batch.id))).id == batch.id

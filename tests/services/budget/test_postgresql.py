@@ -135,6 +135,22 @@ def test_a_server_killed_at_any_moment_keeps_every_grant(frail: Server, roomy: P
     assert read(url).epoch == 1, "the same writer continued"
 
 
+def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
+    frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 0.5)
+    url = frail.database()
+    ledger = Ledger(f"{url}&connect_timeout=2", terms)
+    ledger.lease(COARSE, 10)
+    with frail.hanging():
+        for _ in range(2):  # on an open connection, and on a new one
+            with pytest.raises(LedgerUnavailable):
+                ledger.lease(COARSE, 5, "mine")
+    assert ledger.lease(COARSE, 5, "mine").count == 5
+    assert read(url).charged == {COARSE: 15}
+    assert read(url) == ledger.balance()
+
+
 def test_a_restarted_server_keeps_every_grant(frail: Server, terms: PrivacyBudget) -> None:
     url = frail.database()
     ledger = Ledger(url, terms)

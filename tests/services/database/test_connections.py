@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from services.budget.store.database import LedgerDatabase
+from services.database.limited_connection import SILENCE_S
+from services.database.postgresql import LOCK_TIMEOUT, STATEMENT_TIMEOUT
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable, LedgerUnavailable
 from services.keys.store import KeyStore
@@ -81,6 +83,38 @@ def test_a_server_that_does_not_answer_is_given_up(content: str, silent: int) ->
     url = f"postgresql://user@127.0.0.1:{silent}/base?connect_timeout=2"
     with pytest.raises(UNAVAILABLE, match="check that the server runs"), OPEN[content](url).transaction():
         pass
+
+
+@pytest.mark.parametrize("operation", ["statement", "commit"])
+def test_a_server_process_that_hangs_is_given_up(
+    content: str, operation: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection stays open and the kernel acknowledges what is sent, so that no TCP timeout ends it."""
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 0.5)
+    OPEN[content](url := postgresql.database())
+    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    with ExitStack() as hanging, pytest.raises(UNAVAILABLE, match="silent"), database.transaction() as connection:
+        hanging.enter_context(postgresql.hanging_sessions(url))
+        if operation == "statement":
+            connection.exec_driver_sql("SELECT 1")
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+
+def test_a_statement_that_is_too_slow_ends_at_the_server(
+    content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OPEN[content](url := postgresql.database())
+    monkeypatch.setattr("services.database.postgresql.STATEMENT_TIMEOUT", "100ms")
+    database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
+    with pytest.raises(UNAVAILABLE, match="overloaded; try again"), database.transaction() as connection:
+        connection.exec_driver_sql("SELECT pg_sleep(30)")
+
+
+def test_the_servers_limits_end_before_the_clients() -> None:
+    limits = [float(limit.removesuffix("s")) for limit in (LOCK_TIMEOUT, STATEMENT_TIMEOUT)]
+    assert limits == sorted(limits)
+    assert limits[-1] < SILENCE_S, "the server's own error says more"
 
 
 def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) -> None:
