@@ -133,17 +133,28 @@ def seen(served: Served) -> list[Any]:
     return [*answers, masked(snapshot), sorted(traffic), alerts]
 
 
+def posted(client: httpx.Client, path: str, **content: Any) -> dict[str, Any]:
+    """Posts again after a 503, as OpenAI's clients do: the actor of the batches may still be starting."""
+    for _ in range(30):
+        answer = client.post(path, **content)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(2)
+    created: dict[str, Any] = answer.raise_for_status().json()
+    return created
+
+
 def batch(client: httpx.Client) -> Any:
     """Runs a batch and returns its lines, in the order of the requests."""
     lines = "\n".join(json.dumps(line) for line in BATCH).encode()
-    file = client.post("/v1/files", files={"file": ("in.jsonl", lines)}, data={"purpose": "batch"}).json()["id"]
+    file = posted(client, "/v1/files", files={"file": ("in.jsonl", lines)}, data={"purpose": "batch"})["id"]
     body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    created = client.post("/v1/batches", json=body).json()
-    deadline = time.monotonic() + 300
-    while created["status"] not in ("completed", "failed", "expired"):
+    created = posted(client, "/v1/batches", json=body)
+    path, deadline = f"/v1/batches/{created['id']}", time.monotonic() + 300
+    while created.get("status") not in ("completed", "failed", "expired"):  # a 503 has none
         assert time.monotonic() < deadline, created
         time.sleep(0.2)
-        created = client.get(f"/v1/batches/{created['id']}").json()
+        created = client.get(path).json()
     output = client.get(f"/v1/files/{created['output_file_id']}/content").text.splitlines()
     answers = sorted((json.loads(line) for line in output), key=lambda line: str(line["custom_id"]))
     counts = created["request_counts"]
