@@ -72,7 +72,7 @@ class Reducer:
 
     def __init__(self) -> None:
         self._threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._threads, initializer=_set_num_threads, initargs=(1,))
+        self._pool = single_threaded_pool(self._threads)
 
     def reduce(self, rows: Tensor, given: Reduction, public: NDArray[np.float32] | None = None) -> Reduced:
         """Reduces the rows of a call, float32 [rows, V].
@@ -111,6 +111,11 @@ class Reducer:
         """Returns the results for consecutive shares of the sequences, each computed by a thread of its own."""
         shares = _shares(sequences, self._threads if rows.device.type == "cpu" else 1)
         return [work(shares[0])] if len(shares) == 1 else list(self._pool.map(work, shares))
+
+
+def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
+    """Returns a pool of threads in which each operation of PyTorch runs on its caller's thread alone."""
+    return ThreadPoolExecutor(threads, initializer=_set_num_threads, initargs=(1,))
 
 
 def _charges(partials: Sequence[Partial]) -> NDArray[np.int64] | None:

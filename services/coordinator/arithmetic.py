@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
-
-import torch
 
 from services.coordinator.ensemble import PartialSums, Rows
 from services.coordinator.pending_release import PendingRelease
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
+from services.reduction import single_threaded_pool
 
 Result = TypeVar("Result")
 
@@ -29,7 +27,7 @@ class Arithmetic:
     def __init__(self, threads: int, device: str) -> None:
         self._device = device
         self._shares = threads if device == "cpu" else 1
-        self._pool = ThreadPoolExecutor(self._shares, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = single_threaded_pool(self._shares)
 
     async def release(
         self,
