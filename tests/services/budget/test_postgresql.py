@@ -138,7 +138,7 @@ def test_a_server_killed_at_any_moment_keeps_every_grant(frail: Server, roomy: P
 def test_a_server_that_hangs_grants_nothing_and_blocks_no_writer(
     frail: Server, terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 0.5)
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 2.0)
     url = frail.database()
     ledger = Ledger(f"{url}&connect_timeout=2", terms)
     ledger.lease(COARSE, 10)

@@ -72,10 +72,10 @@ def test_a_lock_of_another_writer_is_not_awaited_for_ever(
 def test_the_lock_of_a_silent_writer_expires(content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     url = postgresql.database()
     OPEN[content](url)
-    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "100ms")
+    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "1s")
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with pytest.raises(UNAVAILABLE), database.transaction() as connection:
-        time.sleep(1.0)
+        time.sleep(2.5)
         connection.exec_driver_sql("SELECT 1")
 
 
@@ -90,7 +90,7 @@ def test_a_server_process_that_hangs_is_given_up(
     content: str, operation: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection stays open and the kernel acknowledges what is sent, so that no TCP timeout ends it."""
-    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 0.5)
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 2.0)
     OPEN[content](url := postgresql.database())
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with ExitStack() as hanging, pytest.raises(UNAVAILABLE, match="silent"), database.transaction() as connection:
@@ -105,7 +105,7 @@ def test_a_statement_that_is_too_slow_ends_at_the_server(
     content: str, postgresql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     OPEN[content](url := postgresql.database())
-    monkeypatch.setattr("services.database.postgresql.STATEMENT_TIMEOUT", "100ms")
+    monkeypatch.setattr("services.database.postgresql.STATEMENT_TIMEOUT", "1s")
     database: Opened = LedgerDatabase(url, "write") if content == "ledger" else ServiceDatabase(url)
     with pytest.raises(UNAVAILABLE, match="overloaded; try again"), database.transaction() as connection:
         connection.exec_driver_sql("SELECT pg_sleep(30)")
