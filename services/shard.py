@@ -68,6 +68,7 @@ class ShardStatus:
 class _Kept:
     rows: Tensor
     since: float
+    coming: Sequence[str]
 
 
 class Shard:
@@ -97,7 +98,7 @@ class Shard:
 
         Args:
             returned: the indices of the rows to return; by default all. The engine computes all of them.
-            coming: the adapters that the next calls use (`Engine.prepare`).
+            coming: the adapters that the next calls use. They are prepared after the answer has left.
             trace: a W3C traceparent.
 
         Raises:
@@ -108,8 +109,8 @@ class Shard:
             if returned is not None and len(returned) < len(rows):
                 rows = rows[list(returned)]
             answer = rows.cpu().numpy()
-            self._engine.prepare(coming)
-            return answer
+        self._prepare_later(coming)
+        return answer
 
     def reduce(
         self, requests: Sequence[Request], reduction: Reduction, coming: Sequence[str] = (), trace: str | None = None
@@ -117,8 +118,8 @@ class Shard:
         """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
         with self._working("shard.reduce", trace):
             reduced = self._reducer.reduce(self._engine.next_token(requests), reduction)
-            self._engine.prepare(coming)
-            return reduced
+        self._prepare_later(coming)
+        return reduced
 
     def keep(
         self, key: StepKey, requests: Sequence[Request], coming: Sequence[str] = (), trace: str | None = None
@@ -132,8 +133,7 @@ class Shard:
             for old, kept in list(self._kept.items()):
                 if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
                     del self._kept[old]
-            self._kept[key] = _Kept(self._engine.next_token(requests), now)
-            self._engine.prepare(coming)
+            self._kept[key] = _Kept(self._engine.next_token(requests), now, coming)
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None
@@ -149,7 +149,15 @@ class Shard:
         if key not in self._kept:
             raise LostStepError
         with self._working("shard.reduce", trace):
-            return self._reducer.reduce(self._kept.pop(key).rows, reduction, public)
+            kept = self._kept.pop(key)
+            reduced = self._reducer.reduce(kept.rows, reduction, public)
+        self._prepare_later(kept.coming)
+        return reduced
+
+    def prepare(self, adapters: Sequence[str]) -> None:
+        """Loads adapters of the next calls (`Engine.prepare`)."""
+        with self._working("shard.prepare", None):
+            self._engine.prepare(adapters)
 
     def release(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
@@ -167,6 +175,14 @@ class Shard:
             busy_s=0.0 if began is None else time.monotonic() - began,
             failure=self._failure,
         )
+
+    def _prepare_later(self, adapters: Sequence[str]) -> None:
+        """Calls `prepare` after the current call: an actor runs its calls one after another.
+
+        Whether it does depends on the number of adapters and of slots alone, so time tells nothing of a draw.
+        """
+        if adapters and not self._engine.resident:
+            ray.get_runtime_context().current_actor.prepare.remote(adapters)
 
     @contextmanager
     def _working(self, name: str, trace: str | None) -> Iterator[None]:

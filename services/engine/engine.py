@@ -80,11 +80,16 @@ class AdapterFiles:
 
 
 class Engine(ABC):
-    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe."""
+    """Computes next-token distributions of a base model and its LoRA adapters. Not thread-safe.
+
+    Attributes:
+        resident: whether all adapters are on the device, so that `prepare` has nothing to do.
+    """
 
     vocabulary: int
     context_length: int
     adapters: tuple[str, ...]
+    resident: bool = True
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the log-probabilities of the next token for each request and each of its models.

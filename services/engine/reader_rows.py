@@ -453,6 +453,10 @@ class ReaderWorker:
         if self.model_runner.slots is not None:
             self.model_runner.slots.prepare(adapters)
 
+    def adapters_are_resident(self) -> bool:
+        resident: bool = self.model_runner.slots.resident
+        return resident
+
     def adapter_bytes(self) -> int:
         size: int = self.model_runner.adapter_bytes()
         return size

@@ -94,6 +94,7 @@ class VllmEngine(Engine):
         if self._loras:
             rank, targets = _rank_and_targets(configs)
             self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
+            self.resident = self._worker("adapters_are_resident")
         cache = self._llm.vllm_config.cache_config
         self._block_size: int = cache.block_size
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself

@@ -151,6 +151,7 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
 
     monkeypatch.setattr(lora_on_cpu, "compact", measured)
     engine = VllmEngine(settings)
+    assert not engine.resident
     slot = slot_bytes(next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0], 4, key_width=32)
     assert allocated == [4 * slot]
     for step, (drawn, announced) in enumerate([("012", ""), ("012", ""), ("345", "345"), ("340", "34"), ("541", "")]):

@@ -1,0 +1,88 @@
+"""Claim: a shard answers before it prepares the adapters of the next calls, and prepares none if all are resident."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from services.privacy.mollifiers.shaping import SamplingOptions
+from services.privacy.protocols.pmixed import PMixed
+from services.reduction import Reduction
+from services.shard import Shard, StepKey
+from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_model
+
+NAMES = ("part-000", "part-001")
+REQUESTS = [Request("a", (504, 253, 260), (PUBLIC, NAMES[0]))]
+REDUCTION = Reduction(PMixed(2, 1.0, 0.4), (SamplingOptions(),), np.ones((1, 1), dtype=np.bool_))
+COMING = (NAMES[1], ZERO)
+ANSWER_S = 60.0
+
+
+class PreparingShard(Shard):
+    """Prepares adapters only when the test lets it."""
+
+    def __init__(self, settings: EngineSettings, allowed: Path, resident: bool) -> None:
+        super().__init__(settings)
+        self._engine.resident = resident
+        self._engine.prepare = self._prepared  # type: ignore[method-assign]
+        self._allowed = allowed
+        self._seen: list[Sequence[str]] = []
+
+    def _prepared(self, adapters: Sequence[str]) -> None:
+        deadline = time.monotonic() + 2 * ANSWER_S
+        while not self._allowed.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the test did not allow the preparation")
+            time.sleep(0.01)
+        self._seen.append(adapters)
+
+    def seen(self) -> list[Sequence[str]]:
+        """Returns the adapters that were prepared by now."""
+        return self._seen
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSettings]:
+    folder = tmp_path_factory.mktemp("shard")
+    model = write_tiny_model(folder / "model")
+    adapters = write_adapters(folder / "parts", NAMES, model)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield EngineSettings(model, "transformers", "float32", 128, adapters=adapters)
+    ray.shutdown()
+
+
+def started(settings: EngineSettings, allowed: Path, *, resident: bool) -> ActorHandle:
+    actor = ray.remote(concurrency_groups={"status": 1})(PreparingShard)
+    return actor.options(num_cpus=0).remote(settings, allowed, resident)
+
+
+@pytest.mark.parametrize("method", ["next_token", "reduce", "reduce_kept"])
+def test_the_answer_leaves_before_the_preparation(settings: EngineSettings, tmp_path: Path, method: str) -> None:
+    allowed, key = tmp_path / "allowed", StepKey("test", 1, 0)
+    shard = started(settings, allowed, resident=False)
+    if method == "next_token":
+        ray.get(shard.next_token.remote(REQUESTS, COMING), timeout=ANSWER_S)
+    elif method == "reduce":
+        ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+    else:
+        public = ray.get(shard.reduce.remote(REQUESTS, REDUCTION), timeout=ANSWER_S).public
+        ray.get(shard.keep.remote(key, REQUESTS, COMING), timeout=ANSWER_S)
+        ray.get(shard.reduce_kept.remote(key, REDUCTION, public), timeout=ANSWER_S)
+    allowed.touch()
+    deadline = time.monotonic() + ANSWER_S
+    while not (seen := ray.get(shard.seen.remote(), timeout=ANSWER_S)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert seen == [COMING]
+
+
+def test_resident_adapters_are_not_prepared(settings: EngineSettings, tmp_path: Path) -> None:
+    shard = started(settings, tmp_path / "never", resident=True)
+    for _ in range(2):
+        ray.get(shard.reduce.remote(REQUESTS, REDUCTION, COMING), timeout=ANSWER_S)
+    assert ray.get(shard.seen.remote(), timeout=ANSWER_S) == []
