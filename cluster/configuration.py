@@ -265,7 +265,7 @@ class Configuration(BaseSettings):
         Raises:
             ConfigurationError: the file cannot be read or is not YAML, or a key is unknown or has an invalid value.
         """
-        return cls.of(_read(path), path.parent)
+        return cls.of(read_yaml(path), path.parent)
 
     @classmethod
     def of(cls, values: dict[str, Any], folder: Path | None = None) -> Self:
@@ -427,7 +427,12 @@ def _model_path(model: str | None, folder: Path) -> str | None:
 _PROTOCOL_TAGS = {("privacy", name) for name in PROTOCOLS}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the keys and values of a YAML file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is not YAML, or holds something else.
+    """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -435,7 +440,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path}: is not YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigurationError(f"{path}: must hold keys and values, such as `ensemble: ./ensemble`")
+        raise ConfigurationError(f"{path}: must hold keys and values, such as `name: value`")
     return values
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cluster.console import display
+from cluster.option_file import use_options
 from cluster.options import ProgressJsonOption, SkipBadOption, TextFieldOption, UserFieldOption
 from cluster.parameters import bad, count
 from services.training.options import (
@@ -258,6 +259,14 @@ def train(
         typer.Option(
             help="DP-SGD: the number of units as it is publicly known, for --expected-batch.",
             rich_help_panel=_GUARANTEE,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file of options by name, such as `rank: 8`. The command line has precedence.",
+            callback=use_options,
+            is_eager=True,
         ),
     ] = None,
     as_json: ProgressJsonOption = False,
