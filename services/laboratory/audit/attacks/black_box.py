@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 
 from services.laboratory.audit.attacks.likelihood import claims_of, held_out_epsilons
+from services.laboratory.audit.attacks.service_client import client
 from services.laboratory.audit.report.finding import CERTAIN, Finding
 from services.privacy.events import Event, from_json
 from services.privacy.worlds import Reals
@@ -80,10 +80,9 @@ def collect_answers(url: str, question: Question, count: int, api_key: str | Non
     Raises:
         httpx.HTTPError: the service does not answer, or refuses.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answers: list[str] = []
-    with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
-        statement: Mapping[str, Any] = client.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
+    with client(url, api_key) as service:
+        statement: Mapping[str, Any] = service.get("/v1/privacy", params={"model": MODEL}).raise_for_status().json()
         body = {
             "model": MODEL,
             "prompt": [question.prompt] * _BATCH["prompts"],
@@ -93,6 +92,6 @@ def collect_answers(url: str, question: Question, count: int, api_key: str | Non
             "temperature": question.temperature,
         }
         while len(answers) < count:
-            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            answer = service.post("/v1/completions", json=body).raise_for_status().json()
             answers += [choice["text"] for choice in answer["choices"]]
     return ServiceAnswers(tuple(answers), from_json(json.dumps(statement["event"])), float(statement["delta"]))

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 
+from services.laboratory.audit.attacks.service_client import client
 from services.laboratory.audit.worlds.canaries import Canary
 from services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
 from services.laboratory.audit.worlds.models import ModelOutput
@@ -64,12 +64,11 @@ def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, a
     Raises:
         httpx.HTTPError: the service does not answer, or refuses.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     hits = 0
-    with httpx.Client(base_url=url, headers=headers, timeout=600) as client:
+    with client(url, api_key) as service:
         for canary in canaries:
             body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
-            answer = client.post("/v1/completions", json={**body, "max_tokens": len(canary.secret)}).raise_for_status()
+            answer = service.post("/v1/completions", json={**body, "max_tokens": len(canary.secret)}).raise_for_status()
             hits += any(choice["text"].strip().startswith(canary.secret) for choice in answer.json()["choices"])
     return hits / len(canaries)
 
