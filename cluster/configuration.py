@@ -61,7 +61,7 @@ else:
     ]
 
 
-class Budget(Section):
+class BudgetSection(Section):
     """Configures the ledger of an ensemble."""
 
     ledger: str = Field("ledger.db", description="a SQLite file or a database URL")
@@ -83,7 +83,7 @@ class Budget(Section):
     )
 
 
-class Engine(Section):
+class EngineSection(Section):
     """Configures the inference engine of the shards."""
 
     kind: Annotated[str, AfterValidator(known_engine)] = "vllm"
@@ -101,7 +101,7 @@ class Engine(Section):
     )
 
 
-class Shards(Section):
+class ShardsSection(Section):
     """Configures how the parts of an ensemble are distributed over actors."""
 
     parts_per_shard: int = Field(1024, gt=0, description="the maximum number of parts of a shard")
@@ -127,7 +127,7 @@ class Shards(Section):
     )
 
 
-class Coordinator(Section):
+class CoordinatorSection(Section):
     """Configures the coordinators, which generate the tokens of an ensemble."""
 
     replicas: int = Field(1, gt=0, description="the number of coordinators, which share the load and one budget")
@@ -156,7 +156,7 @@ class Coordinator(Section):
     )
 
 
-class Http(Section, ClientSettings):
+class HttpSection(Section, ClientSettings):
     """Configures the HTTP route and its gateways."""
 
     host: str = "127.0.0.1"
@@ -166,7 +166,7 @@ class Http(Section, ClientSettings):
     anonymous: bool = Field(False, description="serve other machines although there are no keys")
 
 
-class Keys(Section):
+class KeysSection(Section):
     """Configures the database of the clients' keys and their shares of the budget."""
 
     database: str | None = Field(
@@ -189,10 +189,10 @@ class NamedEnsemble(Section):
     )
     model: str | None = None
     privacy: Privacy | None = None
-    budget: Budget = Budget()
-    engine: Engine = Engine()
-    shards: Shards = Shards()
-    coordinator: Coordinator = Coordinator()
+    budget: BudgetSection = BudgetSection()
+    engine: EngineSection = EngineSection()
+    shards: ShardsSection = ShardsSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,10 @@ class EnsembleConfiguration:
     ensemble: Path
     model: str | None
     privacy: Settings
-    budget: Budget
-    engine: Engine
-    shards: Shards
-    coordinator: Coordinator
+    budget: BudgetSection
+    engine: EngineSection
+    shards: ShardsSection
+    coordinator: CoordinatorSection
 
     @property
     def name(self) -> str:
@@ -238,14 +238,14 @@ class Configuration(BaseSettings):
     model: str | None = Field(None, description="the base model; None: the one that the ensemble's manifest names")
     namespace: str = Field("privmix", min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
-    budget: Budget = Budget()
-    engine: Engine = Engine()
-    shards: Shards = Shards()
-    coordinator: Coordinator = Coordinator()
-    keys: Keys = Keys()
+    budget: BudgetSection = BudgetSection()
+    engine: EngineSection = EngineSection()
+    shards: ShardsSection = ShardsSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    keys: KeysSection = KeysSection()
     alerts: AlertSettings = AlertSettings()
     batches: BatchSettings = BatchSettings()
-    http: Http = Http()
+    http: HttpSection = HttpSection()
 
     @classmethod
     def settings_customise_sources(
@@ -410,7 +410,7 @@ def _absolute(name: str, named: NamedEnsemble, folder: Path) -> NamedEnsemble:
     return named.model_copy(update=paths)
 
 
-def _with_ledger(budget: Budget, ledger: str, folder: Path) -> Budget:
+def _with_ledger(budget: BudgetSection, ledger: str, folder: Path) -> BudgetSection:
     anchor = budget.anchor and _database(budget.anchor, folder)
     return budget.model_copy(update={"ledger": _database(ledger, folder), "anchor": anchor})
 

@@ -29,7 +29,7 @@ from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettin
 from services.cpus import available_cpus
 from services.database.service import ServiceDatabase, default_database
 from services.ensembles import actor as ensembles
-from services.ensembles.records import Ensemble, EnsembleList
+from services.ensembles.records import EnsembleList, ServedEnsemble
 from services.errors import (
     ConfigurationError,
     CoordinatorUnavailable,
@@ -91,7 +91,7 @@ class Service:
 
     url: str
     configuration: Configuration
-    started: Sequence[Ensemble]
+    started: Sequence[ServedEnsemble]
     actors: Mapping[str, EnsembleActors]
 
     def stop(self) -> None:
@@ -188,11 +188,11 @@ class Checked:
     ledger: str
 
     @property
-    def served(self) -> Ensemble:
+    def served(self) -> ServedEnsemble:
         """The record of this ensemble for the gateways."""
         configuration = self.configuration
         coordinator = configuration.coordinator
-        return Ensemble(
+        return ServedEnsemble(
             names=configuration.names,
             namespace=configuration.namespace,
             model=self.model,
@@ -334,7 +334,7 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
         time.sleep(1)
 
 
-def stop_ensemble(ensemble: Ensemble) -> None:
+def stop_ensemble(ensemble: ServedEnsemble) -> None:
     """Stops the actors of one ensemble. Coordinators that respond first return unused budget."""
     for name in ensemble.coordinators:
         _call(name, ensemble.namespace, "close")  # leases of a coordinator that does not respond stay charged
@@ -371,7 +371,7 @@ def request_settings(configuration: Configuration, checked: Sequence[Checked]) -
     )
 
 
-def _served_now(configuration: Configuration) -> list[Ensemble]:
+def _served_now(configuration: Configuration) -> list[ServedEnsemble]:
     """Returns the ensembles of a running service, including added ones. Empty if the service does not respond."""
     with suppress(RayError, ValueError):
         actor = ray.get_actor(ensembles.NAME, configuration.namespace)

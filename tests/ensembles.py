@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from services.engine.reader_attention import TARGETS
 from services.training.manifest import Adapter, Manifest, Part, hash_adapter
 from services.training.options import TrainingOptions
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve, revision, tokenizer_hash
 
 RANK = 4
@@ -87,10 +87,10 @@ def write_ensemble(
 
 
 def _part(folder: Path, index: int, halves: bool) -> Part:
-    pair = (_adapter(folder, Share(index, 0)), _adapter(folder, Share(index, 1))) if halves else None
-    return Part(index=index, halves=pair, **dict(_adapter(folder, Share(index))))
+    pair = (_adapter(folder, PartShare(index, 0)), _adapter(folder, PartShare(index, 1))) if halves else None
+    return Part(index=index, halves=pair, **dict(_adapter(folder, PartShare(index))))
 
 
-def _adapter(folder: Path, share: Share) -> Adapter:
+def _adapter(folder: Path, share: PartShare) -> Adapter:
     path = f"parts/{share.name}"
     return Adapter(name=share.name, path=path, sha256=hash_adapter(folder / path), size_bucket=1)

@@ -22,7 +22,9 @@ def run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "ray", here)
 
 
-def _train_adapters(jobs: Sequence[tasks.Job], *_: object) -> Iterator[tuple[tasks.Job, dict[str, bytes]]]:
+def _train_adapters(
+    jobs: Sequence[tasks.TrainingTask], *_: object
+) -> Iterator[tuple[tasks.TrainingTask, dict[str, bytes]]]:
     for job in jobs:
         yield job, job.work(public_model.resolve(job.base.name), job.base.name, report=lambda done: None)
 

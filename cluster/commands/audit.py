@@ -82,7 +82,7 @@ def likelihood(
     steps = Steps()
     if url_with and url_without:
         steps(f"Asking both services for {releases} tokens each: every one of them is charged")
-        question = black_box.Question(prompt, temperature=temperature)
+        question = black_box.RepeatedRequest(prompt, temperature=temperature)
         section = section_over_http((url_with, url_without), question, releases, confidence)
     elif url_with or url_without:
         raise bad("url_without" if url_with else "url_with", "goes with the other: the test compares two services")

@@ -92,7 +92,7 @@ def perplexity(
     continue.
     """
     from cluster.work.evaluate import report
-    from services.laboratory.evaluation.ensembles import Ensembles
+    from services.laboratory.evaluation.ensembles import ComparedEnsembles
     from services.laboratory.evaluation.evaluate import evaluate as evaluate_methods
     from services.training.corpus import Corpus
 
@@ -100,7 +100,7 @@ def perplexity(
     evaluation = evaluate_methods(
         Corpus(held_out, user_field, text_field, skip_bad),
         output,
-        Ensembles.load(ensemble, finetuned, dp_sgd or []),
+        ComparedEnsembles.load(ensemble, finetuned, dp_sgd or []),
         EvaluationOptions.checked(
             epsilons=epsilon,
             delta=delta,

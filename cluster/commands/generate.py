@@ -75,7 +75,7 @@ def make(
     from cluster.work.generate import Shown, report_job, run_job, serving
     from services.generation.baseline import write_baseline
     from services.generation.client import Sampling
-    from services.generation.job import Request, load_output, opened
+    from services.generation.job import JobRequest, load_output, opened
     from services.generation.records import read_schema, records_of, write_records
     from services.training.manifest import Manifest
     from services.training.public_model import resolve
@@ -92,7 +92,7 @@ def make(
     prompt_template = (template or DEFAULT).replace("\\n", "\n")
     record_schema = None if schema is None else read_schema(schema)
     sampling = Sampling(max_tokens, temperature, top_p, tuple(text.replace("\\n", "\n") for text in stop_at))
-    request = Request(prompt_template, tuple(items(prompt_template, rows)), sampling, record_schema)
+    request = JobRequest(prompt_template, tuple(items(prompt_template, rows)), sampling, record_schema)
     configuration = None if config is None else Configuration.load(config)
     base_model = None
     if configuration is not None:

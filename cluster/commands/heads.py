@@ -70,7 +70,7 @@ def compare(
     epsilons = tuple(epsilon or (comparison.QUICK_EPSILONS if quick else comparison.EPSILONS))
     if any(not 0 < value <= 100 for value in epsilons):
         raise bad("epsilon", "must be above 0 and at most 100")
-    plan = comparison.Plan(epsilons, seeds=3 if quick else seeds, search=not quick)
+    plan = comparison.HeadPlan(epsilons, seeds=3 if quick else seeds, search=not quick)
     directory = output / table.name
     with display(as_json) as shown:
         if quick:

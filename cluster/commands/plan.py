@@ -81,8 +81,8 @@ def plan_(
     the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts.
     """
     from cluster.work.plan import (
-        Accounts,
         Cohorts,
+        IndividualComparison,
         base_event,
         parse_orders,
         plan_protocol,
@@ -101,12 +101,12 @@ def plan_(
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
         proposal = propose(wanted)
-        compared: list[Cohorts | Accounts] = []
+        compared: list[Cohorts | IndividualComparison] = []
         if cohorts is not None:
             compared.append(Cohorts.of(cohorts, wanted, proposal))
         if protocol is None:
             with suppress(InputError):  # a budget can be too small for accounts
-                compared.append(Accounts.of(wanted, proposal))
+                compared.append(IndividualComparison.of(wanted, proposal))
         if as_json:
             record = proposal_record(proposal, users, corpus_tokens)
             print(json.dumps(record | {key: own for each in compared for key, own in each.record().items()}, indent=2))

@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuickstartResult:
     """Holds the result of the quickstart."""
 
     completion: str
@@ -103,7 +103,7 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     return Configuration.load(path)
 
 
-def request_completion(service: "Service", steps: Steps) -> tuple[Outcome, dict[str, Any]]:
+def request_completion(service: "Service", steps: Steps) -> tuple[QuickstartResult, dict[str, Any]]:
     """Requests one completion over HTTP, and then the service's privacy statement."""
     import httpx
 
@@ -113,7 +113,7 @@ def request_completion(service: "Service", steps: Steps) -> tuple[Outcome, dict[
         statement = client.get("/v1/privacy").raise_for_status().json()
     (actors,) = service.actors.values()
     promise, protocol = actors.promise, actors.promise.protocol
-    return Outcome(
+    return QuickstartResult(
         completion=answer["choices"][0]["text"],
         completion_tokens=answer["usage"]["completion_tokens"],
         epsilon_spent=statement["epsilon_spent"],
@@ -126,7 +126,7 @@ def request_completion(service: "Service", steps: Steps) -> tuple[Outcome, dict[
     ), statement
 
 
-def show(outcome: Outcome, statement: dict[str, Any], service: "Service", directory: Path) -> None:
+def show(outcome: QuickstartResult, statement: dict[str, Any], service: "Service", directory: Path) -> None:
     """Prints the answer, its cost and the next steps."""
     from services.budget.statement import DIGITS
     from services.privacy.accounting import shown, stated

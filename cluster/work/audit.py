@@ -16,7 +16,7 @@ from cluster.parameters import bad, settings_from
 from cluster.steps import Steps
 from services.laboratory.audit.attacks import black_box, pipeline
 from services.laboratory.audit.report.finding import finite
-from services.laboratory.audit.report.page import Report, Section, finding_rows
+from services.laboratory.audit.report.page import AttackSection, AuditReport, finding_rows
 from services.laboratory.audit.report.sections import Subject
 from services.laboratory.audit.variants import audited
 from services.laboratory.audit.worlds import shadow_ensembles, testbed
@@ -30,7 +30,7 @@ from services.training.options import TokenBudget
 API_KEY = "PRIVMIX_API_KEY"
 
 
-def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> Section:
+def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: Steps) -> AttackSection:
     steps("Training two ensembles with the command's defaults (finished adapters are kept)")
     worlds = pipeline.train_worlds(directory, words)
     findings = [pipeline.finding("privmix train", pipeline.training_differences(*worlds))]
@@ -38,7 +38,7 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
         steps("Serving each ensemble and asking it as a client")
         views = [pipeline.view(world) for world in worlds]
         findings.append(pipeline.finding("privmix serve", pipeline.view_differences(*views)))
-    return Section(
+    return AttackSection(
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
         "no message, no answer but for its sampled text.",
@@ -46,9 +46,9 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
     )
 
 
-def finish(every: Sequence[Section], output: Path | None, as_json: bool) -> None:
+def finish(every: Sequence[AttackSection], output: Path | None, as_json: bool) -> None:
     """Writes and shows the report; exits with 1 if a claim is broken."""
-    report = Report(every)
+    report = AuditReport(every)
     if output is not None:
         report.write(output)
     if as_json:
@@ -78,13 +78,15 @@ def train_and_query_shadows(
     return shadow_ensembles.evaluate_shadows(directory, size, top_k)
 
 
-def section_over_http(urls: tuple[str, str], question: black_box.Question, count: int, confidence: float) -> Section:
+def section_over_http(
+    urls: tuple[str, str], question: black_box.RepeatedRequest, count: int, confidence: float
+) -> AttackSection:
     api_key = os.environ.get(API_KEY)
     try:
         present, absent = (black_box.collect_answers(url, question, count, api_key) for url in urls)
     except httpx.HTTPError as error:
         raise bad("url_with", str(error)) from error
-    return Section(
+    return AttackSection(
         title="Likelihood-ratio test over HTTP",
         text="Two running services were asked the same; the claim is that of one token of the first.",
         findings=[black_box.audit(present, absent, confidence)],
@@ -133,7 +135,7 @@ def _subject(name: str, given: Mapping[str, object], parts: int, epsilon: float,
     return Subject(f"{name}, {chosen}" if chosen else name, protocol, tokens, epsilon, settings)
 
 
-def _show(report: Report, output: Path | None) -> None:
+def _show(report: AuditReport, output: Path | None) -> None:
     shown = console()
     for section in report.sections:
         # A section's own table repeats its findings.

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from cluster.configuration import Configuration
 from cluster.launch import check_cohorts
-from services.ensembles.records import Ensemble, EnsembleStatus
+from services.ensembles.records import EnsembleStatus, ServedEnsemble
 from services.errors import ConfigurationError, EnsemblesError
 
 KNOWN_S = 60.0
@@ -51,7 +51,7 @@ def wait_for(service: ActorHandle, name: str, state: str, timeout_s: float) -> E
         time.sleep(LOOK_S)
 
 
-def call(service: ActorHandle, method: str, *arguments: str | Ensemble) -> Any:
+def call(service: ActorHandle, method: str, *arguments: str | ServedEnsemble) -> Any:
     """Calls a method of the actor that lists the ensembles.
 
     Raises:

@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from cluster.console import console
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.report import record, write_report
-from services.laboratory.evaluation.results import Evaluation, Result, Table
+from services.laboratory.evaluation.results import Evaluation, Result, ResultTable
 from services.privacy import accounting
 
 
@@ -40,7 +40,7 @@ def report(evaluation: Evaluation, output: Path, seconds: float, as_json: bool) 
     print(f"{written[0]}: the report, in {seconds:.0f} s, with {', '.join(path.name for path in written[1:])}")
 
 
-def _gains(table: Table) -> RichTable:
+def _gains(table: ResultTable) -> RichTable:
     """Returns the gains over the public model by the number of tokens before a position."""
     ranges = {(gain.first, gain.last): gain.positions for result in table.results for gain in result.gains}
     columns = (f"{first} to {last}, {positions} tokens" for (first, last), positions in ranges.items())

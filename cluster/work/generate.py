@@ -19,8 +19,8 @@ from cluster.steps import Steps
 from services.errors import InputError
 from services.generation.baseline import FILE as BASELINE
 from services.generation.card import MARKDOWN_FILE, write_card
-from services.generation.client import Service
-from services.generation.job import OUTPUT, Job, Progress
+from services.generation.client import ServiceClient
+from services.generation.job import OUTPUT, GenerationJob, Progress
 from services.generation.records import RECORDS
 from services.ray_session import connected
 
@@ -46,7 +46,7 @@ def serving(url: str | None, key: str | None, configuration: Configuration | Non
 
 
 async def run_job(
-    job: Job,
+    job: GenerationJob,
     url: str,
     key: str | None,
     model: str | None,
@@ -55,7 +55,7 @@ async def run_job(
     progress: Callable[[Progress], None],
     base_model: str | None,
 ) -> dict[str, Any]:
-    async with Service(url, key, model) as service:
+    async with ServiceClient(url, key, model) as service:
         try:
             statement = await job.run(service, concurrency=concurrency, partial=partial, progress=progress)
         except BaseException:

@@ -33,7 +33,7 @@ def open_table(
     return replace(read_table(dataset, target=target, user=user, bounds=bounds), population=population)
 
 
-def show_comparison(result: comparison.Comparison) -> None:
+def show_comparison(result: comparison.HeadComparison) -> None:
     table = RichTable(
         "method", "epsilon", "settings", title=f"Area under the curve: {result.dataset}", title_justify="left"
     )

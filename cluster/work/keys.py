@@ -4,7 +4,7 @@ import typer
 from rich.markup import escape
 
 from services.database.clock import now
-from services.keys.records import KeyAccount, Share, Usage
+from services.keys.records import KeyAccount, Share, ShareUsage
 
 
 def share_of(context: typer.Context) -> Share:
@@ -19,7 +19,7 @@ def key_cells(account: KeyAccount) -> tuple[str, ...]:
     return (*map(escape, identity), *amounts(share, usage))
 
 
-def amounts(share: Share, usage: Usage) -> tuple[str, str, str, str]:
+def amounts(share: Share, usage: ShareUsage) -> tuple[str, str, str, str]:
     """Returns the used tokens of a share, in total and today, each with its limit."""
     today = usage.spent_today + usage.held_today
     return str(usage.charged), _limit(share.tokens), str(today), _limit(share.tokens_per_day)

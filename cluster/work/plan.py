@@ -134,7 +134,7 @@ class Cohorts:
 
 
 @dataclass(frozen=True)
-class Accounts:
+class IndividualComparison:
     """Compares a proposal with individual budgets, `own`, which ask all parts for every token."""
 
     proposed: Proposal

@@ -12,7 +12,7 @@ from rich.table import Table
 from cluster.console import console
 from services.errors import InputError
 from services.laboratory.evaluation.private_choice import PrivateChoice
-from services.laboratory.evaluation.tuning import TOLERANCE, Choice, Tuning, refuse_private
+from services.laboratory.evaluation.tuning import TOLERANCE, Tuning, TuningResult, refuse_private
 from services.privacy.accounting import stated
 from services.training.corpus import Corpus
 from services.training.directory import SALT
@@ -139,7 +139,7 @@ def with_choice(text: str, chosen: PrivateChoice) -> str:
     return json.dumps({**json.loads(text), "private_choice": chosen.model_dump(mode="json")}, indent=2)
 
 
-def _cells(choice: Choice) -> tuple[str, ...]:
+def _cells(choice: TuningResult) -> tuple[str, ...]:
     perplexity, q = choice.perplexity, choice.parameters.get("q")
     interval = "" if perplexity.low is None else f"{perplexity.low:.2f} to {perplexity.high:.2f}"
     return (

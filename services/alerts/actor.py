@@ -12,12 +12,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.alerts.conditions import Conditions, Observation
+from services.alerts.conditions import Conditions, EnsembleState
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
 from services.alerts.webhook import Webhook
 from services.database.service import ServiceDatabase
-from services.ensembles.records import Ensemble, EnsembleList
+from services.ensembles.records import EnsembleList, ServedEnsemble
 from services.errors import KeysUnavailable
 from services.requests.errors import ApiError
 from services.requests.keys import KeyService
@@ -60,7 +60,7 @@ class Alerts:
         self._receivers = [webhook.receiver for webhook in self._webhooks]
         self._outbox.keep_receivers(self._receivers)
         self._levels = self._outbox.levels()
-        self._watches: dict[Ensemble, _Watch] = {}
+        self._watches: dict[ServedEnsemble, _Watch] = {}
         self._keys = KeyService((), service.namespace, service.keys)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._watch(), *(hook.deliver() for hook in self._webhooks))]
@@ -114,7 +114,7 @@ class Alerts:
                     ensemble: self._watches.get(ensemble) or self._watch_of(ensemble) for ensemble in ensembles
                 }
 
-    def _watch_of(self, ensemble: Ensemble) -> _Watch:
+    def _watch_of(self, ensemble: ServedEnsemble) -> _Watch:
         prefix = f"{ensemble.name}/" if ensemble.own_shares else ""
         status = Status(
             ensemble.namespace, ensemble.coordinators, ensemble.budget, ensemble.fleet, TIMEOUT_S, TIMEOUT_S
@@ -131,14 +131,14 @@ class Alerts:
             ensemble, self._service.namespace, settings.thresholds, settings.patience_s, self._levels, prefix
         )
 
-    async def _observe(self, watch: _Watch) -> Observation:
+    async def _observe(self, watch: _Watch) -> EnsembleState:
         troubles, statement, shards, traffic = await asyncio.gather(
             watch.status.troubles(),
             _result_or_none(watch.status.statement()),
             _result_or_none(watch.status.shards()),
             _result_or_none(self._keys.ask("traffic", watch.name)),
         )
-        return Observation(troubles=troubles, statement=statement, traffic=traffic, shards=shards)
+        return EnsembleState(troubles=troubles, statement=statement, traffic=traffic, shards=shards)
 
 
 async def _result_or_none(call: Awaitable[T]) -> T | None:

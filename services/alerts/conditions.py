@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from services.alerts.alert import Alert, Event
 from services.budget.statement import Statement
-from services.keys.records import KeyAccount, Share, Usage
+from services.keys.records import KeyAccount, Share, ShareUsage
 from services.keys.traffic import TrafficReport
-from services.requests.status import Shard
+from services.requests.status import ShardReport
 
 REARM = 0.1
 """A threshold can fire again once the fraction has fallen this far below it. Without this margin, tokens that an open
@@ -18,7 +18,7 @@ Limit = Literal["tokens", "tokens_per_day"]
 
 
 @dataclass(frozen=True)
-class Observation:
+class EnsembleState:
     """Holds the state of an ensemble at one moment. A field is None if its actor did not answer.
 
     `troubles` says why no private token can be generated and charged, by actor.
@@ -27,7 +27,7 @@ class Observation:
     troubles: dict[str, str] = field(default_factory=dict)
     statement: Statement | None = None
     traffic: TrafficReport | None = None
-    shards: Sequence[Shard] | None = None
+    shards: Sequence[ShardReport] | None = None
 
 
 class Conditions:
@@ -60,7 +60,7 @@ class Conditions:
         self._suspected: dict[str, float] = {}
         self._released: int | None = None
 
-    def evaluate(self, observation: Observation, now: float) -> list[Alert]:
+    def evaluate(self, observation: EnsembleState, now: float) -> list[Alert]:
         """Returns the alerts that follow from an observation, and updates `levels`. `now` is in Unix seconds."""
         return [
             *self._budget(observation.statement),
@@ -104,7 +104,7 @@ class Conditions:
                 text = "The privacy budget of {ensemble} is spent. It generates no more private tokens."
                 yield self._alert("budget.exhausted", text, fraction=1.0, threshold=1.0, **numbers)
 
-    def _share(self, subject: str, share: Share, usage: Usage, ensemble: str | None = None) -> Iterator[Alert]:
+    def _share(self, subject: str, share: Share, usage: ShareUsage, ensemble: str | None = None) -> Iterator[Alert]:
         """Returns the alerts for a share of one ensemble, or of all ensembles together if `ensemble` is None."""
         # Only spent tokens count, because a request may return the tokens that it holds.
         limits: tuple[tuple[Limit, int | None, int, str], ...] = (
@@ -142,7 +142,7 @@ class Conditions:
         text = f"{traffic.live} answers are running, {traffic.waiting} wait, and no token is released"
         yield from self._problem("service.stalled", {"traffic": text} if stalled else {}, now)
 
-    def _unserved(self, shards: Sequence[Shard] | None, now: float) -> Iterator[Alert]:
+    def _unserved(self, shards: Sequence[ShardReport] | None, now: float) -> Iterator[Alert]:
         if shards is None:
             return
         served = {shard.parts for shard in shards if shard.answers}

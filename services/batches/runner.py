@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Job:
+class RunningBatch:
     """Holds a running batch.
 
     Attributes:
@@ -88,7 +88,7 @@ class Runner:
         self._keys = keys
         self._capacity = capacity
         self._semaphores: dict[str, asyncio.Semaphore] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, RunningBatch] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._serving = asyncio.Event()
         """Set once the models are loaded. Before, every model is unknown."""
@@ -114,7 +114,7 @@ class Runner:
         """Starts or continues a batch unless it already runs."""
         if open_batch.batch.id in self._jobs:
             return
-        job = self._jobs[open_batch.batch.id] = Job(open_batch)
+        job = self._jobs[open_batch.batch.id] = RunningBatch(open_batch)
         task = asyncio.create_task(self._run(job))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -129,7 +129,7 @@ class Runner:
         for job in self._jobs.values():
             job.abandon()
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: RunningBatch) -> None:
         batch_id = job.open_batch.batch.id
         try:
             await self._run_to_end(job)
@@ -140,7 +140,7 @@ class Runner:
         finally:
             del self._jobs[batch_id]
 
-    async def _run_to_end(self, job: Job) -> None:
+    async def _run_to_end(self, job: RunningBatch) -> None:
         # Reads the batch again, because it may have been cancelled or have ended meanwhile.
         batch = await _durably(lambda: self._store.batch(job.open_batch.owner, job.open_batch.batch.id))
         if batch.status not in OPEN:
@@ -174,7 +174,7 @@ class Runner:
         )
         await _durably(lambda: self._store.finish(final, ending, missing, self._settings.retention_s, self._holder))
 
-    async def _run_lines(self, job: Job, lines: Sequence[Line]) -> None:
+    async def _run_lines(self, job: RunningBatch, lines: Sequence[Line]) -> None:
         if job.abandoned:
             raise LeaseLost
         if job.ending != "completed":
@@ -192,7 +192,7 @@ class Runner:
         if job.abandoned:
             raise LeaseLost
 
-    async def _work(self, job: Job, lines: Iterator[Line]) -> None:
+    async def _work(self, job: RunningBatch, lines: Iterator[Line]) -> None:
         semaphore = self._semaphores.setdefault(job.open_batch.owner, asyncio.Semaphore(self._capacity))
         for line in lines:
             async with semaphore:
@@ -200,7 +200,7 @@ class Runner:
                     return
                 await self._run_line(job, line)
 
-    async def _run_line(self, job: Job, line: Line) -> None:
+    async def _run_line(self, job: RunningBatch, line: Line) -> None:
         batch_id, worker = job.open_batch.batch.id, _worker()
         attempts = await _durably(lambda: self._store.begin_line(batch_id, line.number, self._holder))
         if attempts > MOST_ATTEMPTS:
@@ -211,7 +211,7 @@ class Runner:
         await _durably(lambda: self._store.answer_line(batch_id, line.number, *result))
         job.generating.discard(worker)
 
-    async def _answer_with_retries(self, job: Job, line: Line) -> tuple[LineResult, tuple[int, int]]:
+    async def _answer_with_retries(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
         pause = FIRST_RETRY_S
         while True:
             try:
@@ -229,7 +229,7 @@ class Runner:
             await asyncio.sleep(delay)
             pause = min(2 * pause, LONGEST_RETRY_S)
 
-    async def _answer(self, job: Job, line: Line) -> tuple[LineResult, tuple[int, int]]:
+    async def _answer(self, job: RunningBatch, line: Line) -> tuple[LineResult, tuple[int, int]]:
         """Generates the result of one line.
 
         Raises:

@@ -20,7 +20,7 @@ from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, 
 from services.budget.records import from_json
 from services.budget.state import Balance
 from services.budget.store.schema import ledger_table
-from services.database.backend import Usage
+from services.database.backend import DatabaseUsage
 from services.database.database import BACKENDS, Database
 from services.errors import (
     DatabaseError,
@@ -40,7 +40,7 @@ _anchor_table = Table(
     Column("rows", BigInteger, nullable=False),
     Column("end", Text, nullable=False),
 )
-_ANCHOR = Usage("an anchor", lock=0x616E63686F72, table=_anchor_table.name, connections=1)  # "anchor" in ASCII
+_ANCHOR = DatabaseUsage("an anchor", lock=0x616E63686F72, table=_anchor_table.name, connections=1)  # "anchor" in ASCII
 
 
 class ChainEnd(BaseModel):

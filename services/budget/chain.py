@@ -15,7 +15,7 @@ GENESIS = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LedgerRow:
     """Holds one row of the ledger. `seq` counts from 1; `at` is UTC in ISO 8601; `body` is JSON, hashed verbatim."""
 
     seq: int
@@ -40,14 +40,14 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def link(previous: Row | None, *, epoch: int, kind: str, body: str, at: str) -> Row:
+def link(previous: LedgerRow | None, *, epoch: int, kind: str, body: str, at: str) -> LedgerRow:
     """Returns the row that follows `previous`; the first row if `previous` is None."""
     seq, before = (previous.seq + 1, previous.hash) if previous else (1, GENESIS)
-    unsealed = Row(seq, epoch, kind, body, at, before, hash="")
+    unsealed = LedgerRow(seq, epoch, kind, body, at, before, hash="")
     return replace(unsealed, hash=unsealed.digest)
 
 
-def verified(rows: Iterable[Row], previous: Row | None = None) -> Iterator[Row]:
+def verified(rows: Iterable[LedgerRow], previous: LedgerRow | None = None) -> Iterator[LedgerRow]:
     """Yields the rows and checks that each one is intact and follows its predecessor.
 
     Raises:

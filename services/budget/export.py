@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TextIO
 
-from services.budget.chain import Row
+from services.budget.chain import LedgerRow
 from services.budget.state import Balance, LedgerState
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
@@ -42,7 +42,7 @@ def verify(place: str | Path, *, head: str | None = None, length: int | None = N
     """
     matches: list[int] = []
 
-    def watched(rows: Iterable[Row]) -> Iterator[Row]:
+    def watched(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
         for row in rows:
             if head is None or row.hash.startswith(head):
                 matches.append(row.seq)
@@ -59,7 +59,7 @@ def verify(place: str | Path, *, head: str | None = None, length: int | None = N
 
 
 @contextmanager
-def _rows(place: str | Path) -> Iterator[Iterable[Row]]:
+def _rows(place: str | Path) -> Iterator[Iterable[LedgerRow]]:
     if not _is_exported(place):
         with LedgerDatabase(place, "read").transaction() as connection:
             yield every_row(connection)
@@ -83,9 +83,9 @@ def _is_exported(place: str | Path) -> bool:
         return file.read(len(MAGIC)) not in (b"", MAGIC)
 
 
-def _parsed(number: int, line: str) -> Row:
+def _parsed(number: int, line: str) -> LedgerRow:
     try:
-        return Row(**json.loads(line))
+        return LedgerRow(**json.loads(line))
     except (TypeError, ValueError) as error:
         raise LedgerCorrupt(
             f"line {number} is not a row of an exported ledger, and the file is not a SQLite database"

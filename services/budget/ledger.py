@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from services.budget.accounts import Grains
 from services.budget.anchor import Anchor, ChainEnd, anchored, lost_ends, rolled_back
-from services.budget.chain import Row, verified
+from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check_same_ledger, replay
@@ -376,7 +376,7 @@ class Ledger:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
                 self._state = None  # `state` now gets rows that are not on disk yet
-                written: list[Row] = []
+                written: list[LedgerRow] = []
                 if takes_over:
                     written += applied(state, [Epoch(writer=self._writer, holder=self._holder, keyed=self._keyed)])
                     beat(connection, state.epoch)
@@ -472,9 +472,9 @@ class _Call:
         return self._result
 
 
-def applied(state: LedgerState, records: Sequence[Record]) -> list[Row]:
+def applied(state: LedgerState, records: Sequence[Record]) -> list[LedgerRow]:
     """Applies records to the state and returns their rows, followed by a checkpoint if one is due."""
-    written: list[Row] = []
+    written: list[LedgerRow] = []
     for record in records:
         written.append(following(state.head, state.epoch + isinstance(record, Epoch), record))
         state.apply(written[-1])

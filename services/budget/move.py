@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, select
 
-from services.budget.chain import Row, verified
+from services.budget.chain import LedgerRow, verified
 from services.budget.reader import read, replay_whole
 from services.budget.records import Moved
 from services.budget.state import Balance, LedgerState
@@ -59,7 +59,7 @@ def _move(leaving: Connection, arriving: Connection, to: str) -> None:
         append(leaving, [following(original.head, original.epoch, Moved(to=to))])
 
 
-def _copy(chain: Iterable[Row], arriving: Connection) -> None:
+def _copy(chain: Iterable[LedgerRow], arriving: Connection) -> None:
     remaining = iter(chain)
     while batch := list(islice(remaining, _BATCH)):
         arriving.execute(insert(ledger_table), [row.fields() for row in batch])

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from services.budget.accounts import NO_ACCOUNTS, Accounts, Grains
-from services.budget.chain import Row, verified
+from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import (
@@ -112,7 +112,7 @@ class Balance:
 class LedgerState:
     """Holds the state of one ledger. Only rows change it, one at a time."""
 
-    def __init__(self, first: Row) -> None:
+    def __init__(self, first: LedgerRow) -> None:
         """Initializes the state from the first row of a ledger or from a checkpoint.
 
         Raises:
@@ -145,7 +145,7 @@ class LedgerState:
                 raise LedgerCorrupt(f"row {first.seq} does not state the budget")
 
     @classmethod
-    def replay(cls, rows: Iterable[Row], before: Row | None = None) -> "LedgerState":
+    def replay(cls, rows: Iterable[LedgerRow], before: LedgerRow | None = None) -> "LedgerState":
         """Verifies the rows and returns the state after them.
 
         Args:
@@ -164,7 +164,7 @@ class LedgerState:
             state.apply(row)
         return state
 
-    def apply(self, row: Row) -> None:
+    def apply(self, row: LedgerRow) -> None:
         """Applies the row that follows `head`."""
         record = _record(row)
         if row.epoch != self.epoch + isinstance(record, Epoch):
@@ -305,14 +305,14 @@ def _last(names: Mapping[str, Any]) -> Iterable[str]:
     return islice(names, max(0, len(names) - REMEMBERED), None)
 
 
-def _record(row: Row) -> Record:
+def _record(row: LedgerRow) -> Record:
     try:
         return KINDS[row.kind].model_validate_json(row.body)
     except (KeyError, ValueError) as error:
         raise LedgerForeign(f"row {row.seq} ({row.kind}) has a format that this version does not know") from error
 
 
-def _event(row: Row, fields: Mapping[str, Any]) -> Event:
+def _event(row: LedgerRow, fields: Mapping[str, Any]) -> Event:
     try:
         return _parsed(json.dumps(fields))
     except ValueError as error:

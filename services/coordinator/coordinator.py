@@ -19,11 +19,11 @@ from services import tracing
 from services.budget.client import BudgetClient, Reservation
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import Ensemble, PartialSums, Query, Rows
+from services.coordinator.ensemble import PartialSums, Query, Rows, ShardedEnsemble
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.recovery import is_temporary
-from services.coordinator.sequence import Sequence as Live
+from services.coordinator.sequence import LiveSequence
 from services.coordinator.settings import StepSettings
 from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
@@ -91,7 +91,7 @@ class Coordinator:
         self._budget = BudgetClient(self._actor(settings.budget), settings.lease_tokens, self._recall_leases)
         self._detokenizer = Detokenizer.load(settings.model)
         self._compiler = Compiler(self._detokenizer.vocabulary)
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveSequence] = {}
         self._queues: dict[str, DeltaQueue] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._began: float | None = None
@@ -114,7 +114,8 @@ class Coordinator:
             StructureError: a grammar is invalid. No generation has started.
         """
         sequences = [
-            Live(channel, generation, self._detokenizer, await self._matcher(generation)) for generation in generations
+            LiveSequence(channel, generation, self._detokenizer, await self._matcher(generation))
+            for generation in generations
         ]
         positions = await self._positions([(live, ()) for live in sequences])
         if len(self._live) + len(generations) > self._settings.max_live + self._settings.max_waiting:
@@ -205,9 +206,9 @@ class Coordinator:
                 self._failing_since = None
                 await self._budget.settle()  # a generation submitted during this call keeps the loop running
 
-    def _next_batch(self) -> list[Live]:
+    def _next_batch(self) -> list[LiveSequence]:
         """Returns the oldest sequences that fit `max_live`, `MAX_ROWS` and `PREFILL_TOKENS`."""
-        batch: list[Live] = []
+        batch: list[LiveSequence] = []
         ingested = 0
         row_limit = max(1, MAX_ROWS // self._ensemble.rows_of_a_query)
         for live in islice(self._live.values(), min(row_limit, self._settings.max_live)):
@@ -231,7 +232,7 @@ class Coordinator:
             self._fail([live for live in self._live.values() if live.waiting_since < before], error, RETRY_AFTER_S)
         await asyncio.sleep(REPEAT_S)
 
-    async def _isolate(self, batch: list[Live], error: Exception) -> None:
+    async def _isolate(self, batch: list[LiveSequence], error: Exception) -> None:
         """Repeats a step that failed for good with one sequence at a time, and ends only the sequences that fail."""
         if len(batch) == 1:
             self._fail(batch, error)
@@ -243,11 +244,11 @@ class Coordinator:
                 if not is_temporary(sequence_error):  # a temporary error is retried with the next batch
                     self._fail([live], sequence_error)
 
-    def _fail(self, batch: list[Live], error: Exception, retry_after: float | None = None) -> None:
+    def _fail(self, batch: list[LiveSequence], error: Exception, retry_after: float | None = None) -> None:
         logger.error("%d sequences failed: %s", len(batch), _safe_message(error))
         self._deliver([live.end("error", retry_after) for live in batch if live.id in self._live])
 
-    async def _step(self, batch: list[Live]) -> None:
+    async def _step(self, batch: list[LiveSequence]) -> None:
         """Reserves budget and advances each sequence by one sampled token and those that its grammar forces after it.
 
         The span is a child of the first sequence's trace and has links to the other traces.
@@ -263,7 +264,7 @@ class Coordinator:
                 self._exhaust(private[reserved.count :])
                 await self._advance([live for live in batch if live.id in self._live], reserved)
 
-    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
+    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
         if not batch:
             return
         started = time.perf_counter()
@@ -299,7 +300,7 @@ class Coordinator:
         self._deliver([self._accept(*next_) for next_ in released])
         self._steps.add(answers.computed, answers.received, received - started, sampled - received)
 
-    def _accept(self, live: Live, token: int, position: Position | None) -> Delta:
+    def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
         self._metrics.token(live.waited(), first=not live.started, public=live.public)
         delta = live.accept(token, position)
         self._metrics.free(delta.free)
@@ -308,13 +309,13 @@ class Coordinator:
     async def _matcher(self, generation: Generation) -> Matcher | None:
         return None if generation.grammar is None else await self._compiler.matcher(generation.grammar)
 
-    async def _positions(self, texts: Sequence[tuple[Live, tuple[int, ...]]]) -> Sequence[Position | None]:
+    async def _positions(self, texts: Sequence[tuple[LiveSequence, tuple[int, ...]]]) -> Sequence[Position | None]:
         """Returns what follows each sequence and then some tokens; None for sequences without a grammar."""
         if not any(live.structured for live, _ in texts):
             return [None] * len(texts)
         return await asyncio.to_thread(lambda: [live.position(*tokens) for live, tokens in texts])
 
-    def _exhaust(self, unpaid: Sequence[Live]) -> None:
+    def _exhaust(self, unpaid: Sequence[LiveSequence]) -> None:
         """Ends sequences for which no budget is left, or continues them with the public model."""
         sequences = [live for live in unpaid if live.id in self._live]
         if self._settings.when_exhausted != "refuse":
@@ -353,9 +354,11 @@ class Coordinator:
     def _use(self, shard_map: ShardMap) -> None:
         self._shard_map = shard_map
         self._protocol = shard_map.protocol
-        self._ensemble = Ensemble(shard_map, self._actor, self._settings.step_timeout_s, self._settings.patience_s)
+        self._ensemble = ShardedEnsemble(
+            shard_map, self._actor, self._settings.step_timeout_s, self._settings.patience_s
+        )
 
-    def _end(self, sequences: Sequence[Live], reason: FinishReason) -> None:
+    def _end(self, sequences: Sequence[LiveSequence], reason: FinishReason) -> None:
         self._deliver([live.end(reason) for live in sequences])
 
     def _deliver(self, deltas: Iterable[Delta]) -> None:
@@ -383,7 +386,7 @@ class Coordinator:
 CoordinatorActor = ray.remote(max_restarts=-1, max_concurrency=1024)(Coordinator)
 
 
-def _forget_caches(sequences: Iterable[Live]) -> None:
+def _forget_caches(sequences: Iterable[LiveSequence]) -> None:
     for live in sequences:
         live.forget_cache()
 

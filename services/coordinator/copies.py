@@ -21,7 +21,7 @@ AVOIDED_S = 30.0
 """How long a slow or failed copy stays last in the order."""
 
 
-class Copies:
+class ShardCopies:
     """Calls the actors that serve the same models. A sequence's preferred copy depends only on the sequence's id.
 
     Args:

@@ -30,7 +30,7 @@ import torch
 from ray.actor import ActorHandle
 
 from services import tracing
-from services.coordinator.copies import Copies
+from services.coordinator.copies import ShardCopies
 from services.coordinator.draws import DrawQueue
 from services.engine.engine import PUBLIC, ZERO, Request
 from services.errors import CoordinatorUnavailable
@@ -127,7 +127,7 @@ class PartialSums:
         )
 
 
-class Ensemble:
+class ShardedEnsemble:
     """Draws models for every query and collects the answers of all part groups in parallel.
 
     Args:
@@ -141,7 +141,7 @@ class Ensemble:
     ) -> None:
         rows = shard_map.protocol.rows
         self._groups = [
-            _Group(group, rows, Copies(group.shards, actor, patience_s), public=index == 0)
+            _Group(group, rows, ShardCopies(group.shards, actor, patience_s), public=index == 0)
             for index, group in enumerate(shard_map.groups)
         ]
         self._group_of = {model: index for index, group in enumerate(shard_map.groups) for model in group.models}
@@ -320,7 +320,7 @@ class _Group:
         public: return the public rows, which every group computes.
     """
 
-    def __init__(self, group: PartGroup, rows: int | None, copies: Copies, *, public: bool) -> None:
+    def __init__(self, group: PartGroup, rows: int | None, copies: ShardCopies, *, public: bool) -> None:
         self.copies = copies
         self.models = group.models
         self._public = public

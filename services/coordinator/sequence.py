@@ -10,7 +10,7 @@ from services.structure.errors import StructureError
 from services.structure.matcher import Matcher, Position
 
 
-class Sequence:
+class LiveSequence:
     """Holds the context, the text and the finish reason of one generation.
 
     Attributes:

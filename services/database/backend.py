@@ -15,7 +15,7 @@ Access = Literal["read", "write", "create"]
 
 
 @dataclass(frozen=True)
-class Usage:
+class DatabaseUsage:
     """Says what a database is used for.
 
     Attributes:
@@ -57,7 +57,7 @@ class Backend(ABC):
         return str(url)
 
     @abstractmethod
-    def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
+    def engine(self, url: URL, access: Access, usage: DatabaseUsage) -> Engine:
         """Returns a SQLAlchemy engine for the database. It connects in the first transaction.
 
         Raises:

@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from services.database.backend import Access, Backend, Usage
+from services.database.backend import Access, Backend, DatabaseUsage
 from services.database.postgresql import PostgreSQL
 from services.database.sqlite import SQLite
 from services.errors import DatabaseConflict, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
@@ -33,7 +33,7 @@ class Database:
         DatabaseError: the place cannot be a database.
     """
 
-    def __init__(self, place: str | Path, access: Access, usage: Usage) -> None:
+    def __init__(self, place: str | Path, access: Access, usage: DatabaseUsage) -> None:
         self._backend, url = _resolve(place, usage)
         self.name = self._backend.label(url)
         self._engine = self._backend.engine(url, access, usage)
@@ -61,7 +61,7 @@ def _text(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _resolve(place: str | Path, usage: Usage) -> tuple[Backend, URL]:
+def _resolve(place: str | Path, usage: DatabaseUsage) -> tuple[Backend, URL]:
     if "://" not in str(place):
         return _SQLITE, _SQLITE.location(URL.create("sqlite", database=str(place)))
     try:

@@ -10,7 +10,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.database.backend import Access, Backend, Usage
+from services.database.backend import Access, Backend, DatabaseUsage
 from services.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
 
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
@@ -49,7 +49,7 @@ class PostgreSQL(Backend):
     def location(self, url: URL) -> URL:
         return url.set(drivername="postgresql+psycopg")
 
-    def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
+    def engine(self, url: URL, access: Access, usage: DatabaseUsage) -> Engine:
         link = {name: value for name, value in (_LINK | _encryption(url)).items() if name not in url.query}
         connections = max(1, usage.connections)
         pool = {"pool_size": connections, "pool_pre_ping": True} if access == "write" else {"poolclass": NullPool}

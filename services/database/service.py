@@ -24,12 +24,12 @@ from sqlalchemy import (
     make_url,
 )
 
-from services.database.backend import Usage
+from services.database.backend import DatabaseUsage
 from services.database.database import Database
 from services.database.upgrade import Migrations
 from services.errors import DatabaseConflict, DatabaseError, DatabaseMissing, KeysUnavailable
 
-_KEYS = Usage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
+_KEYS = DatabaseUsage("the keys", lock=0x6B657973, connections=2)  # the lock is "keys" in ASCII
 
 REVISION_TABLE = "privmix_keys_revision"
 migrations = Migrations("services.database:migrations", REVISION_TABLE)

@@ -10,7 +10,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from services.database.backend import Access, Backend, Usage
+from services.database.backend import Access, Backend, DatabaseUsage
 from services.errors import DatabaseCorrupt, DatabaseError, DatabaseForeign, DatabaseMissing, DatabaseUnavailable
 
 BUSY_TIMEOUT = 30.0  # the maximum wait for another writer's transaction, in seconds
@@ -41,7 +41,7 @@ class SQLite(Backend):
     def label(self, url: URL) -> str:
         return url.database or ""
 
-    def engine(self, url: URL, access: Access, usage: Usage) -> Engine:
+    def engine(self, url: URL, access: Access, usage: DatabaseUsage) -> Engine:
         path, kept = Path(url.database or ""), access == "write" and usage.connections > 0
         pool: dict[str, Any] = (
             {"poolclass": QueuePool, "pool_size": usage.connections} if kept else {"poolclass": NullPool}
@@ -77,14 +77,14 @@ def _check_kept(path: Path, record: ConnectionPoolEntry) -> None:
         raise DisconnectionError  # the pool connects again
 
 
-def _open_permitted(path: Path, access: Access, usage: Usage) -> sqlite3.Connection:
+def _open_permitted(path: Path, access: Access, usage: DatabaseUsage) -> sqlite3.Connection:
     try:
         return _open_file(path, access, usage)
     except PermissionError as error:
         raise DatabaseUnavailable(f"{error.strerror}; {_ADVICE[sqlite3.SQLITE_CANTOPEN]}") from error
 
 
-def _open_file(path: Path, access: Access, usage: Usage) -> sqlite3.Connection:
+def _open_file(path: Path, access: Access, usage: DatabaseUsage) -> sqlite3.Connection:
     if path.is_dir():
         raise DatabaseForeign("this is a directory; name a file in it")
     if not path.parent.is_dir():

@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
 from services.database.service import ServiceDatabase, ensembles_table
-from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus
+from services.ensembles.records import EnsembleEntry, EnsembleList, EnsembleStatus, ServedEnsemble
 from services.ensembles.registry import Registry
 
 NAME = "ensembles"
@@ -46,7 +46,7 @@ class Ensembles:
         """See `Registry.status`."""
         return self._registry.status(name)
 
-    async def add(self, ensemble: Ensemble) -> None:
+    async def add(self, ensemble: ServedEnsemble) -> None:
         """See `Registry.add`."""
         await self._change(lambda: self._registry.add(ensemble))
 
@@ -58,11 +58,11 @@ class Ensembles:
         """See `Registry.remove`."""
         await self._change(lambda: self._registry.remove(name))
 
-    async def replace(self, ensembles: Sequence[Ensemble]) -> None:
+    async def replace(self, ensembles: Sequence[ServedEnsemble]) -> None:
         """See `Registry.replace`."""
         await self._change(lambda: self._registry.replace(ensembles))
 
-    async def configure(self, ensembles: Sequence[Ensemble]) -> None:
+    async def configure(self, ensembles: Sequence[ServedEnsemble]) -> None:
         """See `Registry.configure`."""
         await self._change(lambda: self._registry.configure(ensembles))
 
@@ -90,7 +90,7 @@ EnsemblesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(En
 
 def start(
     database: str,
-    ensembles: Sequence[Ensemble],
+    ensembles: Sequence[ServedEnsemble],
     *,
     namespace: str,
     lifetime: Literal["detached"] | None = None,

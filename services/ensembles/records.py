@@ -10,7 +10,7 @@ from services.keys.messages import AdmissionLimits
 State = Literal["serving", "draining"]
 
 
-class Ensemble(BaseModel):
+class ServedEnsemble(BaseModel):
     """Describes an ensemble to gateways.
 
     Attributes:
@@ -64,7 +64,7 @@ class EnsembleEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    ensemble: Ensemble
+    ensemble: ServedEnsemble
     state: State = "serving"
 
 
@@ -88,7 +88,7 @@ class EnsembleStatus(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    ensemble: Ensemble
+    ensemble: ServedEnsemble
     state: State
     live: int
     known: bool

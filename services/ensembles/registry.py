@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, EnsembleStatus, State
+from services.ensembles.records import EnsembleEntry, EnsembleList, EnsembleStatus, ServedEnsemble, State
 from services.errors import EnsemblesError
 
 HEARTBEAT_TIMEOUT_S = 30.0
@@ -47,7 +47,7 @@ class Registry:
         self._heartbeats[gateway] = _Heartbeat(self._clock(), version, dict(live))
         return self.current
 
-    def add(self, ensemble: Ensemble) -> None:
+    def add(self, ensemble: ServedEnsemble) -> None:
         """Adds an ensemble, or resumes one that drains.
 
         Raises:
@@ -86,12 +86,12 @@ class Registry:
         del self._entries[name]
         self._change()
 
-    def replace(self, ensembles: Iterable[Ensemble]) -> None:
+    def replace(self, ensembles: Iterable[ServedEnsemble]) -> None:
         """Replaces the list."""
         self._entries = {ensemble.name: EnsembleEntry(ensemble=ensemble) for ensemble in ensembles}
         self._change()
 
-    def configure(self, ensembles: Iterable[Ensemble]) -> None:
+    def configure(self, ensembles: Iterable[ServedEnsemble]) -> None:
         """Adds the configured ensembles and drains all others. A configured ensemble that drains continues to drain."""
         before = self._entries
         states: dict[str, State] = {name: entry.state for name, entry in before.items()}

@@ -28,7 +28,7 @@ from services.requests.errors import ApiError
 from services.requests.keys import KeyService
 from services.requests.models import Models, ServedModel
 from services.requests.settings import RequestSettings
-from services.requests.status import Shard
+from services.requests.status import ShardReport
 
 INTERVAL_S = 1.0
 SHARDS_S = 5.0
@@ -61,7 +61,7 @@ class Snapshot(BaseModel):
     privacy: Statement | None
     accounts: AccountsStatement | None
     traffic: TrafficReport | None
-    shards: list[Shard] | None
+    shards: list[ShardReport] | None
     keys: list[KeyAccount] | None
 
 

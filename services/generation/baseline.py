@@ -13,14 +13,14 @@ import torch
 
 from services.errors import InputError
 from services.generation.client import Sampling
-from services.generation.job import Request
+from services.generation.job import JobRequest
 from services.generation.template import Item
 
 FILE = "baseline.jsonl"
 _BATCH = 8
 
 
-def write_baseline(directory: Path, request: Request, model: Path, progress: Callable[[int], None]) -> None:
+def write_baseline(directory: Path, request: JobRequest, model: Path, progress: Callable[[int], None]) -> None:
     """Appends the missing texts to `directory`/baseline.jsonl.
 
     Args:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from services.files import write_atomically
-from services.generation.job import OUTPUT, Job
+from services.generation.job import OUTPUT, GenerationJob
 from services.generation.records import RECORDS
 
 JSON_FILE, MARKDOWN_FILE = "card.json", "CARD.md"
@@ -35,7 +35,7 @@ _ANSWERED = {
 }
 
 
-def write_card(job: Job, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
+def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str | None = None) -> dict[str, Any]:
     """Writes both files of the card, each atomically; returns its content.
 
     Args:
@@ -48,7 +48,7 @@ def write_card(job: Job, statement: Mapping[str, Any], base_model: str | None = 
     return card
 
 
-def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
+def _card(job: GenerationJob, statement: Mapping[str, Any]) -> dict[str, Any]:
     described, texts = job.described, job.texts
     before = described.get("privacy_before", {})
     whole = [text for text in texts if text.finish_reason is not None]
@@ -88,7 +88,7 @@ def _card(job: Job, statement: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fields(job: Job) -> dict[str, Counter[str]]:
+def _fields(job: GenerationJob) -> dict[str, Counter[str]]:
     """Counts the values of each field in the complete texts."""
     counts: dict[str, Counter[str]] = {}
     for text in job.texts:

@@ -50,7 +50,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamedPiece:
     """Holds a piece of a streamed text. The last one has a `finish_reason`.
 
     Attributes:
@@ -66,7 +66,7 @@ class Piece:
     answered_by: str | None = None
 
 
-class Service:
+class ServiceClient:
     """Connects to one service. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
@@ -119,7 +119,9 @@ class Service:
         response = await self._request("POST", "/tokenize", {"model": self.model, "prompt": prompt})
         return int((await self._content(response))["count"])
 
-    async def stream(self, prompt: str, sampling: Sampling, schema: Schema | None = None) -> AsyncIterator[Piece]:
+    async def stream(
+        self, prompt: str, sampling: Sampling, schema: Schema | None = None
+    ) -> AsyncIterator[StreamedPiece]:
         """Streams one text. Repeats a request that failed before its first token, because nothing was charged for it.
 
         Args:
@@ -146,7 +148,7 @@ class Service:
                 wait_s = error.wait_s if isinstance(error, _TransientError) else None
                 await asyncio.sleep(min(_LONGEST_WAIT_S, wait_s if wait_s is not None else 0.5 * 2**attempt))
 
-    async def _stream(self, prompt: str, sampling: Sampling, schema: Schema | None) -> AsyncIterator[Piece]:
+    async def _stream(self, prompt: str, sampling: Sampling, schema: Schema | None) -> AsyncIterator[StreamedPiece]:
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
@@ -197,7 +199,7 @@ class Service:
             raise InputError(f"url: {self._url} does not answer in JSON; is this privmix?") from error
 
 
-def _piece(chunk: dict[str, Any]) -> Piece | None:
+def _piece(chunk: dict[str, Any]) -> StreamedPiece | None:
     if not chunk["choices"]:
         return None
     (choice,), privmix = chunk["choices"], chunk.get("privmix") or {}
@@ -205,7 +207,7 @@ def _piece(chunk: dict[str, Any]) -> Piece | None:
     tokens = usage.get("completion_tokens")
     if tokens is None:
         raise GenerationError("the service does not count tokens while it streams (continuous_usage_stats)")
-    return Piece(
+    return StreamedPiece(
         choice["text"],
         tokens,
         usage.get("free_tokens") or 0,

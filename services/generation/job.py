@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 from services.files import sync_directory, write_atomically, write_lines
-from services.generation.client import Piece, Sampling, Schema, Service
+from services.generation.client import Sampling, Schema, ServiceClient, StreamedPiece
 from services.generation.template import Item
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
@@ -36,7 +36,7 @@ Statement = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """Describes the texts of a job. It never changes for a directory."""
 
     template: str
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Text:
+class JobText:
     """Holds the current text of one item.
 
     Attributes:
@@ -96,16 +96,16 @@ class Progress:
     tokens_left: int | None
 
 
-class Job:
+class GenerationJob:
     """Runs the job of a directory whose lock this process holds; see `opened`."""
 
-    def __init__(self, directory: Path, request: Request, described: dict[str, Any], journal: TextIO) -> None:
+    def __init__(self, directory: Path, request: JobRequest, described: dict[str, Any], journal: TextIO) -> None:
         self.directory = directory
         self.request = request
         self._described = described
         self._journal = journal
         self._output: TextIO | None = None
-        self.texts = [Text(item) for item in request.items]
+        self.texts = [JobText(item) for item in request.items]
         self.tokens = 0
         """The number of delivered tokens, as far as this job knows."""
         self.free = 0
@@ -119,7 +119,7 @@ class Job:
         return self._described
 
     @property
-    def open(self) -> list[Text]:
+    def open(self) -> list[JobText]:
         """The incomplete texts."""
         return [text for text in self.texts if text.finish_reason is None]
 
@@ -130,7 +130,7 @@ class Job:
         return sum(self.request.sampling.max_tokens - (0 if restarts else text.tokens) for text in self.open)
 
     async def run(
-        self, service: Service, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
+        self, service: ServiceClient, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
     ) -> Statement:
         """Generates every open text.
 
@@ -171,7 +171,7 @@ class Job:
             )
         return after
 
-    async def _check(self, service: Service, statement: Statement, partial: bool) -> None:
+    async def _check(self, service: ServiceClient, statement: Statement, partial: bool) -> None:
         left, needed = statement["tokens_left"], self.max_tokens
         if self.open and left is not None and left < (1 if partial else needed):
             raise InputError(
@@ -190,7 +190,7 @@ class Job:
                     f"{self.request.sampling.max_tokens} exceed the model's context of {context}"
                 )
 
-    async def _work(self, waiting: Iterator[Text], service: Service, run: "_RunProgress") -> None:
+    async def _work(self, waiting: Iterator[JobText], service: ServiceClient, run: "_RunProgress") -> None:
         for text in waiting:
             if run.budget_ended:
                 return
@@ -199,7 +199,7 @@ class Job:
             except BudgetEndedError:
                 run.budget_ended = True
 
-    async def _generate(self, index: int, service: Service, run: "_RunProgress") -> None:
+    async def _generate(self, index: int, service: ServiceClient, run: "_RunProgress") -> None:
         """Generates the rest of a text. Continues after a broken stream, as after a kill."""
         for attempt in range(_ATTEMPTS):
             text = self.texts[index]
@@ -216,7 +216,7 @@ class Job:
         self._append(self.texts[index])
         run.report()
 
-    async def _request_rest(self, text: Text, service: Service, run: "_RunProgress") -> None:
+    async def _request_rest(self, text: JobText, service: ServiceClient, run: "_RunProgress") -> None:
         if self.request.schema is not None and text.text:
             self._note({"item": text.item.index, "restarted": True}, durable=True)
             text = self.texts[text.item.index]
@@ -232,7 +232,7 @@ class Job:
                 return
         raise StreamBrokenError("the service ended a stream without a finish_reason")
 
-    def _append(self, text: Text) -> None:
+    def _append(self, text: JobText) -> None:
         if self._output is None:
             # Write the file again from the journal, which may contain more texts than were appended.
             complete = [other.record() for other in self.texts if other.finish_reason is not None and other is not text]
@@ -286,7 +286,7 @@ class Job:
 class _RunProgress:
     """Shares the progress of one run among its workers."""
 
-    def __init__(self, job: Job, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
+    def __init__(self, job: GenerationJob, tokens_left: int | None, progress: Callable[[Progress], None]) -> None:
         self._job = job
         self._left = tokens_left
         self._before = job.tokens
@@ -302,7 +302,7 @@ class _RunProgress:
 
 
 @contextmanager
-def opened(directory: Path, request: Request) -> Iterator[Job]:
+def opened(directory: Path, request: JobRequest) -> Iterator[GenerationJob]:
     """Opens a new or existing job and locks its directory.
 
     Raises:
@@ -315,7 +315,7 @@ def opened(directory: Path, request: Request) -> Iterator[Job]:
             described = _described(directory, request)
             records = _read_journal(directory / JOURNAL)
             with (directory / JOURNAL).open("a", encoding="utf-8") as journal:
-                job = Job(directory, request, described, journal)
+                job = GenerationJob(directory, request, described, journal)
                 job.replay(records)
                 try:
                     yield job
@@ -351,7 +351,7 @@ def load_job(directory: Path) -> dict[str, Any]:
     return described
 
 
-def _described(directory: Path, request: Request) -> dict[str, Any]:
+def _described(directory: Path, request: JobRequest) -> dict[str, Any]:
     if (directory / JOB).exists():
         described = load_job(directory)
         if described.get("request") != request.digest:
@@ -394,7 +394,7 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def _record(piece: Piece, before: int) -> dict[str, Any]:
+def _record(piece: StreamedPiece, before: int) -> dict[str, Any]:
     """Returns the journal's record of a piece, of a stream that began after `before` tokens of the text."""
     record: dict[str, Any] = {"text": piece.text, "tokens": before + piece.tokens}
     if piece.free:
@@ -406,7 +406,7 @@ def _record(piece: Piece, before: int) -> dict[str, Any]:
     return record
 
 
-def _answered_by(text: Text, record: Mapping[str, Any]) -> str | None:
+def _answered_by(text: JobText, record: Mapping[str, Any]) -> str | None:
     """Returns which model answered the text including a new piece: "mixed" if the pieces differ."""
     model = record.get("answered_by")
     if not text.text or model == text.answered_by:

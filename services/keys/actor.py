@@ -26,7 +26,16 @@ from services.keys.records import Key, KeyAccount, Scope, Share
 from services.keys.store import KeyStore
 from services.keys.subjects import charged_subjects, ensemble_of, group_subject, subjects_of
 from services.keys.traffic import Traffic, TrafficReport
-from services.keys.transactions import AreRequired, Exhausted, Find, ReadShares, Reservation, Reserve, Reserved, Settle
+from services.keys.transactions import (
+    AreRequired,
+    Exhausted,
+    Find,
+    OpenReservation,
+    ReadShares,
+    Reserve,
+    Reserved,
+    Settle,
+)
 
 NAME = "keys"
 WATCH_S = 5.0
@@ -76,7 +85,7 @@ class Keys:
         self._transactions = GroupedTransactions(self._store)
         self._identities: dict[str, tuple[float, Key]] = {}
         self._required = False
-        self._settling: set[asyncio.Task[Reservation | None]] = set()
+        self._settling: set[asyncio.Task[OpenReservation | None]] = set()
         self._waiting: Counter[str] = Counter()
         self._queues: dict[AdmissionLimits, FairQueue] = {}
         self._rate_limiter = RateLimiter()
@@ -362,11 +371,11 @@ class Keys:
         settling.add_done_callback(self._settling.discard)
         await asyncio.wait((settling,), timeout=DATABASE_TIMEOUT_S)
 
-    async def _settle(self, id_: str, used: int | None) -> Reservation | None:
+    async def _settle(self, id_: str, used: int | None) -> OpenReservation | None:
         """Settles a reservation, and tries until the database answers."""
         while True:
             try:
-                settled: Reservation | None = await self._transactions.run(Settle(id_, used))
+                settled: OpenReservation | None = await self._transactions.run(Settle(id_, used))
                 break
             except KeysUnavailable as error:
                 _log.warning("a request is settled later: %s", error)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from services.keys.records import KeyAccount, Share, Usage
+from services.keys.records import KeyAccount, Share, ShareUsage
 
 ALL = "all"
 """The label `model` of a share that applies to all ensembles together."""
@@ -38,6 +38,6 @@ class ShareMetrics:
             self._spent.set(ratio, {"share": share, "limit": limit, "model": model})
 
 
-def _ratios(name: str, model: str, share: Share, usage: Usage) -> dict[tuple[str, str, str], float]:
+def _ratios(name: str, model: str, share: Share, usage: ShareUsage) -> dict[tuple[str, str, str], float]:
     limits = {"tokens": (usage.spent, share.tokens), "tokens_per_day": (usage.spent_today, share.tokens_per_day)}
     return {(name, limit, model): spent / allowed for limit, (spent, allowed) in limits.items() if allowed}

@@ -65,7 +65,7 @@ class Key(BaseModel):
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-class Usage(BaseModel):
+class ShareUsage(BaseModel):
     """Counts the tokens charged to a share. Running requests hold `held` tokens; others used `spent` tokens."""
 
     model_config = ConfigDict(frozen=True)
@@ -80,8 +80,8 @@ class Usage(BaseModel):
         """All charged tokens."""
         return self.spent + self.held
 
-    def __sub__(self, other: "Usage") -> "Usage":
-        return Usage(**{name: getattr(self, name) - getattr(other, name) for name in Usage.model_fields})
+    def __sub__(self, other: "ShareUsage") -> "ShareUsage":
+        return ShareUsage(**{name: getattr(self, name) - getattr(other, name) for name in ShareUsage.model_fields})
 
 
 class ShareAccount(BaseModel):
@@ -90,7 +90,7 @@ class ShareAccount(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     share: Share
-    usage: Usage
+    usage: ShareUsage
 
 
 class KeyAccount(BaseModel):
@@ -104,10 +104,10 @@ class KeyAccount(BaseModel):
 
     key: Key
     share: Share
-    usage: Usage
+    usage: ShareUsage
     ensembles: dict[str, ShareAccount] = {}
     group_share: Share | None = None
-    group_usage: Usage | None = None
+    group_usage: ShareUsage | None = None
     group_ensembles: dict[str, ShareAccount] = {}
 
 

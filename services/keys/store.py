@@ -17,14 +17,14 @@ from services.database.service import (
     usage_table,
 )
 from services.errors import DatabaseConflict, KeysError, UnknownKey
-from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, Usage
+from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, ShareUsage
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
     Exhausted,
     Find,
+    OpenReservation,
     Operation,
     ReadShares,
-    Reservation,
     Reserve,
     Reserved,
     Settle,
@@ -109,7 +109,7 @@ class KeyStore:
         with self._database.transaction() as connection:
             return _account(connection, _named(connection, id_or_name))
 
-    def usages(self) -> dict[str, Usage]:
+    def usages(self) -> dict[str, ShareUsage]:
         """Returns the usage by subject: of keys, of groups and of the keys of the configuration."""
         with self._database.transaction() as connection:
             return usages(connection)
@@ -185,15 +185,15 @@ class KeyStore:
         (outcome,) = self.transact([Reserve(id_, tuple(subjects), wanted, generations, gateway)])
         return outcome
 
-    def settle(self, id_: str, used: int | None) -> Reservation | None:
+    def settle(self, id_: str, used: int | None) -> OpenReservation | None:
         """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
 
         Returns the reservation, or None if it was settled before.
         """
-        settled: Reservation | None = self.transact([Settle(id_, used)])[0]
+        settled: OpenReservation | None = self.transact([Settle(id_, used)])[0]
         return settled
 
-    def open_reservations(self) -> list[Reservation]:
+    def open_reservations(self) -> list[OpenReservation]:
         """Returns all reservations that are not settled."""
         with self._database.transaction() as connection:
             return reservations(connection)
@@ -223,7 +223,7 @@ def _in(ensemble: str | None, subject: str) -> str:
 class _Books:
     """Holds shares and usages, and builds the accounts of keys from them."""
 
-    def __init__(self, shares: Mapping[str, Share], usages: Mapping[str, Usage]) -> None:
+    def __init__(self, shares: Mapping[str, Share], usages: Mapping[str, ShareUsage]) -> None:
         self._shares, self._usages = shares, usages
         # By subject of a key or group: the ensembles that it has shares of or used on their own.
         self._ensembles: defaultdict[str, set[str]] = defaultdict(set)
@@ -246,7 +246,7 @@ class _Books:
         return account.model_copy(update=groups)
 
     def _of(self, subject: str) -> ShareAccount:
-        return ShareAccount(share=self._shares.get(subject, Share()), usage=self._usages.get(subject, Usage()))
+        return ShareAccount(share=self._shares.get(subject, Share()), usage=self._usages.get(subject, ShareUsage()))
 
     def _of_ensembles(self, subject: str) -> dict[str, ShareAccount]:
         """Returns the shares and usages of a key or group that apply to one ensemble alone, by ensemble."""

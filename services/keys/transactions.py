@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from services.database.clock import now
 from services.database.service import keys_table, reservations_table, shares_table, usage_table
-from services.keys.records import Key, Share, Usage
+from services.keys.records import Key, Share, ShareUsage
 
 Limit = Literal["tokens", "tokens_per_day"]
 
@@ -48,7 +48,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Settle:
-    """Ends a reservation. The result is the `Reservation`, or None if it was settled before."""
+    """Ends a reservation. The result is the `OpenReservation`, or None if it was settled before."""
 
     id: str
     used: int | None
@@ -81,7 +81,7 @@ class Exhausted:
 
 
 @dataclass(frozen=True)
-class Reservation:
+class OpenReservation:
     """Holds a reservation whose request has not ended."""
 
     id: str
@@ -118,8 +118,8 @@ class _State:
     keys: dict[str, Key]
     required: bool
     shares: dict[str, Share]
-    usages: dict[str, Usage]
-    open: dict[str, Reservation]
+    usages: dict[str, ShareUsage]
+    open: dict[str, OpenReservation]
     stored: frozenset[str] = frozenset()
     changes: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
 
@@ -144,7 +144,7 @@ class _State:
             return Reserved(before.id, before.tokens)
         granted, exhausted = operation.wanted, None
         for subject in operation.subjects:
-            share, usage = self.shares.get(subject, Share()), self.usages.get(subject, Usage())
+            share, usage = self.shares.get(subject, Share()), self.usages.get(subject, ShareUsage())
             limits: tuple[tuple[Limit, int | None, int, int], ...] = (
                 ("tokens", share.tokens, usage.charged, usage.held),
                 ("tokens_per_day", share.tokens_per_day, usage.spent_today + usage.held_today, usage.held_today),
@@ -158,13 +158,13 @@ class _State:
                     granted, exhausted = max(left, 0), Exhausted(subject, limit)
         if granted == 0 and exhausted is not None:
             return exhausted
-        self.open[operation.id] = Reservation(
+        self.open[operation.id] = OpenReservation(
             operation.id, operation.subjects, self.day, granted, operation.generations, operation.gateway
         )
         self._charge(operation.subjects, self.day, spent=0, held=granted)
         return Reserved(operation.id, granted)
 
-    def _settle(self, operation: Settle) -> Reservation | None:
+    def _settle(self, operation: Settle) -> OpenReservation | None:
         reservation = self.open.pop(operation.id, None)
         if reservation is not None:
             spent = reservation.tokens if operation.used is None else min(operation.used, reservation.tokens)
@@ -176,8 +176,8 @@ class _State:
             change = self.changes[subject, day]
             change[0] += spent
             change[1] += held
-            usage, is_today = self.usages.get(subject, Usage()), day == self.day
-            self.usages[subject] = Usage(
+            usage, is_today = self.usages.get(subject, ShareUsage()), day == self.day
+            self.usages[subject] = ShareUsage(
                 spent=usage.spent + spent,
                 held=usage.held + held,
                 spent_today=usage.spent_today + spent * is_today,
@@ -219,7 +219,7 @@ def shares(connection: Connection, subjects: Iterable[str] | None = None) -> dic
     return {subject: Share.model_validate_json(text) for subject, text in connection.execute(query)}
 
 
-def usages(connection: Connection, subjects: Iterable[str] | None = None) -> dict[str, Usage]:
+def usages(connection: Connection, subjects: Iterable[str] | None = None) -> dict[str, ShareUsage]:
     """Returns the usages of these subjects, or of all. A subject that used nothing is missing."""
     table, is_today = usage_table.c, usage_table.c.day == today()
     sums = [
@@ -237,12 +237,12 @@ def usages(connection: Connection, subjects: Iterable[str] | None = None) -> dic
             return {}
         query = query.where(table.subject.in_(subjects))
     return {
-        subject: Usage(spent=int(spent), held=int(held), spent_today=int(spent_today), held_today=int(held_today))
+        subject: ShareUsage(spent=int(spent), held=int(held), spent_today=int(spent_today), held_today=int(held_today))
         for subject, spent, held, spent_today, held_today in connection.execute(query)
     }
 
 
-def reservations(connection: Connection) -> list[Reservation]:
+def reservations(connection: Connection) -> list[OpenReservation]:
     """Returns all reservations that are not settled."""
     return [_reservation(row) for row in connection.execute(select(reservations_table)).mappings()]
 
@@ -275,12 +275,12 @@ def _keys(connection: Connection, hashes: set[str]) -> dict[str, Key]:
     return found
 
 
-def _open(connection: Connection, ids: set[str]) -> dict[str, Reservation]:
+def _open(connection: Connection, ids: set[str]) -> dict[str, OpenReservation]:
     if not ids:
         return {}
     query = select(reservations_table).where(reservations_table.c.id.in_(ids))
     return {row["id"]: _reservation(row) for row in connection.execute(query).mappings()}
 
 
-def _reservation(row: Any) -> Reservation:
-    return Reservation(**{**row, "subjects": tuple(json.loads(row["subjects"]))})
+def _reservation(row: Any) -> OpenReservation:
+    return OpenReservation(**{**row, "subjects": tuple(json.loads(row["subjects"]))})

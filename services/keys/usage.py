@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from services.database.service import ServiceDatabase
-from services.keys.records import KeyAccount, Share, Usage
+from services.keys.records import KeyAccount, Share, ShareUsage
 from services.keys.store import KeyStore
 from services.keys.subjects import key_subject, split
 
@@ -17,7 +17,7 @@ class KeyUsage(BaseModel):
     name: str
     owner: str
     share: Share
-    usage: Usage
+    usage: ShareUsage
 
 
 def usage_by_key(place: str, ensemble: str | None = None) -> list[KeyUsage]:
@@ -38,7 +38,7 @@ def usage_by_key(place: str, ensemble: str | None = None) -> list[KeyUsage]:
             name=account.key.name,
             owner=account.key.owner,
             share=_share(account, ensemble),
-            usage=usages.get(subject, Usage()),
+            usage=usages.get(subject, ShareUsage()),
         )
         for subject, account in accounts.items()
     ]
@@ -58,7 +58,7 @@ def _share(account: KeyAccount, ensemble: str | None) -> Share:
     return account.ensembles[ensemble].share if ensemble in account.ensembles else Share()
 
 
-def _usages(usages: dict[str, Usage], ensemble: str | None) -> dict[str, Usage]:
+def _usages(usages: dict[str, ShareUsage], ensemble: str | None) -> dict[str, ShareUsage]:
     """Returns the usage by key and group, of one ensemble or of all ensembles without shares of their own."""
     by_subject = {split(subject): usage for subject, usage in usages.items()}
     if ensemble is not None:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from transformers import AutoTokenizer
 
 from services.coordinator.text import Detokenizer
-from services.ensembles.records import Ensemble, EnsembleEntry, EnsembleList, State
+from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
@@ -159,7 +159,7 @@ class ServedModel:
         exhausted: whether its budget was used up when it was last asked. It is asked only if it is in a cohort.
     """
 
-    def __init__(self, ensemble: Ensemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
+    def __init__(self, ensemble: ServedEnsemble, prompts: Prompts, client: CoordinatorClient, status: Status) -> None:
         self.ensemble = ensemble
         self.prompts = prompts
         self.client = client
@@ -169,7 +169,7 @@ class ServedModel:
         self._requests = 0
 
     @classmethod
-    def of(cls, ensemble: Ensemble, settings: RequestSettings) -> "ServedModel":
+    def of(cls, ensemble: ServedEnsemble, settings: RequestSettings) -> "ServedModel":
         """Loads an ensemble. This takes seconds, because it reads the tokenizer.
 
         Raises:
@@ -221,8 +221,8 @@ class Models:
         self._settings = settings
         self._gateway = uuid4().hex
         self._version = 0
-        self._served: dict[Ensemble, ServedModel] = {}
-        self._open: dict[Ensemble, AsyncExitStack] = {}
+        self._served: dict[ServedEnsemble, ServedModel] = {}
+        self._open: dict[ServedEnsemble, AsyncExitStack] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -326,7 +326,7 @@ class Models:
             served.state = states[ensemble]
         return all(opened)
 
-    async def _try_to_open(self, ensemble: Ensemble, state: State) -> bool:
+    async def _try_to_open(self, ensemble: ServedEnsemble, state: State) -> bool:
         try:
             served = await asyncio.to_thread(ServedModel.of, ensemble, self._settings)
         except Exception as error:  # An invalid ensemble must not affect the others.

@@ -4,7 +4,7 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
 
-from services.ensembles.records import Ensemble
+from services.ensembles.records import ServedEnsemble
 from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
 
 
@@ -54,7 +54,7 @@ class RequestSettings(ClientSettings):
     """
 
     namespace: str = "privmix"
-    ensembles: tuple[Ensemble, ...]
+    ensembles: tuple[ServedEnsemble, ...]
     ensembles_actor: str | None = None
     keys_actor: str | None = None
     batches_actor: str | None = None

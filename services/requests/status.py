@@ -25,7 +25,7 @@ _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
 }
 
 
-class Shard(BaseModel):
+class ShardReport(BaseModel):
     """The status of one actor that runs part models."""
 
     name: str
@@ -92,7 +92,7 @@ class Status:
                 return event
         return None
 
-    async def shards(self) -> list[Shard]:
+    async def shards(self) -> list[ShardReport]:
         """Returns the status of every shard.
 
         Raises:
@@ -102,7 +102,7 @@ class Status:
             status = await self._ask(self._fleet, "status", 3 * self._timeout_s)
         except _CALL_ERRORS:
             raise unavailable(f"the actor {self._fleet!r} does not answer") from None
-        return [Shard.model_validate(shard) for shard in status["shards"]]
+        return [ShardReport.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
         """Returns why no private token could be generated and charged with any budget, by actor; empty if one could.

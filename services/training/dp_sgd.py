@@ -24,15 +24,15 @@ from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, Resources, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
-from services.training.partition import Share, read_salt, salt_id
-from services.training.plan import Planned, Recipe, Trained, Training, run_trainings
+from services.training.partition import PartShare, read_salt, salt_id
+from services.training.plan import PlannedAdapter, Recipe, Trained, TrainingPlan, run_trainings
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 3
-_NAME = Share(0).name
+_NAME = PartShare(0).name
 _SEED = 0
 
 
@@ -72,7 +72,7 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
-) -> Iterator[Training]:
+) -> Iterator[TrainingPlan]:
     """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
@@ -95,12 +95,12 @@ def plan(
         units = _units(marks.of(corpus), base, private, options)
         if not units:
             raise InputError(f"corpus {corpus.path}: has no documents")
-        adapter = Planned(
+        adapter = PlannedAdapter(
             _NAME,
             _fingerprint(units, base, salt, private, options),
             partial(_recipe, units, private, options),
         )
-        yield Training(
+        yield TrainingPlan(
             output,
             base,
             [adapter],
@@ -169,7 +169,7 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
 
 
 def _manifest(
-    output: Path, adapter: Planned, base: Base, salt: bytes, options: TrainingOptions, tokens: int
+    output: Path, adapter: PlannedAdapter, base: Base, salt: bytes, options: TrainingOptions, tokens: int
 ) -> Manifest:
     digest = adapter.digest(output)
     return Manifest(

@@ -38,7 +38,7 @@ def marks_file(directory: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class CorpusOverlap:
     """Counts the users and the texts that other documents share with a corpus."""
 
     users: int
@@ -103,11 +103,11 @@ class Marks:
             self._marks |= {self._user(document), self._text(document)}
             yield document
 
-    def overlap(self, documents: Iterable[Document]) -> Overlap:
+    def overlap(self, documents: Iterable[Document]) -> CorpusOverlap:
         """Counts the users and texts of these documents that are marked."""
         users = {document.user for document in documents if self._user(document) in self._marks}
         texts = sum(self._text(document) in self._marks for document in documents)
-        return Overlap(len(users), texts)
+        return CorpusOverlap(len(users), texts)
 
     @property
     def digest(self) -> str:

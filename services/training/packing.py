@@ -14,7 +14,7 @@ from torch import Tensor
 from services.errors import InputError
 from services.privacy.protocols.dp_sgd import Unit
 from services.training.corpus import Document
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 
 Tokens = NDArray[np.int32]
 
@@ -24,7 +24,7 @@ IGNORED = -100
 _DOCUMENTS_AT_ONCE = 1024
 
 
-def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition) -> dict[Share, Tokens]:
+def tokenize(documents: Iterable[Document], tokenizer: Any, partition: Partition) -> dict[PartShare, Tokens]:
     """Returns the tokens of each share: its users' documents in order, each followed by the end-of-sequence token.
 
     Returns:

@@ -20,7 +20,7 @@ HALVES = ("a", "b")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PartShare:
     """Identifies the users whose text trains one adapter: those of a part, or of half a part.
 
     Args:
@@ -45,15 +45,15 @@ class Partition:
     halves: bool = False
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[PartShare, ...]:
         """The parts in order, then their halves."""
-        whole = tuple(Share(part) for part in range(self.parts))
-        return whole + (tuple(Share(share.part, half) for share in whole for half in (0, 1)) if self.halves else ())
+        whole = tuple(PartShare(part) for part in range(self.parts))
+        return whole + (tuple(PartShare(share.part, half) for share in whole for half in (0, 1)) if self.halves else ())
 
-    def shares_of(self, user: str) -> tuple[Share, ...]:
+    def shares_of(self, user: str) -> tuple[PartShare, ...]:
         """Returns the shares that contain a user's text."""
         part = part_of(user, self.salt, self.parts)
-        return (Share(part), Share(part, half_of(user, self.salt))) if self.halves else (Share(part),)
+        return (PartShare(part), PartShare(part, half_of(user, self.salt))) if self.halves else (PartShare(part),)
 
 
 def part_of(user: str, salt: bytes, parts: int) -> int:

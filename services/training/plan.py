@@ -57,7 +57,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedAdapter:
     """Describes an adapter that an ensemble needs.
 
     Attributes:
@@ -87,7 +87,7 @@ class Planned:
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class TrainingPlan:
     """Describes the training of one ensemble.
 
     Attributes:
@@ -100,14 +100,14 @@ class Training:
 
     output: Path
     base: Base
-    adapters: Sequence[Planned]
+    adapters: Sequence[PlannedAdapter]
     part_kind: PartKind
     manifest: Callable[[], Manifest]
     marks: Marks
     skipped: int
     left_out: int = 0
 
-    def missing(self) -> list[Planned]:
+    def missing(self) -> list[PlannedAdapter]:
         return [
             adapter for adapter in self.adapters if finished(self.output / adapter.path, adapter.fingerprint) is None
         ]
@@ -121,7 +121,7 @@ class Training:
         return Trained(manifest, trained, len(self.adapters) - trained, self.skipped, self.left_out)
 
 
-Plan = AbstractContextManager[Training]
+Plan = AbstractContextManager[TrainingPlan]
 
 
 def run_trainings(plans: Iterable[Plan], resources: Resources, display: Display) -> list[Trained]:
@@ -141,7 +141,9 @@ def run_trainings(plans: Iterable[Plan], resources: Resources, display: Display)
         return [training.finish(len(adapters)) for training, adapters in zip(trainings, missing, strict=True)]
 
 
-def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resources, display: Display) -> None:
+def _train(
+    work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
+) -> None:
     from services.ray_session import connected
     from services.training import tasks
 
@@ -155,7 +157,7 @@ def _train(work: Sequence[tuple[Training, Sequence[Planned]]], resources: Resour
             name, recipe = prefix + adapter.name, adapter.recipe()
             if recipe.note:
                 display.say(f"{name}: {recipe.note}")
-            jobs[tasks.Job(name, training.base, recipe.work)] = training, adapter, recipe.beside
+            jobs[tasks.TrainingTask(name, training.base, recipe.work)] = training, adapter, recipe.beside
     with connected():
         for job, files in tasks.train_adapters(list(jobs), resources, display):
             training, adapter, beside = jobs[job]

@@ -17,7 +17,7 @@ _BITS = 64
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitCounts:
     """Counts the documents and users on each side."""
 
     train_documents: int
@@ -38,7 +38,7 @@ def held_out(user: str, salt: bytes, share: float) -> bool:
 
 def split(
     corpus: Corpus, train: Path, held_out_file: Path, *, share: float, salt_file: Path, user_limit: int | None = None
-) -> Split:
+) -> SplitCounts:
     """Writes the two sides of a corpus as JSON Lines with the fields `user` and `text`, each atomically.
 
     Args:
@@ -75,7 +75,7 @@ def split(
             )
     for side, path in ((False, train), (True, held_out_file)):
         write_lines(path, sides[side])
-    return Split(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))
+    return SplitCounts(len(sides[False]), len(characters[False]), len(sides[True]), len(characters[True]))
 
 
 def _create_parents(*paths: Path) -> None:

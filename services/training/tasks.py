@@ -33,7 +33,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class TrainingTask:
     """Describes one adapter to train. `work` contains its tokens."""
 
     name: str
@@ -41,7 +41,9 @@ class Job:
     work: Work
 
 
-def train_adapters(jobs: Sequence[Job], resources: Resources, display: Display) -> Iterator[tuple[Job, Files]]:
+def train_adapters(
+    jobs: Sequence[TrainingTask], resources: Resources, display: Display
+) -> Iterator[tuple[TrainingTask, Files]]:
     """Trains all `jobs` on the connected cluster and yields each job with its adapter's files when it finishes.
 
     Raises:
@@ -86,7 +88,7 @@ class _Board:
         return self._fractions
 
 
-def _groups(jobs: Sequence[Job], count: int) -> list[Sequence[Job]]:
+def _groups(jobs: Sequence[TrainingTask], count: int) -> list[Sequence[TrainingTask]]:
     """Divides the jobs into at most `count` groups of about equal size."""
     return [group for first in range(count) if (group := jobs[first::count])]
 
@@ -97,7 +99,7 @@ def _workers(cpus: float, gpus: float) -> int:
     return max(1, int(min(total.get(name, 0) / needed for name, needed in (("CPU", cpus), ("GPU", gpus)) if needed)))
 
 
-def _train(jobs: Sequence[Job], threads: int, board: Any) -> Iterator[Files]:
+def _train(jobs: Sequence[TrainingTask], threads: int, board: Any) -> Iterator[Files]:
     import torch
 
     torch.set_num_threads(threads)

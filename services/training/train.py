@@ -24,8 +24,8 @@ from services.training.manifest import Adapter, Apart, Manifest, Part, StatedSiz
 from services.training.marks import Marks
 from services.training.options import Resources, TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
-from services.training.partition import Partition, Share, read_salt, salt_id
-from services.training.plan import Planned, Recipe, Trained, Training, run_trainings
+from services.training.partition import Partition, PartShare, read_salt, salt_id
+from services.training.plan import PlannedAdapter, Recipe, Trained, TrainingPlan, run_trainings
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 4
@@ -88,7 +88,7 @@ def plan(
     salt_file: Path | None = None,
     earlier: Sequence[Path] = (),
     stated: StatedSize | None = None,
-) -> Iterator[Training]:
+) -> Iterator[TrainingPlan]:
     """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
 
     Raises:
@@ -108,7 +108,7 @@ def plan(
             whose = " of users who are in no earlier ensemble" if others.left_out else ""
             raise InputError(f"corpus {corpus.path}: has no documents{whose}")
         apart = others.apart_from(output, before, marks)
-        yield Training(
+        yield TrainingPlan(
             output,
             base,
             [entry.planned for entry in entries],
@@ -124,8 +124,8 @@ def plan(
 class _Entry:
     """Holds a planned adapter with the fields that the manifest records."""
 
-    share: Share
-    planned: Planned
+    share: PartShare
+    planned: PlannedAdapter
     size_bucket: int
 
 
@@ -138,7 +138,7 @@ def _entries(documents: Iterable[Document], base: Base, partition: Partition, op
     return [
         _Entry(
             share,
-            Planned(
+            PlannedAdapter(
                 share.name,
                 _fingerprint(tokens, base, partition.salt, options),
                 partial(_recipe, share, tokens, options),
@@ -149,7 +149,7 @@ def _entries(documents: Iterable[Document], base: Base, partition: Partition, op
     ]
 
 
-def _recipe(share: Share, tokens: Tokens, options: TrainingOptions) -> Recipe:
+def _recipe(share: PartShare, tokens: Tokens, options: TrainingOptions) -> Recipe:
     if options.part_kind == "text":
         return Recipe(partial(_text, tokens, options.text))
     from services.training.adapter import train_adapter
@@ -165,7 +165,7 @@ def _text(
     return text_files(tokens, size)
 
 
-def _seed(share: Share) -> int:
+def _seed(share: PartShare) -> int:
     # The halves of a part start from the same weights, so that only their texts make them differ.
     return int.from_bytes(hashlib.sha256(f"privmix part {share.part}".encode()).digest()[:7], "big")
 
@@ -210,7 +210,7 @@ def _adapter(entry: _Entry, output: Path) -> Adapter:
     return Adapter(name=planned.name, path=planned.path, sha256=planned.digest(output), size_bucket=entry.size_bucket)
 
 
-def _part(index: int, adapters: Mapping[Share, Adapter]) -> Part:
-    first, second = Share(index, 0), Share(index, 1)
+def _part(index: int, adapters: Mapping[PartShare, Adapter]) -> Part:
+    first, second = PartShare(index, 0), PartShare(index, 1)
     halves = (adapters[first], adapters[second]) if first in adapters else None
-    return Part(index=index, halves=halves, **dict(adapters[Share(index)]))
+    return Part(index=index, halves=halves, **dict(adapters[PartShare(index)]))

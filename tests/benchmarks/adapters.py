@@ -28,9 +28,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public
@@ -38,7 +38,7 @@ from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 from services.training.public_model import DEFAULT, resolve
 from services.training.split import split
 
@@ -89,16 +89,16 @@ RECIPES: Mapping[str, TrainingOptions] = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class AdapterBench:
     """A split corpus and the directory of its results."""
 
     output: Path
     model: Path
-    text: Text
+    text: EvaluationText
     parts: tuple[Tokens, ...]
 
     @classmethod
-    def of(cls, corpus: Path, output: Path, parts: int, tokens: int, held_out_tokens: int) -> "Bench":
+    def of(cls, corpus: Path, output: Path, parts: int, tokens: int, held_out_tokens: int) -> "AdapterBench":
         model = resolve()
         train, held_out = output / "train.jsonl", output / "heldout.jsonl"
         output.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Bench:
         tokenizer = AutoTokenizer.from_pretrained(model)
         text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=held_out_tokens, runs=1)
         shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
-        return cls(output, model, text, tuple(shares[Share(part)][:tokens] for part in range(parts)))
+        return cls(output, model, text, tuple(shares[PartShare(part)][:tokens] for part in range(parts)))
 
     @property
     def head(self) -> Path:
@@ -147,7 +147,7 @@ class Bench:
         rows = EnsembleRows(self.head, self.public, tuple(folder / f"{part}.npy" for part in range(len(self.parts))))
         adapters = [AdapterFiles(folder / str(part), options.part_kind) for part in range(len(self.parts))]
         score(self.model, list(zip(adapters, rows.models, strict=True)), self.text, "auto")
-        reader, truth = Reader.open(rows), torch.from_numpy(self.text.true_tokens)
+        reader, truth = RowReader.open(rows), torch.from_numpy(self.text.true_tokens)
         gains = []
         for positions in np.array_split(self.text.runs[0], 64):
             public, parts = reader(positions)
@@ -181,7 +181,7 @@ def benchmark(
         recipe, parts, tokens, held_out_tokens = ["plain", "reader"], 2, 256, 100
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
-    bench = Bench.of(corpus, output, parts, tokens, held_out_tokens)
+    bench = AdapterBench.of(corpus, output, parts, tokens, held_out_tokens)
     measured = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
     plain = {key: value for key, value in measured.get("plain", {}).items() if "gain" in key}
     for row in measured.values():

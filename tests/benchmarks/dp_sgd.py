@@ -43,7 +43,7 @@ CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """The options of a training that differ from the defaults.
 
     Attributes:
@@ -62,16 +62,16 @@ class Recipe:
         return DpSgdOptions.checked(epsilon=epsilon, **batches, **self.private)
 
 
-def _v(rank: int, rate: float, **private: Any) -> Recipe:
+def _v(rank: int, rate: float, **private: Any) -> TrainingRecipe:
     options = {"targets": ("v_proj",), "rank": rank, "learning_rate": rate}
-    return Recipe(options, {"steps": 12} | private)
+    return TrainingRecipe(options, {"steps": 12} | private)
 
 
 _EARLIER = {"targets": ("q_proj", "v_proj"), "rank": 4, "block": 128, "learning_rate": 2e-3}
-RECIPES: Mapping[str, Recipe] = {
+RECIPES: Mapping[str, TrainingRecipe] = {
     # 2 epochs of 64 users in 274, the first block of each.
-    "earlier": Recipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}, batch=64),
-    "earlier, full batch": Recipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}),
+    "earlier": TrainingRecipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}, batch=64),
+    "earlier, full batch": TrainingRecipe(_EARLIER, {"steps": 9, "blocks": 1, "matrices": "both"}),
     "v, rank 4, rate 5e-4": _v(4, 5e-4),
     "v, rank 4, rate 1e-3": _v(4, 1e-3),
     "v, rank 4, rate 2e-3": _v(4, 2e-3),
@@ -89,7 +89,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class DpSgdBench:
     """A split corpus, and the directory of the results."""
 
     output: Path
@@ -98,7 +98,7 @@ class Bench:
     held_out: tuple[Tokens, ...]
 
     @classmethod
-    def of(cls, corpus: Path, output: Path, user_limit: int, held_out_users: int) -> "Bench":
+    def of(cls, corpus: Path, output: Path, user_limit: int, held_out_users: int) -> "DpSgdBench":
         train, held_out = output / "train.jsonl", output / "heldout.jsonl"
         output.mkdir(parents=True, exist_ok=True)
         (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
@@ -115,7 +115,9 @@ class Bench:
         texts = contributions(Corpus(held_out), tokenizer, "user", CONTEXT + 1)
         return cls(output, model, train, tuple(_sample(texts, held_out_users)))
 
-    def measure(self, name: str, recipe: Recipe, epsilon: float, population: int, users: int) -> dict[str, float]:
+    def measure(
+        self, name: str, recipe: TrainingRecipe, epsilon: float, population: int, users: int
+    ) -> dict[str, float]:
         """Measures one recipe, or loads its stored results."""
         folder = self.output / f"{name.replace(', ', '-').replace(' ', '-')}-{epsilon:g}-{users}-{population}"
         results = folder / "results.json"
@@ -126,7 +128,7 @@ class Bench:
         measured: dict[str, float] = json.loads(results.read_bytes())
         return measured
 
-    def _train(self, folder: Path, recipe: Recipe, epsilon: float, population: int, users: int) -> float:
+    def _train(self, folder: Path, recipe: TrainingRecipe, epsilon: float, population: int, users: int) -> float:
         options, private = recipe.training(), recipe.guarantee(epsilon, population)
         tokenizer = AutoTokenizer.from_pretrained(self.model)
         units = _sample(contributions(Corpus(self.corpus), tokenizer, "user", private.blocks * options.block), users)
@@ -196,7 +198,7 @@ def benchmark(
         recipe, users, user_limit, held_out = ["v, rank 1, rate 1e-3"], 2, 400, 2
     if unknown := set(recipe or ()) - set(RECIPES):
         raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
-    bench = Bench.of(corpus, output, user_limit, held_out)
+    bench = DpSgdBench.of(corpus, output, user_limit, held_out)
     measured = {}
     for name in recipe or RECIPES:
         measured[name] = bench.measure(name, RECIPES[name], epsilon, population, users)

@@ -28,10 +28,10 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Block, Text
+from services.laboratory.evaluation.text import Block, EvaluationText
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
@@ -46,11 +46,11 @@ UNLIMITED = PMixedSettings(epsilon=None, radius=RADIUS)
 BY_SCIPY = {"clip": clip_by_scipy, "mix": mix_by_scipy, "renyi": renyi_by_scipy}
 
 
-def held_out(model: Path, blocks: int) -> Text:
+def held_out(model: Path, blocks: int) -> EvaluationText:
     """Returns blocks of one text, each one token later than the one before."""
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"] * 4
     made = tuple(Block(tuple(tokens[start : start + CONTEXT]), tuple(range(1, CONTEXT))) for start in range(blocks))
-    return Text(made, (np.arange(blocks * (CONTEXT - 1)),))
+    return EvaluationText(made, (np.arange(blocks * (CONTEXT - 1)),))
 
 
 def methods(parts: int) -> Mapping[str, tuple[Settings, Protocol]]:
@@ -71,7 +71,9 @@ def seconds(work: Callable[[], Any], repeats: int = 1) -> float:
     return min(taken)
 
 
-def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) -> tuple[dict[str, float], Reader]:
+def ours(
+    folder: Path, model: Path, adapters: Mapping[str, Path], text: EvaluationText
+) -> tuple[dict[str, float], RowReader]:
     """Measures ours: milliseconds per row by stage."""
     models = tuple(folder / f"{name}.npy" for name in adapters)
     files = EnsembleRows(folder / "head.safetensors", folder / "public.npy", models)
@@ -79,7 +81,7 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     score_public(model, text, "auto", files.head, files.public)
     targets = [(AdapterFiles(path, "reader"), file) for path, file in zip(adapters.values(), files.models, strict=True)]
     forward = seconds(lambda: score(model, targets, text, "auto"))
-    reader, planned = Reader.open(files), methods(len(adapters))
+    reader, planned = RowReader.open(files), methods(len(adapters))
     rows = text.positions * len(adapters)
 
     def evaluate(*names: str) -> float:
@@ -93,7 +95,9 @@ def ours(folder: Path, model: Path, adapters: Mapping[str, Path], text: Text) ->
     }, reader
 
 
-def replaced(model: Path, adapters: Mapping[str, Path], text: Text, reader: Reader, sample: int) -> dict[str, float]:
+def replaced(
+    model: Path, adapters: Mapping[str, Path], text: EvaluationText, reader: RowReader, sample: int
+) -> dict[str, float]:
     """Measures the baseline: a forward pass per adapter, and a bisection for each of ``sample`` rows."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     adapted = PeftModel.from_pretrained(base, next(iter(adapters.values())))

@@ -20,11 +20,11 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from services.laboratory.evaluation.ensembles import Ensemble
-from services.laboratory.evaluation.rows import EnsembleRows, Reader, is_whole
+from services.laboratory.evaluation.ensembles import TrainedEnsemble
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
 from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Positions, Text, held_out_text
-from services.laboratory.evaluation.trial import Outcome, run_trials
+from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
+from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
@@ -63,7 +63,7 @@ def mixed(positions: Positions) -> Positions:
     return positions[np.arange(len(positions)) * step % len(positions)]
 
 
-def gains(own: Outcome, public: Outcome) -> list[float | None]:
+def gains(own: TrialResult, public: TrialResult) -> list[float | None]:
     """Returns the gain in nats a token in each window; None where a token has probability 0."""
     return [
         round((before - after) / count, 4) if count == possible else None
@@ -71,7 +71,7 @@ def gains(own: Outcome, public: Outcome) -> list[float | None]:
     ]
 
 
-def reader(ensemble: Ensemble, model: Path, text: Text, output: Path, standing: int) -> Reader:
+def reader(ensemble: TrainedEnsemble, model: Path, text: EvaluationText, output: Path, standing: int) -> RowReader:
     """Reads the rows of the first `standing` parts, and computes the missing ones."""
     head, public = output / "public.head", output / "public.npy"
     if not is_whole(public, text.positions):
@@ -85,7 +85,7 @@ def reader(ensemble: Ensemble, model: Path, text: Text, output: Path, standing: 
     ]
     if missing:
         score(model, missing, text, "auto")
-    return Reader.open(EnsembleRows(head, public, files))
+    return RowReader.open(EnsembleRows(head, public, files))
 
 
 def benchmark(
@@ -100,7 +100,7 @@ def benchmark(
     """Prints the gains by window as JSON."""
     torch.set_num_threads(1)
     output.mkdir(parents=True, exist_ok=True)
-    loaded = Ensemble.load(ensemble)
+    loaded = TrainedEnsemble.load(ensemble)
     model = resolve(loaded.manifest.base_model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)

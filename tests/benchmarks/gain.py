@@ -31,9 +31,9 @@ from transformers import AutoTokenizer
 from services.engine.engine import AdapterFiles
 from services.engine.part_text import text_files
 from services.files import write_atomically
-from services.laboratory.evaluation.rows import EnsembleRows, Reader
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Positions, Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
@@ -48,7 +48,7 @@ from services.training.demo import TRAIN, write_demo_corpus
 from services.training.expectation import TABLE
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 from services.training.public_model import DEFAULT, resolve
 from services.training.split import split
 
@@ -111,17 +111,17 @@ class FewRows(Individual):
 
 
 @dataclass(frozen=True)
-class Bench:
+class GainBench:
     """One corpus with one kind of parts: its directory, and the tokens of its parts and of its held-out text."""
 
     kind: Kind
     output: Path
     model: Path
-    text: Text
+    text: EvaluationText
     parts: Tokens
 
     @classmethod
-    def of(cls, kind: Kind, corpus: Path, output: Path, run_tokens: int = RUN_TOKENS) -> "Bench":
+    def of(cls, kind: Kind, corpus: Path, output: Path, run_tokens: int = RUN_TOKENS) -> "GainBench":
         model = resolve()
         train, held_out, salt = (output / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
         output.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class Bench:
         tokenizer = AutoTokenizer.from_pretrained(model)
         text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=run_tokens, runs=RUNS)
         # One stream in the order of the users' hashes, which is cut into parts of equal size.
-        stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[Share(0)]
+        stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[PartShare(0)]
         return cls(kind, output, model, text, stream)
 
     def measure(self) -> dict[str, Any]:
@@ -177,14 +177,14 @@ class Bench:
             score_public(self.model, self.text, "auto", self._head, path)
         return path
 
-    def _rows(self, adapters: Mapping[str, AdapterFiles]) -> Reader:
+    def _rows(self, adapters: Mapping[str, AdapterFiles]) -> RowReader:
         rows = EnsembleRows(self._head, self._public, tuple(self.output / f"{name}.npy" for name in adapters))
         missing = [pair for pair in zip(adapters.values(), rows.models, strict=True) if not pair[1].exists()]
         if missing:
             score(self.model, missing, self.text, "auto")
-        return Reader.open(rows)
+        return RowReader.open(rows)
 
-    def _losses(self, reader: Reader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
+    def _losses(self, reader: RowReader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
         """Returns the mean loss in nats per token of each protocol (outer) on each run (inner)."""
         runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
@@ -198,7 +198,7 @@ class Bench:
         both = [self._log_probabilities(reader, run) for run in self.text.runs]
         return [float((own - public[:, None])[public >= _LEAST].mean()) for public, own in both]
 
-    def _log_probabilities(self, reader: Reader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
+    def _log_probabilities(self, reader: RowReader, run: Positions) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns log-probabilities of the true tokens: the public model's [S] and the adapters' [S, adapters]."""
         truth = torch.from_numpy(self.text.true_tokens[run])
         public, rows = reader(run)
@@ -262,7 +262,7 @@ def benchmark(
                 "part_tokens": kind.part_tokens,
                 "training": kind.options.recipe,
                 "corpora": {
-                    name: Bench.of(kind, path, output / kind.options.part_kind / name, run_tokens).measure()
+                    name: GainBench.of(kind, path, output / kind.options.part_kind / name, run_tokens).measure()
                     for name, path in corpora.items()
                 },
             }

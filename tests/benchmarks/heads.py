@@ -67,7 +67,7 @@ def heads(
     noise = sgd.noise_for(1.0, methods.DELTA, len(x), batch, epochs)
     fit = FitSettings(steps=noise.steps, samples=samples, patience=0)
     settings = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=fit, batch=batch)
-    private = sgd.DpSgdSettings(loss="l2", batch=batch, epochs=epochs)
+    private = sgd.HeadDpSgdSettings(loss="l2", batch=batch, epochs=epochs)
     sgd.train_privately(make(), x, y, noise, private)  # imports Opacus
     pairs = [
         (

@@ -65,13 +65,13 @@ QUICK = (8, 64, 2)
 
 
 @dataclass(frozen=True)
-class Question:
+class LoadRequest:
     prompt: tuple[int, ...]
     tokens: int
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """The seconds from the request to the first and the last piece; `error` describes a failure."""
 
     tokens: int
@@ -88,7 +88,7 @@ class Answer:
 class Round:
     """One side's answers to a list of questions."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[TimedAnswer]
     seconds: float
 
     @property
@@ -96,19 +96,19 @@ class Round:
         return sum(answer.tokens for answer in self.answers) / self.seconds
 
 
-class Prompts:
+class LoadPrompts:
     """Prompts of an exact number of tokens. All begin differently, so no prefix cache contains one."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(resolve())
         self._numbers = count()
 
-    def questions(self, number: int, prompt_tokens: int, tokens: int) -> list[Question]:
+    def questions(self, number: int, prompt_tokens: int, tokens: int) -> list[LoadRequest]:
         texts = (f"{next(self._numbers)} {TEXT * (1 + prompt_tokens // 8)}" for _ in range(number))
-        return [Question(tuple(self._tokenizer(text).input_ids[:prompt_tokens]), tokens) for text in texts]
+        return [LoadRequest(tuple(self._tokenizer(text).input_ids[:prompt_tokens]), tokens) for text in texts]
 
 
-async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
+async def ask(client: openai.AsyncOpenAI, question: LoadRequest) -> TimedAnswer:
     started = time.perf_counter()
     tokens, times = 0, []
     try:
@@ -124,14 +124,14 @@ async def ask(client: openai.AsyncOpenAI, question: Question) -> Answer:
             if chunk.usage:
                 tokens = chunk.usage.completion_tokens
     except openai.OpenAIError as error:
-        return Answer(tokens, error=type(error).__name__)
-    return Answer(tokens, times[0], times[-1])
+        return TimedAnswer(tokens, error=type(error).__name__)
+    return TimedAnswer(tokens, times[0], times[-1])
 
 
-async def drive(url: str, questions: Sequence[Question], streams: int) -> Round:
+async def drive(url: str, questions: Sequence[LoadRequest], streams: int) -> Round:
     """Sends all questions, `streams` of them concurrently; when a stream ends, the next one starts."""
     remaining = iter(enumerate(questions))
-    answers: dict[int, Answer] = {}
+    answers: dict[int, TimedAnswer] = {}
     limits = httpx.Limits(max_connections=streams)
     # Any, because openai accepts this client, but declares only httpx2's type.
     http: Any = httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S)
@@ -205,7 +205,7 @@ def private(
         yield it
 
 
-def compared(service: RunningService, other: str, rounds: Iterable[list[Question]], streams: int) -> dict[str, Any]:
+def compared(service: RunningService, other: str, rounds: Iterable[list[LoadRequest]], streams: int) -> dict[str, Any]:
     """Measures one cell: both sides with the same questions."""
     played = [_both(service.base_url, other, questions, streams) for questions in rounds]
     ours, theirs = described([own for own, _ in played]), described([plain for _, plain in played])
@@ -220,7 +220,7 @@ def compared(service: RunningService, other: str, rounds: Iterable[list[Question
     }
 
 
-def _both(ours: str, theirs: str, questions: Sequence[Question], streams: int) -> tuple[Round, Round]:
+def _both(ours: str, theirs: str, questions: Sequence[LoadRequest], streams: int) -> tuple[Round, Round]:
     own = asyncio.run(drive(ours, questions, streams))
     same = [
         replace(question, tokens=max(1, answer.tokens)) for question, answer in zip(questions, own.answers, strict=True)
@@ -261,7 +261,7 @@ def resident_mib(service: RunningService) -> dict[str, float]:
     return {name: round(size, 1) for name, size in sizes.items()}
 
 
-def memory(service: RunningService, questions: Sequence[Question], streams: int) -> dict[str, Any]:
+def memory(service: RunningService, questions: Sequence[LoadRequest], streams: int) -> dict[str, Any]:
     """Samples the resident memory of the process tree between batches of short requests."""
     batch = max(1, len(questions) // SAMPLES)
     answered, errors = [0], 0
@@ -319,7 +319,7 @@ def main(
     if quick:
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
-    prompts = Prompts()
+    prompts = LoadPrompts()
     result: dict[str, Any] = {"private_over_plain": {}, "cells": {}}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-")))

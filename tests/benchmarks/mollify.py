@@ -167,7 +167,7 @@ def peak_memory(work: Callable[[Tensor], Any], copy: Tensor, given: int) -> floa
     return 1 + (resident("VmHWM") - before) / given
 
 
-class Traffic(TorchDispatchMode):
+class MemoryTraffic(TorchDispatchMode):
     """Counts the bytes that operations read (tensor arguments) and write (results). Views count as 0."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def measure(
     slow = None
     if by_scipy is not None:
         slow = shortest(lambda _: by_scipy(p0, rows_of_one * p0), public[:0], 3) / len(models[0])
-    with Traffic() as traffic:
+    with MemoryTraffic() as traffic:
         token(parts.clone())
     least = given + 8 * parts.numel() + 8 * public.numel()
     return {

@@ -41,7 +41,7 @@ class RowEngine(Protocol):
     def release(self, sequence: str) -> None: ...
 
 
-class PartRows:
+class PartBatch:
     """Sequences that an engine advances together."""
 
     def __init__(self, engine: RowEngine, names: Sequence[str], prompt_tokens: int) -> None:
@@ -106,7 +106,7 @@ def measure(
         started = time.perf_counter()
         engine = VllmEngine(EngineSettings(model, context_length=1024, cache_gib=2, adapters=adapters))
         start_s = time.perf_counter() - started
-    bench = PartRows(engine, names, prompt_tokens)
+    bench = PartBatch(engine, names, prompt_tokens)
     report = {
         "parts": parts,
         "layers": layers,

@@ -37,7 +37,7 @@ from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.training.corpus import Corpus
 from services.training.packing import tokenize
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
 from services.training.split import split
 
@@ -71,7 +71,7 @@ def benchmark(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         train, held_out = _split(corpus, Path(name))
-        stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[Share(0)]
+        stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
         spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
         sequences = torch.from_numpy(np.stack([stream[start : start + BLOCK] for start in spread]).astype(np.int64))
         users = [
@@ -93,7 +93,7 @@ def benchmark(
         ]
         for count in parts:
             shares = tokenize(train, tokenizer, Partition(bytes(32), count))
-            names = _load(model, [shares[Share(part)] for part in range(DRAWN)], text, Path(name) / str(count))
+            names = _load(model, [shares[PartShare(part)] for part in range(DRAWN)], text, Path(name) / str(count))
             clips = [_radius(count, epsilon=each, delta=delta, tokens=total, sample=DRAWN) for each in epsilon]
             gains = iter(_gains(sequences, partial(_rows, model, names), [_exponential(clip) for clip in clips]))
             rows += [

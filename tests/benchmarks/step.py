@@ -49,8 +49,8 @@ from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
-from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, Prompts, Question
-from tests.benchmarks.parts import PartRows
+from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
+from tests.benchmarks.parts import PartBatch
 from tests.ensembles import usual_layers, write_adapters
 
 NAMESPACE = "benchmark"
@@ -78,7 +78,7 @@ class PlainEngine:
         )
         self._engine = LLMEngine.from_engine_args(arguments)
 
-    def decode(self, questions: Sequence[Question]) -> float:
+    def decode(self, questions: Sequence[LoadRequest]) -> float:
         """Returns the seconds of a step after the prefill of all prompts."""
         from vllm import SamplingParams
 
@@ -98,7 +98,7 @@ class PlainEngine:
 
 
 @dataclass(frozen=True)
-class Bench:
+class StepBench:
     shards: tuple[ActorHandle, ...]
     coordinator: ActorHandle
     plain: ActorHandle
@@ -108,7 +108,7 @@ class Bench:
 
 
 class RemoteEngine:
-    """Sends the calls of `PartRows` to a shard. Only one row comes back, because the transfer is not measured."""
+    """Sends the calls of `PartBatch` to a shard. Only one row comes back, because the transfer is not measured."""
 
     def __init__(self, shard: ActorHandle) -> None:
         self._shard = shard
@@ -153,7 +153,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterator[Bench]:
+def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterator[StepBench]:
     names = tuple(f"part-{index:03d}" for index in range(deployment.parts))
     groups = [tuple(group) for group in np.array_split(np.arange(deployment.parts), deployment.shards)]
     cores = psutil.cpu_count() or 1
@@ -188,7 +188,7 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
         ray.get([shard.status.remote() for shard in shards])  # a coordinator waits only seconds for a loading shard
         ray.get(coordinator.health.remote())
         try:
-            yield Bench(shards, coordinator, plain, names, planned.rows or 1)
+            yield StepBench(shards, coordinator, plain, names, planned.rows or 1)
         finally:
             ray.get(coordinator.close.remote())
             for actor in (coordinator, ledger, *shards):
@@ -196,7 +196,7 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
             time.sleep(1)  # until the names of the actors are free
 
 
-def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
+def private(bench: StepBench, questions: Sequence[LoadRequest]) -> dict[str, float]:
     """Measures steps of concurrent generations after all prefills: seconds by stage, and tokens."""
     channel = f"channel-{time.monotonic_ns()}"
     events = bench.coordinator.events.remote(channel)
@@ -224,7 +224,9 @@ def private(bench: Bench, questions: Sequence[Question]) -> dict[str, float]:
     return {**measures, "seconds": seconds, "tokens": tokens}
 
 
-def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measured(
+    bench: StepBench, prompts: LoadPrompts, length: int, streams: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     """Measures one cell: the ratio, and the milliseconds of a step by stage."""
     ratios, stages, row_bytes = [], [], []
     for _ in range(rounds):
@@ -236,7 +238,7 @@ def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: 
         )
         stages.append((plain_s, shards_s, arithmetic_s, step_s - shards_s - arithmetic_s))
         row_bytes.append(ours["row_bytes"] / ours["tokens"])
-    part_rows = PartRows(RemoteEngine(bench.shards[0]), bench.names[: len(bench.names) // len(bench.shards)], length)
+    part_rows = PartBatch(RemoteEngine(bench.shards[0]), bench.names[: len(bench.names) // len(bench.shards)], length)
     medians = (statistics.median(column) for column in zip(*stages, strict=True))
     return {
         "private_over_plain": round(statistics.median(ratios), 3),
@@ -250,7 +252,7 @@ def measured(bench: Bench, prompts: Prompts, length: int, streams: int, tokens: 
     }
 
 
-def mollify_speedup(bench: Bench, prompt: Sequence[int], rounds: int) -> float:
+def mollify_speedup(bench: StepBench, prompt: Sequence[int], rounds: int) -> float:
     adapters = (PUBLIC, *bench.names[:MOLLIFIED])
     request = Request("rows", tuple(prompt), adapters)
     rows = torch.from_numpy(np.array(ray.get(bench.shards[0].next_token.remote([request]))))
@@ -286,7 +288,7 @@ def by_scipy(answers: Answers) -> np.ndarray:
     return np.mean(projected, axis=0)
 
 
-def resident(bench: Bench) -> dict[str, float]:
+def resident(bench: StepBench) -> dict[str, float]:
     measures = ray.get(bench.coordinator.measures.remote())
     sizes = {"shard": max(measures["shard_bytes"]), "coordinator": measures["coordinator_bytes"]}
     return {name: round(size / 2**20, 1) for name, size in sizes.items()}
@@ -313,7 +315,7 @@ def main(
     if quick:
         protocol, tokens, rounds = protocol[:1], 8, 1
         parts, prompt_tokens, streams = ([size] for size in QUICK)
-    model, prompts = resolve(), Prompts()
+    model, prompts = resolve(), LoadPrompts()
     keys = ("private_over_plain", "plain_tokens", "stages_ms", "row_bytes", "part_row_over_public_row", "resident_mib")
     result: dict[str, Any] = {key: {} for key in keys}
     with started(model) as plain:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from services.laboratory.evaluation.trial import WINDOWS, Outcome
+from services.laboratory.evaluation.trial import WINDOWS, TrialResult
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocols.individual import IndividualSettings
 from tests.benchmarks.fading import gains, mixed, planned
@@ -49,9 +49,9 @@ def test_a_run_is_compared_window_by_window_in_a_mixed_order() -> None:
         "exponential",
     ]
 
-    def outcome(loss: float, counts: list[int]) -> Outcome:
+    def outcome(loss: float, counts: list[int]) -> TrialResult:
         windows = tuple((count, count * loss) for count in counts)
-        return Outcome(96, 96, 96, 96, loss, 0.2, 2.0, 8.0, windows=windows)
+        return TrialResult(96, 96, 96, 96, loss, 0.2, 2.0, 8.0, windows=windows)
 
     full = [12] * WINDOWS
     assert gains(outcome(3.5, full), outcome(4.0, full)) == [0.5] * WINDOWS

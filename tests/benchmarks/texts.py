@@ -25,7 +25,7 @@ from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
 from services.training.corpus import Corpus
 from services.training.packing import tokenize
-from services.training.partition import Partition, Share
+from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
 from services.training.split import split
 
@@ -58,11 +58,11 @@ def divided(corpus: Corpus, folder: Path, blocks: int) -> tuple[Tensor, list[np.
     salt.write_bytes(bytes(32))  # the same split every time: the text is public
     split(corpus, train, held_out, share=HELD_OUT, salt_file=salt)
     tokenizer = AutoTokenizer.from_pretrained(resolve())
-    stream = tokenize(Corpus(held_out), tokenizer, Partition(bytes(32), 1))[Share(0)]
+    stream = tokenize(Corpus(held_out), tokenizer, Partition(bytes(32), 1))[PartShare(0)]
     spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
     shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
     sequences = np.stack([stream[start : start + BLOCK] for start in spread])
-    return torch.from_numpy(sequences.astype(np.int64)), [shares[Share(part)] for part in range(MEASURED)]
+    return torch.from_numpy(sequences.astype(np.int64)), [shares[PartShare(part)] for part in range(MEASURED)]
 
 
 def measure(held_out: Tensor, parts: list[np.ndarray], size: int, folder: Path) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from services.laboratory.audit.attacks import black_box
-from services.laboratory.audit.attacks.black_box import Question, ServiceAnswers
+from services.laboratory.audit.attacks.black_box import RepeatedRequest, ServiceAnswers
 from services.laboratory.audit.report import sections
 from services.laboratory.audit.worlds.distributions import pair_laws
 from services.privacy.events import Event
@@ -150,7 +150,7 @@ def test_the_audit_of_one_service_against_itself_proves_nothing_and_charges_ever
     service: RunningService,
 ) -> None:
     before = service.privacy()["tokens_charged"]
-    both = [black_box.collect_answers(service.base_url, Question("The weather is"), 256, None) for _ in range(2)]
+    both = [black_box.collect_answers(service.base_url, RepeatedRequest("The weather is"), 256, None) for _ in range(2)]
     finding = black_box.audit(both[0], both[1], 0.95)
     assert finding.certain == 0
     assert service.privacy()["tokens_charged"] >= before + 512

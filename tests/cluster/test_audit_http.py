@@ -47,7 +47,7 @@ def answers(directory: Path, planted: Adjacent) -> Iterator[tuple[ServiceAnswers
         engine = {"dtype": "float32", "context_length": 512, "cache_gib": 1}
         config = configure(folder, own_ensemble(directory / world, folder), privacy=privacy, engine=engine)
         with running(config) as service:
-            question = black_box.Question(planted.question.prompt)
+            question = black_box.RepeatedRequest(planted.question.prompt)
             collected.append(black_box.collect_answers(service.base_url, question, COUNT, None))
             assert service.privacy()["tokens_charged"] >= COUNT
     yield (collected[0], collected[1])

@@ -27,9 +27,9 @@ from services.budget.client import Reservation
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from services.coordinator.messages import Delta, Generation
-from services.coordinator.sequence import Sequence as Live
+from services.coordinator.sequence import LiveSequence
 from services.database.service import ServiceDatabase
-from services.ensembles.records import Ensemble
+from services.ensembles.records import ServedEnsemble
 from services.fleet.fleet import FleetActor, FleetSettings
 from services.keys import actor as keys
 from services.keys.store import KeyStore
@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 class ChargesTwice(Coordinator):
     """Charges every released token twice."""
 
-    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
+    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
         await super()._advance(batch, reserved)
         released = reserved.released
         async with self._budget.reserve(self._protocol.event, released, parts=self._protocol.parts) as again:
@@ -64,7 +64,7 @@ class ChargesTwice(Coordinator):
 class ChargesNothing(Coordinator):
     """Returns every released token to the budget."""
 
-    async def _advance(self, batch: list[Live], reserved: Reservation) -> None:
+    async def _advance(self, batch: list[LiveSequence], reserved: Reservation) -> None:
         await super()._advance(batch, reserved)
         reserved.released = 0
 
@@ -74,7 +74,7 @@ class _ChangesText(Coordinator):
         super().__init__(settings)
         self._numbers = count(1)
 
-    def _accept(self, live: Live, token: int, position: Position | None) -> Delta:
+    def _accept(self, live: LiveSequence, token: int, position: Position | None) -> Delta:
         delta = super()._accept(live, token, position)
         return delta if next(self._numbers) % 10 else replace(delta, text=self.changed(delta.text))
 
@@ -195,7 +195,7 @@ async def test_a_faulty_coordinator_is_found(service: Service, fault: type[Coord
 
 def batches_of(service: Service, holder: str) -> Batches:
     """Returns a batches actor in this process, whose route serves."""
-    ensemble = Ensemble(
+    ensemble = ServedEnsemble(
         names=("privmix",), namespace=NAMESPACE, model=service.model, context_length=512, coordinators=(CORRECT,)
     )
     requests = RequestSettings(namespace=NAMESPACE, ensembles=(ensemble,), keys_actor=keys.NAME)

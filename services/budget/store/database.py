@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from services.budget.store.schema import ledger_table
-from services.database.backend import Access, Usage
+from services.database.backend import Access, DatabaseUsage
 from services.database.database import Database
 from services.errors import (
     DatabaseCorrupt,
@@ -23,7 +23,7 @@ from services.errors import (
 )
 
 # The lock is "privmix" in ASCII. A SQLite file is opened anew for each transaction.
-_LEDGER = Usage("a ledger", lock=0x707269766D6978, table=ledger_table.name)
+_LEDGER = DatabaseUsage("a ledger", lock=0x707269766D6978, table=ledger_table.name)
 
 _ERRORS: dict[type[DatabaseError], type[LedgerError]] = {
     DatabaseMissing: LedgerMissing,

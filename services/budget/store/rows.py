@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, delete, insert, select
 
-from services.budget.chain import Row, link
+from services.budget.chain import LedgerRow, link
 from services.budget.records import Checkpoint, Record
 from services.budget.store import schema
 from services.budget.store.schema import beat_table, ledger_table
@@ -15,13 +15,13 @@ from services.database.clock import unix_time
 _BATCH = 10_000
 
 
-def rows(connection: Connection, since: int = 1) -> Iterator[Row]:
+def rows(connection: Connection, since: int = 1) -> Iterator[LedgerRow]:
     """Returns the rows from number `since` on, in order."""
     query = select(ledger_table).where(ledger_table.c.seq >= since).order_by(ledger_table.c.seq)
-    return (Row(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
+    return (LedgerRow(*row) for row in connection.execute(query, execution_options={"yield_per": _BATCH}))
 
 
-def every_row(connection: Connection) -> Iterator[Row]:
+def every_row(connection: Connection) -> Iterator[LedgerRow]:
     """Returns all rows, unverified.
 
     Raises:
@@ -40,7 +40,7 @@ def last_checkpoint(connection: Connection) -> int | None:
     return seq
 
 
-def append(connection: Connection, rows: Sequence[Row]) -> None:
+def append(connection: Connection, rows: Sequence[LedgerRow]) -> None:
     """Writes rows that follow the last row. The caller holds the ledger's lock and has verified all earlier rows."""
     if rows:
         connection.execute(insert(ledger_table), [row.fields() for row in rows])
@@ -65,7 +65,7 @@ def silence_s(connection: Connection, epoch: int) -> float:
     return math.inf if age is None else float(age)
 
 
-def following(head: Row | None, epoch: int, record: Record) -> Row:
+def following(head: LedgerRow | None, epoch: int, record: Record) -> LedgerRow:
     """Builds the row that follows `head`, or the first row, and does not write it."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return link(head, epoch=epoch, kind=record.kind, body=record.model_dump_json(), at=at)

@@ -9,8 +9,8 @@ from pathlib import Path
 from services.engine.engine import AdapterFiles
 from services.files import write_atomically
 from services.laboratory.evaluation.rows import EnsembleRows
-from services.laboratory.evaluation.text import Text
-from services.laboratory.evaluation.trial import Outcome
+from services.laboratory.evaluation.text import EvaluationText
+from services.laboratory.evaluation.trial import TrialResult
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
 
@@ -26,7 +26,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCase:
     """Holds a case, its protocol, and the files with its models' rows."""
 
     case: Case
@@ -35,7 +35,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidateSettings:
     """Holds settings of one ensemble to choose from, with their protocols, and the ensemble's adapters."""
 
     adapters: Sequence[AdapterFiles]
@@ -45,14 +45,14 @@ class Candidates:
 class Outcomes:
     """Stores the outcomes of single runs in a directory."""
 
-    def __init__(self, directory: Path, text: Text) -> None:
+    def __init__(self, directory: Path, text: EvaluationText) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._text = text
 
-    def get(self, planned: Planned, run: int) -> Outcome | None:
+    def get(self, planned: PlannedCase, run: int) -> TrialResult | None:
         try:
-            stored = Outcome(**json.loads(self._path(planned, run).read_bytes()))
+            stored = TrialResult(**json.loads(self._path(planned, run).read_bytes()))
             contexts, windows = (
                 tuple((count, loss) for count, loss in sums) for sums in (stored.contexts, stored.windows)
             )
@@ -60,15 +60,15 @@ class Outcomes:
         except (OSError, ValueError, TypeError):
             return None
 
-    def put(self, planned: Planned, run: int, outcome: Outcome) -> None:
+    def put(self, planned: PlannedCase, run: int, outcome: TrialResult) -> None:
         write_atomically(self._path(planned, run), json.dumps(asdict(outcome)).encode())
 
-    def first(self, planned: Planned, runs: int) -> list[Outcome]:
+    def first(self, planned: PlannedCase, runs: int) -> list[TrialResult]:
         """Returns the outcomes of the first `runs` runs, without missing ones."""
         stored = [self.get(planned, run) for run in range(runs)]
         return [outcome for outcome in stored if outcome is not None]
 
-    def _path(self, planned: Planned, run: int) -> Path:
+    def _path(self, planned: PlannedCase, run: int) -> Path:
         content = [
             _FORMAT,
             planned.case.settings.model_dump(mode="json"),
@@ -79,12 +79,12 @@ class Outcomes:
         return self._directory / f"{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def grouped(missing: Iterator[tuple[int, Planned]], size: int) -> Mapping[str, tuple[int, list[Planned]]]:
+def grouped(missing: Iterator[tuple[int, PlannedCase]], size: int) -> Mapping[str, tuple[int, list[PlannedCase]]]:
     """Groups protocols that read the same rows of the same run into named tasks of up to `size` protocols."""
-    by_rows: dict[tuple[int, EnsembleRows], list[Planned]] = {}
+    by_rows: dict[tuple[int, EnsembleRows], list[PlannedCase]] = {}
     for run, planned in missing:
         by_rows.setdefault((run, planned.files), []).append(planned)
-    tasks: dict[str, tuple[int, list[Planned]]] = {}
+    tasks: dict[str, tuple[int, list[PlannedCase]]] = {}
     for (run, _), group in by_rows.items():
         for start in range(0, len(group), size):
             tasks[f"run {run + 1}, {len(tasks) + 1}"] = run, group[start : start + size]

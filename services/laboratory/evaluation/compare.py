@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.engine import PartKind
 from services.errors import InputError
-from services.laboratory.evaluation.ensembles import Ensembles
+from services.laboratory.evaluation.ensembles import ComparedEnsembles
 from services.laboratory.evaluation.evaluate import evaluate
 from services.laboratory.evaluation.options import COMPARED_PARTS, EvaluationOptions
 from services.laboratory.evaluation.results import Evaluation
@@ -113,5 +113,5 @@ def compare(
             resources or Resources(),
             display(),
         )
-        loaded = Ensembles.load([*sizes.values(), *above.values()], finetuned, list(private.values()))
+        loaded = ComparedEnsembles.load([*sizes.values(), *above.values()], finetuned, list(private.values()))
         return evaluate(Corpus(held_out_file), output, loaded, options, display())

@@ -32,7 +32,7 @@ TUNED_BETAS = (0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProtocolComparison:
     """Describes how one protocol is compared. All functions get settings of this protocol only.
 
     Attributes:
@@ -55,12 +55,12 @@ class Comparison:
     varied: Callable[[Any, Quantity, float, int], Settings | None] = lambda settings, quantity, value, parts: None
 
 
-def of(name: str) -> Comparison:
+def of(name: str) -> ProtocolComparison:
     """Returns how the protocol of this name is compared."""
     if name in COMPARISONS:
         return COMPARISONS[name]
     chosen = PROTOCOLS[name]
-    return _reference(name) if chosen.one_model else Comparison(lambda _: name, _default(chosen))
+    return _reference(name) if chosen.one_model else ProtocolComparison(lambda _: name, _default(chosen))
 
 
 def label(settings: Settings) -> str:
@@ -110,9 +110,9 @@ def _default(chosen: type[Settings]) -> Callable[[int, Limits], Iterable[Setting
     return lambda parts, limits: (chosen.model_validate(limits),)
 
 
-def _reference(text: str) -> Comparison:
+def _reference(text: str) -> ProtocolComparison:
     """Returns the comparison of a reference or of a single model, which has rows of its own beside a table's."""
-    return Comparison(lambda _: text, lambda parts, limits: ())
+    return ProtocolComparison(lambda _: text, lambda parts, limits: ())
 
 
 def _pmixed_label(settings: PMixedSettings) -> str:
@@ -212,18 +212,18 @@ def _nearest(share: float, parts: int) -> int:
     return max(1, round(share * parts))
 
 
-COMPARISONS: Mapping[str, Comparison] = {
-    "pmixed": Comparison(
+COMPARISONS: Mapping[str, ProtocolComparison] = {
+    "pmixed": ProtocolComparison(
         _pmixed_label,
         _pmixed,
         _tuned_pmixed,
         drawing=lambda settings, rows: settings if settings.mollifier == "ratio" else None,
         varied=_vary_pmixed,
     ),
-    "adapmixed": Comparison(_adapmixed_label, _adapmixed, _tuned_adapmixed, varied=_vary_adapmixed),
+    "adapmixed": ProtocolComparison(_adapmixed_label, _adapmixed, _tuned_adapmixed, varied=_vary_adapmixed),
     # Tuning trains no models of half-parts.
-    "submix": Comparison(lambda _: "SubMix", _submix, lambda parts, limits, shares: (), varied=_vary_submix),
-    "exponential": Comparison(
+    "submix": ProtocolComparison(lambda _: "SubMix", _submix, lambda parts, limits, shares: (), varied=_vary_submix),
+    "exponential": ProtocolComparison(
         lambda _: _EXPONENTIAL,
         _exponential,
         _tuned_exponential,
@@ -231,20 +231,22 @@ COMPARISONS: Mapping[str, Comparison] = {
         _draw_exponential,
         _vary_exponential,
     ),
-    "individual": Comparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
+    "individual": ProtocolComparison(lambda _: "Individual budgets", _default(PROTOCOLS["individual"])),
     # A bound of the token probabilities is no basis for a choice.
-    "gnmax": Comparison(lambda _: "GNMax", _default(PROTOCOLS["gnmax"]), lambda parts, limits, shares: ()),
-    "subsample-aggregate": Comparison(lambda _: "Subsample and aggregate", _default(PROTOCOLS["subsample-aggregate"])),
+    "gnmax": ProtocolComparison(lambda _: "GNMax", _default(PROTOCOLS["gnmax"]), lambda parts, limits, shares: ()),
+    "subsample-aggregate": ProtocolComparison(
+        lambda _: "Subsample and aggregate", _default(PROTOCOLS["subsample-aggregate"])
+    ),
     "dp-sgd": _reference("DP-SGD"),
     # The public model is the only reference that tuning may choose: it costs nothing.
-    "public": Comparison(
+    "public": ProtocolComparison(
         lambda _: "Public model",
         lambda parts, limits: (),
         lambda parts, limits, shares: (PROTOCOLS["public"].model_validate({}),),
         drawing=lambda settings, rows: settings,
     ),
     "finetuned": _reference("Fine-tuned, not private"),
-    "ensemble": Comparison(
+    "ensemble": ProtocolComparison(
         lambda _: "Ensemble, not private", lambda parts, limits: (), drawing=lambda settings, rows: settings
     ),
 }

@@ -14,7 +14,7 @@ from services.training.private_base import is_trained
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class TrainedEnsemble:
     """Represents a directory that `privmix train` wrote."""
 
     directory: Path
@@ -57,11 +57,11 @@ class Ensemble:
 
 def has_halves(directory: Path) -> bool:
     """Returns whether the directory has an ensemble with models of half-parts."""
-    return (directory / FILE).exists() and bool(Ensemble.load(directory).halves)
+    return (directory / FILE).exists() and bool(TrainedEnsemble.load(directory).halves)
 
 
 @dataclass(frozen=True)
-class Ensembles:
+class ComparedEnsembles:
     """Holds the ensembles to compare.
 
     Attributes:
@@ -72,10 +72,10 @@ class Ensembles:
         base: the directory of their public model, which private bases were trained from too.
     """
 
-    main: Ensemble
-    others: tuple[Ensemble, ...]
-    finetuned: Ensemble | None
-    dp_sgd: tuple[Ensemble, ...]
+    main: TrainedEnsemble
+    others: tuple[TrainedEnsemble, ...]
+    finetuned: TrainedEnsemble | None
+    dp_sgd: tuple[TrainedEnsemble, ...]
     base: Path
 
     @classmethod
@@ -88,7 +88,7 @@ class Ensembles:
         """
         if not directories:
             raise InputError("ensemble: give at least one directory")
-        sizes = [Ensemble.load(directory) for directory in directories]
+        sizes = [TrainedEnsemble.load(directory) for directory in directories]
         reference = None if finetuned is None else _single("finetuned", finetuned)
         private = [_single("dp-sgd", directory) for directory in dp_sgd]
         by_option = [("ensemble", ensemble) for ensemble in sizes]
@@ -103,24 +103,24 @@ class Ensembles:
         return cls(main, others, reference, tuple(sorted(private, key=_promised)), base)
 
     @property
-    def all(self) -> tuple[Ensemble, ...]:
+    def all(self) -> tuple[TrainedEnsemble, ...]:
         finetuned = () if self.finetuned is None else (self.finetuned,)
         return (self.main, *self.others, *finetuned, *self.dp_sgd)
 
     @property
-    def on_bases(self) -> tuple[Ensemble, ...]:
+    def on_bases(self) -> tuple[TrainedEnsemble, ...]:
         """One ensemble on each private base."""
         based = (ensemble for ensemble in (self.main, *self.others) if ensemble.base_training is not None)
         return tuple({ensemble.manifest.base_revision: ensemble for ensemble in based}.values())
 
-    def dp_sgd_for(self, epsilon: float) -> Ensemble | None:
+    def dp_sgd_for(self, epsilon: float) -> TrainedEnsemble | None:
         """Returns the DP-SGD ensemble with the largest epsilon within the budget, or else the smallest epsilon."""
         allowed = [ensemble for ensemble in self.dp_sgd if _promised(ensemble) <= epsilon]
         return next(iter(allowed[-1:] or self.dp_sgd[:1]), None)
 
 
-def _single(option: str, directory: Path) -> Ensemble:
-    ensemble = Ensemble.load(directory)
+def _single(option: str, directory: Path) -> TrainedEnsemble:
+    ensemble = TrainedEnsemble.load(directory)
     if ensemble.parts != 1:
         raise InputError(f"{option} {directory}: has {ensemble.parts} parts; give an ensemble of one part")
     return ensemble
@@ -137,11 +137,11 @@ def private_training(manifest: Manifest) -> PrivateTraining:
     return manifest.dp_sgd
 
 
-def _promised(ensemble: Ensemble) -> float:
+def _promised(ensemble: TrainedEnsemble) -> float:
     return private_training(ensemble.manifest).epsilon
 
 
-def _public_model(ensembles: Sequence[Ensemble]) -> Path:
+def _public_model(ensembles: Sequence[TrainedEnsemble]) -> Path:
     """Returns the directory of the public model under all of them.
 
     Raises:
@@ -161,7 +161,7 @@ def _public_model(ensembles: Sequence[Ensemble]) -> Path:
     )
 
 
-def _check_base(option: str, ensemble: Ensemble, first: Ensemble) -> None:
+def _check_base(option: str, ensemble: TrainedEnsemble, first: TrainedEnsemble) -> None:
     for label, actual, expected in (
         ("public model", ensemble.public_revision, first.public_revision),
         ("tokenizer", ensemble.manifest.tokenizer, first.manifest.tokenizer),

@@ -15,19 +15,19 @@ from filelock import FileLock, Timeout
 
 from services.errors import InputError, WorkError
 from services.laboratory.evaluation import comparisons, methods
-from services.laboratory.evaluation.cases import Case, Planned
-from services.laboratory.evaluation.ensembles import Ensemble, Ensembles, private_training
+from services.laboratory.evaluation.cases import Case, PlannedCase
+from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
 from services.laboratory.evaluation.options import EvaluationOptions, Quantity
 from services.laboratory.evaluation.results import (
     Evaluation,
     Result,
+    ResultTable,
     SweepPoint,
     SweepResult,
-    Table,
     impossible,
     result,
 )
-from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.dp_sgd import DpSgdSettings
@@ -45,7 +45,11 @@ _WITHOUT_BASE = (PublicSettings, EnsembleSettings, FinetunedSettings, DpSgdSetti
 
 
 def evaluate(
-    held_out: Corpus, output: Path, ensembles: Ensembles, options: EvaluationOptions, display: Display | None = None
+    held_out: Corpus,
+    output: Path,
+    ensembles: ComparedEnsembles,
+    options: EvaluationOptions,
+    display: Display | None = None,
 ) -> Evaluation:
     """Computes the missing results in `output`, on the connected Ray cluster or on one started for this call.
 
@@ -69,13 +73,13 @@ def evaluate(
 class _Comparison:
     """Plans and computes the cases of one evaluation."""
 
-    def __init__(self, ensembles: Ensembles, options: EvaluationOptions, bench: Workbench) -> None:
+    def __init__(self, ensembles: ComparedEnsembles, options: EvaluationOptions, bench: Workbench) -> None:
         self._ensembles = ensembles
         self._options = options
         self._bench = bench
         self._text = bench.text
         self._halves = bool(ensembles.main.halves)
-        self._planned: dict[Case, Planned | str] = {}
+        self._planned: dict[Case, PlannedCase | str] = {}
 
     def compute(self, cluster: ExitStack) -> None:
         self._bench.compute_rows(self._models(), cluster, self._options.drawn)
@@ -96,22 +100,22 @@ class _Comparison:
             halves=self._halves,
             drawn=self._options.drawn if self._few(main) else None,
             base_model=self._ensembles.base.name if main.base_training else main.manifest.base_model,
-            tables=tuple(Table(budget, tuple(self._table(budget))) for budget in options.budgets),
+            tables=tuple(ResultTable(budget, tuple(self._table(budget))) for budget in options.budgets),
             sweep_runs=self._sweep_runs,
             sweeps=tuple(self._sweeps()),
         )
 
-    def _models(self) -> Iterator[tuple[Ensemble, Sequence[Adapter]]]:
+    def _models(self) -> Iterator[tuple[TrainedEnsemble, Sequence[Adapter]]]:
         main = self._ensembles.main
         yield from ((ensemble, ensemble.manifest.parts) for ensemble in self._ensembles.all)
         if self._halves and not self._few(main):
             yield main, main.halves
 
-    def _few(self, ensemble: Ensemble) -> bool:
+    def _few(self, ensemble: TrainedEnsemble) -> bool:
         """Returns whether only some of an ensemble's parts are scored at a position."""
         return self._options.scores_few(ensemble.parts)
 
-    def _wanted(self) -> Iterator[tuple[int, Planned]]:
+    def _wanted(self) -> Iterator[tuple[int, PlannedCase]]:
         """Yields each run with each of its protocols."""
         runs: dict[Case, int] = {}
         for case, count in self._cases():
@@ -119,7 +123,7 @@ class _Comparison:
         for run in range(len(self._text.runs)):
             for case, count in runs.items():
                 planned = self._planned[case]
-                if isinstance(planned, Planned) and run < count:
+                if isinstance(planned, PlannedCase) and run < count:
                     yield run, planned
 
     def _cases(self) -> Iterator[tuple[Case, int]]:
@@ -146,7 +150,7 @@ class _Comparison:
             yield self._case(other, EnsembleSettings())
             yield from self._included(other, methods.private(budget, other.parts, halves=False))
 
-    def _included(self, ensemble: Ensemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
+    def _included(self, ensemble: TrainedEnsemble, compared: Iterable[Settings]) -> Iterator[tuple[str, Case]]:
         """Yields each case to evaluate once: with few parts scored, several draw these."""
         yield from dict.fromkeys(self._case(ensemble, each) for each in compared if self._options.include(each))
 
@@ -168,7 +172,7 @@ class _Comparison:
                 points = [(value, comparisons.label(case.settings), case) for value, _, case in points]
             yield sweep.quantity, list(dict.fromkeys(points))
 
-    def _case(self, ensemble: Ensemble, settings: Settings) -> tuple[str, Case]:
+    def _case(self, ensemble: TrainedEnsemble, settings: Settings) -> tuple[str, Case]:
         """Returns settings that draw no more parts than are scored, if they can, and their label.
 
         The budget pays the ensemble's private base too, unless no user of the base is in a part.
@@ -199,7 +203,7 @@ class _Comparison:
         if isinstance(planned, str):
             return impossible(label, case, self._of(case).parts, planned, base=epsilon)
         public = self._planned[self._case(self._ensembles.main, PublicSettings())[1]]
-        assert isinstance(public, Planned)
+        assert isinstance(public, PlannedCase)
         outcomes, public_outcomes = (self._bench.outcomes.first(protocol, runs) for protocol in (planned, public))
         return result(label, case, planned.protocol, outcomes, public_outcomes, base=epsilon)
 
@@ -209,9 +213,9 @@ class _Comparison:
         ensemble = self._of(case)
         drawn = self._options.drawn
         if isinstance(case.settings, PublicSettings):
-            self._planned[case] = Planned(case, case.settings.plan(ensemble.parts), self._bench.public_files)
+            self._planned[case] = PlannedCase(case, case.settings.plan(ensemble.parts), self._bench.public_files)
         elif isinstance(case.settings, DpSgdSettings) and ensemble.manifest.dp_sgd is None:  # the base, without parts
-            self._planned[case] = Planned(case, case.settings.plan(1), self._bench.base_files(ensemble))
+            self._planned[case] = PlannedCase(case, case.settings.plan(1), self._bench.base_files(ensemble))
         else:
             try:
                 settings = case.settings
@@ -223,9 +227,9 @@ class _Comparison:
                 self._planned[case] = str(error)
                 return
             adapters = ensemble.halves if protocol.halves else ensemble.manifest.parts
-            self._planned[case] = Planned(case, protocol, self._bench.files(ensemble, adapters, drawn))
+            self._planned[case] = PlannedCase(case, protocol, self._bench.files(ensemble, adapters, drawn))
 
-    def _of(self, case: Case) -> Ensemble:
+    def _of(self, case: Case) -> TrainedEnsemble:
         return next(ensemble for ensemble in self._ensembles.all if ensemble.directory == case.ensemble)
 
 
@@ -241,7 +245,7 @@ def _check_base(settings: Settings, protocol: Protocol, base: PrivateTraining | 
         raise ValueError(f"the private base alone cost epsilon {base.epsilon:g}")
 
 
-def _check_names(ensembles: Ensembles) -> None:
+def _check_names(ensembles: ComparedEnsembles) -> None:
     """Raises `InputError` if two ensembles cannot be told apart in the report."""
     directories: dict[str, Path] = {}
     for ensemble in (ensembles.main, *ensembles.others):
@@ -251,7 +255,7 @@ def _check_names(ensembles: Ensembles) -> None:
             raise InputError(f"ensemble: {same} and {directory} have one name, and the report shows names; rename one")
 
 
-def _text(documents: Iterable[Document], ensembles: Ensembles, options: EvaluationOptions) -> Text:
+def _text(documents: Iterable[Document], ensembles: ComparedEnsembles, options: EvaluationOptions) -> EvaluationText:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ensembles.base)

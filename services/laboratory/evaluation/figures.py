@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.methods import labels
-from services.laboratory.evaluation.results import Result, SweepPoint, SweepResult, Table
+from services.laboratory.evaluation.results import Result, ResultTable, SweepPoint, SweepResult
 from services.privacy import accounting
 
 Theme = Literal["light", "dark"]
@@ -64,7 +64,7 @@ TITLES = {
 }
 
 
-def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
+def overview(tables: Sequence[ResultTable], theme: Theme = "light") -> bytes:
     """Draws a PNG of every method's change in perplexity from the public model's on the same tokens, with intervals."""
     palette = PALETTES[theme]
     distinct = dict.fromkeys(result.name for table in tables for result in table.results)
@@ -96,7 +96,7 @@ def overview(tables: Sequence[Table], theme: Theme = "light") -> bytes:
 Draw = Callable[[Theme], bytes]
 
 
-def gaps(tables: Sequence[Table]) -> dict[Literal["parts", "tokens"], Draw]:
+def gaps(tables: Sequence[ResultTable]) -> dict[Literal["parts", "tokens"], Draw]:
     """Returns functions that draw the share of the gap to the best model without privacy that methods close.
 
     One draws it over the parts of several ensembles, the other over the tokens of several budgets.
@@ -111,7 +111,7 @@ def gaps(tables: Sequence[Table]) -> dict[Literal["parts", "tokens"], Draw]:
     return draws
 
 
-def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
+def _gap_by_parts(tables: Sequence[ResultTable], theme: Theme) -> bytes:
     """Draws a panel for each number of tokens, with a line for the best row of each protocol at each epsilon."""
     palette, ensembles = PALETTES[theme], _ensembles(tables)
     epsilons = sorted({table.budget.epsilon for table in tables})
@@ -122,7 +122,7 @@ def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
         for tokens in sorted({table.budget.tokens for table in tables})
     }
 
-    def draw(axes: Axes, shown: Sequence[Table]) -> None:
+    def draw(axes: Axes, shown: Sequence[ResultTable]) -> None:
         for table in shown:
             colour = palette.lines[epsilons.index(table.budget.epsilon) % len(palette.lines)]
             named = f"epsilon {accounting.stated(table.budget.epsilon)}"
@@ -138,7 +138,7 @@ def _gap_by_parts(tables: Sequence[Table], theme: Theme) -> bytes:
     return _gap_figure(palette, panels, draw)
 
 
-def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
+def _gap_by_tokens(tables: Sequence[ResultTable], theme: Theme) -> bytes:
     """Draws a panel for each epsilon, with a line for the best certified row of each ensemble."""
     palette, ensembles = PALETTES[theme], _ensembles(tables)
     alone = len(set(ensembles.values())) == len(ensembles)
@@ -147,7 +147,7 @@ def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
         for epsilon in sorted({table.budget.epsilon for table in tables})
     }
 
-    def draw(axes: Axes, shown: Sequence[Table]) -> None:
+    def draw(axes: Axes, shown: Sequence[ResultTable]) -> None:
         for index, (name, parts) in enumerate(ensembles.items()):
             best = [(table.budget.tokens, table, table.best_certified(ensemble=name)) for table in shown]
             colour = palette.lines[index % len(palette.lines)]
@@ -162,7 +162,7 @@ def _gap_by_tokens(tables: Sequence[Table], theme: Theme) -> bytes:
 
 
 def _gap_figure(
-    palette: Palette, panels: Mapping[str, Sequence[Table]], draw: Callable[[Axes, Sequence[Table]], None]
+    palette: Palette, panels: Mapping[str, Sequence[ResultTable]], draw: Callable[[Axes, Sequence[ResultTable]], None]
 ) -> bytes:
     """Draws the tables of each panel, by its title, beside each other with one legend."""
     figure, row = canvas(palette, height=4.2, columns=len(panels))
@@ -174,7 +174,7 @@ def _gap_figure(
     return _png(figure)
 
 
-def _ensembles(tables: Sequence[Table]) -> dict[str, int]:
+def _ensembles(tables: Sequence[ResultTable]) -> dict[str, int]:
     """Returns the number of parts of each ensemble by its name, in ascending order."""
     found = {result.ensemble: result.parts for result in tables[0].results if result.protocol == "ensemble"}
     return dict(sorted(found.items(), key=lambda item: item[1]))
@@ -191,7 +191,7 @@ def _by_parts(results: Iterable[Result | None]) -> list[tuple[float, Result]]:
 
 
 def _gap_line(
-    axes: Axes, table: Table, points: Sequence[tuple[float, Result]], colour: str, line: str, label: str
+    axes: Axes, table: ResultTable, points: Sequence[tuple[float, Result]], colour: str, line: str, label: str
 ) -> None:
     _estimates(axes, [(value, table.gap_closed(result)) for value, result in points], colour, line, label)
 
@@ -216,7 +216,7 @@ def _estimates(axes: Axes, points: Sequence[tuple[float, Estimate | None]], colo
     )
 
 
-def _gap_of_dp_sgd(axes: Axes, table: Table, colour: str, label: str) -> None:
+def _gap_of_dp_sgd(axes: Axes, table: ResultTable, colour: str, label: str) -> None:
     trained = table.best_certified("dp-sgd")
     closed = None if trained is None else table.gap_closed(trained)
     if closed is not None:
@@ -346,14 +346,14 @@ def logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _named(table: Table, tables: Sequence[Table]) -> str:
+def _named(table: ResultTable, tables: Sequence[ResultTable]) -> str:
     """Names a table's budget by what distinguishes it."""
     epsilon = f"epsilon {accounting.stated(table.budget.epsilon)}"
     several = len({other.budget.tokens for other in tables}) > 1
     return f"{epsilon}, {table.budget.tokens:,} tokens" if several else epsilon
 
 
-def _changed(table: Table, name: str) -> Estimate | None:
+def _changed(table: ResultTable, name: str) -> Estimate | None:
     """Returns a method's change from the public model, of the first ensemble; None for the public model itself."""
     result = next((result for result in table.results if result.name == name), None)
     return None if result is None or result.protocol == "public" else result.change

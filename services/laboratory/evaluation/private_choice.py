@@ -24,10 +24,10 @@ from services.errors import InputError
 from services.fan_out import spread
 from services.files import write_atomically
 from services.laboratory.evaluation import tasks
-from services.laboratory.evaluation.cases import Candidates
-from services.laboratory.evaluation.ensembles import Ensemble
+from services.laboratory.evaluation.cases import CandidateSettings
+from services.laboratory.evaluation.ensembles import TrainedEnsemble
 from services.laboratory.evaluation.text import texts_of_users
-from services.laboratory.evaluation.tuning import CONTEXT, Choice, Tuning
+from services.laboratory.evaluation.tuning import CONTEXT, Tuning, TuningResult
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.sampling.selection import SelectionEvent, rate, select
@@ -48,7 +48,7 @@ class PrivateChoice(BaseModel):
     """Holds a choice, which may be published, and its cost.
 
     Attributes:
-        label, ensemble, parts, protocol, parameters: those of the chosen `Choice`.
+        label, ensemble, parts, protocol, parameters: those of the chosen `TuningResult`.
         candidates: the labels of all candidates.
         users: the number of held-out users, which counts as public.
         epsilon: the cost, with delta 0.
@@ -122,7 +122,7 @@ def _earlier(path: Path) -> PrivateChoice | None:
         return None
 
 
-def _check(candidates: Sequence[Choice], event: SelectionEvent) -> None:
+def _check(candidates: Sequence[TuningResult], event: SelectionEvent) -> None:
     if len(candidates) < 2:
         raise InputError("private: the public tuning leaves one candidate, so there is nothing to choose or to pay")
     try:
@@ -132,15 +132,17 @@ def _check(candidates: Sequence[Choice], event: SelectionEvent) -> None:
 
 
 def _total_losses(
-    tuning: Tuning, candidates: Sequence[Choice], users: Corpus, display: Display
+    tuning: Tuning, candidates: Sequence[TuningResult], users: Corpus, display: Display
 ) -> tuple[NDArray[np.int64], int]:
     """Returns the sum of the users' losses under each candidate, in `LOSS_UNITS`, and the number of users."""
     from transformers import AutoTokenizer
 
-    ensembles = [Ensemble.load(directory) for directory, _ in groupby(candidates, lambda choice: choice.ensemble)]
+    ensembles = [
+        TrainedEnsemble.load(directory) for directory, _ in groupby(candidates, lambda choice: choice.ensemble)
+    ]
     base = public_model.resolve(ensembles[0].manifest.base_model)
     grouped = [
-        Candidates(
+        CandidateSettings(
             [ensemble.files(part) for part in ensemble.manifest.parts],
             [_planned(choice, tuning) for choice in candidates if choice.ensemble == ensemble.directory],
         )
@@ -162,6 +164,6 @@ def _total_losses(
     return np.concatenate(losses).sum(axis=0), len(texts)
 
 
-def _planned(choice: Choice, tuning: Tuning) -> tuple[Settings, Protocol]:
+def _planned(choice: TuningResult, tuning: Tuning) -> tuple[Settings, Protocol]:
     settings = PROTOCOLS[choice.protocol].model_validate({**choice.parameters, **tuning.budget.limits()})
     return settings, settings.plan(choice.parts)

@@ -13,7 +13,7 @@ from typing import Any
 from services.files import write_atomically
 from services.laboratory.evaluation import figures
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.results import Evaluation, Result, SweepResult, Table
+from services.laboratory.evaluation.results import Evaluation, Result, ResultTable, SweepResult
 from services.laboratory.evaluation.trial import CONTEXTS
 from services.laboratory.html_report import picture, render
 from services.privacy import accounting
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 def _csv(evaluation: Evaluation) -> str:
     """Returns CSV with a line for each method of each table and for each point of each sweep."""
-    lines: list[tuple[str, float | str, Table | SweepResult, Result]] = [
+    lines: list[tuple[str, float | str, ResultTable | SweepResult, Result]] = [
         *(("table", "", table, result) for table in evaluation.tables for result in table.results),
         *((sweep.quantity, point.value, sweep, point.result) for sweep in evaluation.sweeps for point in sweep.points),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from services.laboratory.evaluation.cases import Case
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.options import Quantity
-from services.laboratory.evaluation.trial import CONTEXTS, Outcome
+from services.laboratory.evaluation.trial import CONTEXTS, TrialResult
 from services.privacy import accounting
 from services.privacy.accounting import planning
 from services.privacy.protocol import Protocol
@@ -109,8 +109,8 @@ def result(
     label: str,
     case: Case,
     protocol: Protocol,
-    outcomes: Sequence[Outcome],
-    public: Sequence[Outcome],
+    outcomes: Sequence[TrialResult],
+    public: Sequence[TrialResult],
     base: float | None = None,
 ) -> Result:
     """Computes a result from the outcomes of all runs and the public model's outcomes on the same positions.
@@ -152,7 +152,7 @@ def result(
     )
 
 
-def _gains(outcomes: Sequence[Outcome], public: Sequence[Outcome]) -> Iterator[Gain]:
+def _gains(outcomes: Sequence[TrialResult], public: Sequence[TrialResult]) -> Iterator[Gain]:
     by_range = zip(*(outcome.contexts for outcome in outcomes), strict=True)
     of_public = zip(*(outcome.contexts for outcome in public), strict=True)
     for (first, last), own, reference in zip(CONTEXTS, by_range, of_public, strict=False):
@@ -181,7 +181,7 @@ def impossible(label: str, case: Case, parts: int, problem: str, base: float | N
     )
 
 
-def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[Outcome]) -> EpsilonSpent:
+def reached(settings: Settings, protocol: Protocol, tokens: int, outcomes: Sequence[TrialResult]) -> EpsilonSpent:
     """Computes the cost of a number of tokens with every accountant that supports the protocol."""
     epsilons = [outcome.epsilon for outcome in outcomes if outcome.epsilon is not None]
     measured = max(epsilons) if protocol.event.measured and settings.enforced == "measured" and epsilons else None
@@ -223,7 +223,7 @@ def _infinite(runs: int) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Holds the results of all methods at one budget: references, methods of the main ensemble, other ensembles."""
 
     budget: TokenBudget
@@ -315,6 +315,6 @@ class Evaluation:
     halves: bool
     drawn: int | None
     base_model: str
-    tables: tuple[Table, ...]
+    tables: tuple[ResultTable, ...]
     sweep_runs: int
     sweeps: tuple[SweepResult, ...]

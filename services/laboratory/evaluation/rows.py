@@ -1,8 +1,8 @@
 """Stores the hidden states of models at the positions of a text, in a memory-mapped file for each (text, model).
 
-`Reader` computes distributions from them. The name of a file is a hash of all inputs of its content, and files appear
-atomically. So hidden states of another model, adapter or text are never reused, and an interrupted evaluation continues
-with the next file.
+`RowReader` computes distributions from them. The name of a file is a hash of all inputs of its content, and files
+appear atomically. So hidden states of another model, adapter or text are never reused, and an interrupted evaluation
+continues with the next file.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ HIDDEN_TYPE = np.float32
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowInputs:
     """Holds all inputs of the content of a file.
 
     Attributes:
@@ -145,7 +145,7 @@ class EnsembleRows:
     original: tuple[Path, Path] | None = None
 
 
-class Reader:
+class RowReader:
     """Computes log-probabilities of an ensemble at given positions.
 
     Args:

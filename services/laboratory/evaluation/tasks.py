@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
-from services.laboratory.evaluation.cases import Candidates
+from services.laboratory.evaluation.cases import CandidateSettings
 from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.rows import EnsembleRows, Reader, writing
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader, writing
 from services.laboratory.evaluation.scoring import Scorer
-from services.laboratory.evaluation.text import Text
-from services.laboratory.evaluation.trial import Outcome, run_trials
+from services.laboratory.evaluation.text import EvaluationText
+from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.sampling.selection import loss_units
 from services.privacy.settings import Settings
 
 
-def score_public(base: Path, text: Text, precision: Precision, head: Path, public: Path) -> None:
+def score_public(base: Path, text: EvaluationText, precision: Precision, head: Path, public: Path) -> None:
     """Writes the base model's output layer and its hidden states."""
     scorer = _scorer(base, precision)
     scorer.head.save(head)
@@ -34,7 +34,7 @@ def score_public(base: Path, text: Text, precision: Precision, head: Path, publi
 def score(
     base: Path,
     adapters: Sequence[tuple[AdapterFiles, Path]],
-    text: Text,
+    text: EvaluationText,
     precision: Precision,
     positions: Sequence[NDArray[np.int64]] | None = None,
 ) -> None:
@@ -46,7 +46,7 @@ def score(
 def _score(
     scorer: Scorer,
     adapters: Sequence[AdapterFiles],
-    text: Text,
+    text: EvaluationText,
     paths: Sequence[Path],
     positions: Sequence[NDArray[np.int64]] | None = None,
 ) -> None:
@@ -68,12 +68,14 @@ def trials(
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
     contexts: NDArray[np.int64],
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Runs `run_trials` on rows from files."""
-    return run_trials(planned, Reader.open(files), positions, tokens, contexts)
+    return run_trials(planned, RowReader.open(files), positions, tokens, contexts)
 
 
-def losses_of_users(base: Path, ensembles: Sequence[Candidates], texts: Sequence[Text]) -> NDArray[np.int64]:
+def losses_of_users(
+    base: Path, ensembles: Sequence[CandidateSettings], texts: Sequence[EvaluationText]
+) -> NDArray[np.int64]:
     """Returns each user's loss under each candidate, in `LOSS_UNITS`, int64 [users, candidates].
 
     Every text is scored alone, so that no user changes the shapes, and thus the rounding, of another one's scores.
@@ -86,14 +88,16 @@ def losses_of_users(base: Path, ensembles: Sequence[Candidates], texts: Sequence
     return np.array(losses)
 
 
-def _losses(scorer: Scorer, candidates: Candidates, text: Text, public: NDArray[np.float32]) -> NDArray[np.int64]:
+def _losses(
+    scorer: Scorer, candidates: CandidateSettings, text: EvaluationText, public: NDArray[np.float32]
+) -> NDArray[np.int64]:
     """Returns a user's loss under each candidate: 1/2 - g/2 for a gain of g nats per token over the public model.
 
     `public` holds the public model's hidden states.
     """
     if not text.positions:
         return loss_units(np.full(len(candidates.planned), 0.5))
-    reader = Reader(scorer.head, public, _in_memory(scorer, candidates.adapters, text))
+    reader = RowReader(scorer.head, public, _in_memory(scorer, candidates.adapters, text))
     reference = PublicSettings(), Public(len(candidates.adapters))
     outcomes = run_trials([reference, *candidates.planned], reader, text.runs[0], text.true_tokens)
     public_outcome, *others = outcomes
@@ -104,7 +108,7 @@ def _losses(scorer: Scorer, candidates: Candidates, text: Text, public: NDArray[
     return loss_units(0.5 - np.array(gains) / 2)
 
 
-def _in_memory(scorer: Scorer, adapters: Sequence[AdapterFiles], text: Text) -> list[NDArray[np.float32]]:
+def _in_memory(scorer: Scorer, adapters: Sequence[AdapterFiles], text: EvaluationText) -> list[NDArray[np.float32]]:
     """Returns the hidden states of each adapter, or of the public model without any: float32 [positions, D]."""
     states = [np.empty((text.positions, scorer.head.size), np.float32) for _ in range(len(adapters) or 1)]
     for model, index, hidden in scorer.hidden_states(text.blocks, adapters):

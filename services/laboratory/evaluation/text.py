@@ -31,7 +31,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Text:
+class EvaluationText:
     """Holds the blocks to evaluate. Their targets, block after block, are the positions 0 … positions - 1.
 
     Attributes:
@@ -82,7 +82,7 @@ class Text:
 
 def held_out_text(
     documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int, runs: int, seed: int = 0
-) -> Text:
+) -> EvaluationText:
     """Draws enough blocks of a held-out corpus for `runs` runs of `tokens` tokens.
 
     If the corpus is too small, runs share positions; if it has fewer than `tokens` tokens, runs are shorter.
@@ -105,10 +105,12 @@ def held_out_text(
         positions += len(chosen[-1].targets)
     length = min(tokens, positions)
     starts = [(run * length) % positions for run in range(runs)]
-    return Text(tuple(chosen), tuple((start + np.arange(length)) % positions for start in starts))
+    return EvaluationText(tuple(chosen), tuple((start + np.arange(length)) % positions for start in starts))
 
 
-def texts_of_users(documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int) -> Sequence[Text]:
+def texts_of_users(
+    documents: Iterable[Document], tokenizer: Any, *, context: int, tokens: int
+) -> Sequence[EvaluationText]:
     """Returns a text of one run for each user: the first `tokens` tokens of the user, which no other user changes.
 
     A user without a token to evaluate has a text without blocks.
@@ -117,7 +119,7 @@ def texts_of_users(documents: Iterable[Document], tokenizer: Any, *, context: in
     for stream in _streams(documents, tokenizer):
         blocks = tuple(_cut(stream[:tokens], context))
         positions = sum(len(block.targets) for block in blocks)
-        texts.append(Text(blocks, (np.arange(positions),)))
+        texts.append(EvaluationText(blocks, (np.arange(positions),)))
     return texts
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services.budget.in_memory import InMemoryBudget
 from services.budget.privacy_budget import PrivacyBudget
-from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.rows import RowReader
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.protocols.public import Public
@@ -33,7 +33,7 @@ _VALUES_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """Holds the result of one run of one protocol. It is private, like all measurements on private models.
 
     Attributes:
@@ -79,7 +79,7 @@ class Targets:
 
 
 class Trial:
-    """Computes an `Outcome` from batches of positions, in the order in which a service would release the tokens.
+    """Computes an `TrialResult` from batches of positions, in the order in which a service would release the tokens.
 
     Args:
         positions: the total number of positions.
@@ -123,12 +123,12 @@ class Trial:
             self._logs += [logs, np.log(public)]
         self._hits += [private, public]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrialResult:
         logs, hits = np.concatenate(self._logs), np.concatenate(self._hits)
         possible = np.isfinite(logs) & np.concatenate([targets.counted for targets in self._targets])
         contexts = np.concatenate([targets.contexts for targets in self._targets])
         epsilon = self._budget.epsilon
-        return Outcome(
+        return TrialResult(
             positions=len(logs),
             answered=self._answered,
             charged=self._budget.charged,
@@ -190,12 +190,12 @@ class Trial:
 
 def run_trials(
     planned: Sequence[tuple[Settings, Protocol]],
-    reader: Reader,
+    reader: RowReader,
     positions: NDArray[np.int64],
     tokens: NDArray[np.int64],
     contexts: NDArray[np.int64] | None = None,
     released: int | None = None,
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Runs several protocols of one ensemble on one run. Reads and shapes the rows once for all of them.
 
     Args:

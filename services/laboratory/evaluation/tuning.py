@@ -18,13 +18,13 @@ from filelock import FileLock, Timeout
 
 from services.errors import InputError, WorkError
 from services.laboratory.evaluation import comparisons
-from services.laboratory.evaluation.cases import Case, Planned
-from services.laboratory.evaluation.ensembles import Ensemble, Ensembles
+from services.laboratory.evaluation.cases import Case, PlannedCase
+from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.methods import SHARES
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.laboratory.evaluation.results import result
-from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
 from services.privacy.events import Status
 from services.privacy.protocols import PROTOCOLS
@@ -48,7 +48,7 @@ _INFINITE = Estimate(math.inf, None, None, ())
 
 
 @dataclass(frozen=True)
-class Choice:
+class TuningResult:
     """Holds settings on one ensemble and their results.
 
     Attributes:
@@ -78,8 +78,8 @@ class Tuning:
     budget: TokenBudget
     positions: int
     runs: int
-    choices: tuple[Choice, ...]
-    recommended: Choice
+    choices: tuple[TuningResult, ...]
+    recommended: TuningResult
 
 
 def refuse_private(sample: Sequence[Document], marks: Marks, where: str) -> None:
@@ -133,7 +133,7 @@ def tune(
             if not ensembles:
                 cluster.enter_context(connected())
                 sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
-            loaded = Ensembles.load(list(ensembles), None, ())
+            loaded = ComparedEnsembles.load(list(ensembles), None, ())
             if loaded.on_bases:
                 raise InputError(
                     f"ensemble {loaded.on_bases[0].directory}: is on a private base, and choices are free only on a "
@@ -176,12 +176,12 @@ def _status(settings: Settings, parts: int) -> Status | None:
         return None
 
 
-def front(choices: Sequence[Choice]) -> set[int]:
+def front(choices: Sequence[TuningResult]) -> set[int]:
     """Returns the indices of the Pareto front: no choice of the same guarantee, or a certified one, beats them."""
     return {index for index, choice in enumerate(choices) if not any(_beats(other, choice) for other in choices)}
 
 
-def recommend(choices: Sequence[Choice]) -> Choice:
+def recommend(choices: Sequence[TuningResult]) -> TuningResult:
     """Returns the cheapest certified choice whose perplexity is within `TOLERANCE` of the best certified one."""
     certified = [choice for choice in choices if choice.status == "certified"]
     best = min(choice.perplexity.mean for choice in certified)
@@ -189,11 +189,11 @@ def recommend(choices: Sequence[Choice]) -> Choice:
     return min(near, key=_by_rows)
 
 
-def _by_rows(choice: Choice) -> tuple[float, float]:
+def _by_rows(choice: TuningResult) -> tuple[float, float]:
     return choice.rows, choice.perplexity.mean
 
 
-def _beats(first: Choice, second: Choice) -> bool:
+def _beats(first: TuningResult, second: TuningResult) -> bool:
     if first.status not in ("certified", second.status):
         return False
     rows, perplexity = _by_rows(first)
@@ -221,7 +221,9 @@ def _train(
     return Corpus(held_out), directories
 
 
-def _text(sample: Sequence[Document], ensembles: Ensembles, tokens: int, runs: int, display: Display) -> Text:
+def _text(
+    sample: Sequence[Document], ensembles: ComparedEnsembles, tokens: int, runs: int, display: Display
+) -> EvaluationText:
     from transformers import AutoTokenizer
 
     display.say("reading the sample")
@@ -233,7 +235,7 @@ def _text(sample: Sequence[Document], ensembles: Ensembles, tokens: int, runs: i
 class _Search:
     """Computes the rows of all models and the outcomes of all choices on a workbench."""
 
-    def __init__(self, ensembles: Ensembles, bench: Workbench, budget: TokenBudget, drawn: int | None) -> None:
+    def __init__(self, ensembles: ComparedEnsembles, bench: Workbench, budget: TokenBudget, drawn: int | None) -> None:
         self._bench = bench
         self._runs = range(len(bench.text.runs))
         self._ensembles = sorted(ensembles.all, key=lambda ensemble: ensemble.parts)
@@ -257,12 +259,12 @@ class _Search:
         marked = tuple(replace(choice, on_front=index in on_front) for index, choice in enumerate(choices))
         return Tuning(self._budget, len(self._bench.text.runs[0]), len(self._runs), marked, recommend(marked))
 
-    def _choice(self, planned: Planned, public: Planned) -> Choice:
+    def _choice(self, planned: PlannedCase, public: PlannedCase) -> TuningResult:
         runs = len(self._runs)
         outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
         settings, protocol = planned.case.settings, planned.protocol
         measured = result(comparisons.label(settings), planned.case, protocol, outcomes, public_outcomes)
-        return Choice(
+        return TuningResult(
             label=comparisons.label(settings),
             ensemble=planned.case.ensemble,
             parts=protocol.parts,
@@ -274,8 +276,8 @@ class _Search:
             change=measured.change or _INFINITE,
         )
 
-    def _planned(self, settings: Settings, ensemble: Ensemble) -> Planned:
-        return Planned(
+    def _planned(self, settings: Settings, ensemble: TrainedEnsemble) -> PlannedCase:
+        return PlannedCase(
             Case(ensemble.directory, settings),
             settings.plan(ensemble.parts),
             self._bench.files(ensemble, ensemble.manifest.parts, self._drawn),

@@ -16,11 +16,11 @@ from services.engine.engine import AdapterFiles
 from services.errors import InputError
 from services.fan_out import spread
 from services.laboratory.evaluation import tasks
-from services.laboratory.evaluation.cases import Outcomes, Planned, grouped
-from services.laboratory.evaluation.ensembles import Ensemble
+from services.laboratory.evaluation.cases import Outcomes, PlannedCase, grouped
+from services.laboratory.evaluation.ensembles import TrainedEnsemble
 from services.laboratory.evaluation.options import Precision
-from services.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, Origin, is_whole
-from services.laboratory.evaluation.text import Positions, Text
+from services.laboratory.evaluation.rows import HIDDEN_TYPE, Drawing, EnsembleRows, RowInputs, is_whole
+from services.laboratory.evaluation.text import EvaluationText, Positions
 from services.progress import Display
 from services.ray_session import connected
 from services.training.manifest import Adapter
@@ -50,7 +50,7 @@ class Workbench:
     """Computes missing results on Ray. Methods enter a connection into their argument `cluster` when they need one."""
 
     def __init__(
-        self, base: Path, revision: str, text: Text, output: Path, precision: Precision, display: Display
+        self, base: Path, revision: str, text: EvaluationText, output: Path, precision: Precision, display: Display
     ) -> None:
         """Initializes the workbench for the public model in `base` with its `revision`.
 
@@ -64,7 +64,7 @@ class Workbench:
         self._precision = precision
         self._display = display
 
-    def files(self, ensemble: Ensemble, adapters: Sequence[Adapter], drawn: int | None = None) -> EnsembleRows:
+    def files(self, ensemble: TrainedEnsemble, adapters: Sequence[Adapter], drawn: int | None = None) -> EnsembleRows:
         """Returns the files with the rows of an ensemble's base model and of these of its models.
 
         Args:
@@ -72,7 +72,7 @@ class Workbench:
         """
         return self._files(ensemble, adapters, self._drawing(adapters, drawn))
 
-    def _files(self, ensemble: Ensemble, adapters: Sequence[Adapter], drawing: Drawing | None) -> EnsembleRows:
+    def _files(self, ensemble: TrainedEnsemble, adapters: Sequence[Adapter], drawing: Drawing | None) -> EnsembleRows:
         paths = (
             self._path(
                 ensemble.manifest.base_revision,
@@ -89,7 +89,7 @@ class Workbench:
         """The files with the rows of the public model, without any other."""
         return EnsembleRows(self._head(self._revision), self._path(self._revision), ())
 
-    def base_files(self, ensemble: Ensemble) -> EnsembleRows:
+    def base_files(self, ensemble: TrainedEnsemble) -> EnsembleRows:
         """Returns the files with the rows of the base model of an ensemble, which is also the only other model."""
         revision, public = ensemble.manifest.base_revision, self.public_files
         own = self._path(revision)
@@ -101,7 +101,10 @@ class Workbench:
         return _drawn(self.text.positions, len(adapters), drawn) if few else None
 
     def compute_rows(
-        self, ensembles: Iterable[tuple[Ensemble, Sequence[Adapter]]], cluster: ExitStack, drawn: int | None = None
+        self,
+        ensembles: Iterable[tuple[TrainedEnsemble, Sequence[Adapter]]],
+        cluster: ExitStack,
+        drawn: int | None = None,
     ) -> None:
         """Computes the hidden states of base models and of models that are missing, and removes all others.
 
@@ -155,7 +158,7 @@ class Workbench:
         for _ in spread(function, jobs, self._display, gpus=True):
             pass
 
-    def compute_outcomes(self, wanted: Iterable[tuple[int, Planned]], cluster: ExitStack) -> None:
+    def compute_outcomes(self, wanted: Iterable[tuple[int, PlannedCase]], cluster: ExitStack) -> None:
         """Computes the missing outcomes of protocols over runs.
 
         Raises:
@@ -186,11 +189,11 @@ class Workbench:
     def _path(
         self,
         revision: str,
-        ensemble: Ensemble | None = None,
+        ensemble: TrainedEnsemble | None = None,
         adapter: Adapter | None = None,
         drawing: str | None = None,
     ) -> Path:
-        origin = Origin(
+        origin = RowInputs(
             base=revision,
             adapter=None if adapter is None else adapter.sha256,
             part_kind=None if ensemble is None else ensemble.manifest.part_kind,

@@ -58,7 +58,7 @@ class Utility:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class PrivateTextOverlap:
     """Measures how close a set is to the private text.
 
     Attributes:
@@ -92,7 +92,7 @@ def _distinct(words: Sequence[str]) -> dict[int, float]:
     return shares
 
 
-class Reader:
+class PerplexityModel:
     """Computes the perplexity of texts, with or without an adapter, and their features.
 
     Args:
@@ -193,7 +193,7 @@ def utility(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -
     return Utility(accuracy, len(train), len(test), majority)
 
 
-def overlap(texts: Sequence[str], real: Sequence[str]) -> Overlap:
+def overlap(texts: Sequence[str], real: Sequence[str]) -> PrivateTextOverlap:
     """Measures how close texts are to the real texts. A text that is among them has the maximum closeness."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -201,7 +201,7 @@ def overlap(texts: Sequence[str], real: Sequence[str]) -> Overlap:
     copied = float(np.mean([any(gram in known for gram in _grams(text)) for text in texts]))
     vectors = TfidfVectorizer().fit([*real, *texts])
     cosines = (vectors.transform(texts) @ vectors.transform(real).T).max(axis=1).toarray().ravel()
-    return Overlap(copied, float(cosines.mean()), float(np.quantile(cosines, 0.95)))
+    return PrivateTextOverlap(copied, float(cosines.mean()), float(np.quantile(cosines, 0.95)))
 
 
 def _grams(text: str) -> set[tuple[str, ...]]:

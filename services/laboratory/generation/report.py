@@ -64,7 +64,7 @@ class Real:
 
 
 @dataclass(frozen=True)
-class Row:
+class QualityRow:
     """Holds the measurements of one set of texts. Fields with a default depend on private text, without protection."""
 
     name: str
@@ -75,14 +75,14 @@ class Row:
     finetuned_perplexity: float | None = None
     mauve: float | None = None
     utility: quality.Utility | None = None
-    overlap: quality.Overlap | None = None
+    overlap: quality.PrivateTextOverlap | None = None
 
 
 @dataclass(frozen=True)
-class Report:
+class QualityReport:
     """Holds all rows, the model and the label with which they were measured, and the fields of a job's records."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[QualityRow, ...]
     card: Mapping[str, Any]
     model: str
     label_field: str | None
@@ -101,7 +101,7 @@ def make_report(
     real: Real | None = None,
     finetuned: Path | None = None,
     label_field: str | None = None,
-) -> tuple[Report, Path]:
+) -> tuple[QualityReport, Path]:
     """Measures a job's texts and its baseline, if there is one, writes the files, and returns the page's path.
 
     Args:
@@ -122,8 +122,8 @@ def make_report(
     for name, pairs in sets.items():
         if not any(text.strip() for text, _ in pairs):
             raise InputError(f"{directory}: the {name} has no text")
-    report = Report(
-        _rows(sets, quality.Reader(model), real, _adapter(finetuned), label_field),
+    report = QualityReport(
+        _rows(sets, quality.PerplexityModel(model), real, _adapter(finetuned), label_field),
         _card(directory),
         model.name,
         label_field,
@@ -136,7 +136,7 @@ def make_report(
     return report, directory / page
 
 
-def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
+def render(report: QualityReport, texts: Mapping[str, Sequence[str]]) -> str:
     """Renders the HTML page with embedded figures."""
     shown = {name: contents for name, contents in texts.items() if name != REAL}
     return html_report.render(
@@ -156,11 +156,11 @@ def render(report: Report, texts: Mapping[str, Sequence[str]]) -> str:
 
 def _rows(
     sets: Mapping[str, Sequence[tuple[str, str | None]]],
-    reader: quality.Reader,
+    reader: quality.PerplexityModel,
     real: Real | None,
     adapter: AdapterFiles | None,
     label_field: str | None,
-) -> tuple[Row, ...]:
+) -> tuple[QualityRow, ...]:
     texts = {name: _texts(pairs) for name, pairs in sets.items()}
     varieties = quality.variety(texts)
     references = None if real is None else reader.features(_texts(real.test))
@@ -170,7 +170,7 @@ def _rows(
         if references is not None and min(len(own), len(references)) >= MIN_FOR_MAUVE:
             score = quality.mauve(reader.features(own), references)
         rows.append(
-            Row(
+            QualityRow(
                 name,
                 len(own),
                 quality.lengths(own),
@@ -261,7 +261,7 @@ def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:
     return figure
 
 
-def _distinct_figure(rows: Sequence[Row], theme: Theme) -> Figure:
+def _distinct_figure(rows: Sequence[QualityRow], theme: Theme) -> Figure:
     palette = PALETTES[theme]
     figure = Figure(figsize=(7, 3.3), layout="constrained", facecolor=palette.paper)
     axes = figure.subplots()

@@ -21,7 +21,7 @@ from services.laboratory.heads import methods
 from services.laboratory.heads.methods import METHODS, Method
 from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.score import auc_of, outputs
-from services.laboratory.heads.table import Scaling, Split, Table, fingerprint, split
+from services.laboratory.heads.table import Scaling, Table, TableSplit, fingerprint, split
 from services.progress import Display
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
@@ -31,7 +31,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class Plan:
+class HeadPlan:
     """Lists what to train.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Trial:
+class HeadTrial:
     """Describes one training: a method, an epsilon, settings and a seed."""
 
     name: MethodName
@@ -93,7 +93,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class HeadComparison:
     """Holds all results on one data set.
 
     Attributes:
@@ -145,7 +145,7 @@ class Comparison:
         }
 
 
-def kept(comparison: Comparison, chosen: str) -> dict[str, dict[str, float]]:
+def kept(comparison: HeadComparison, chosen: str) -> dict[str, dict[str, float]]:
     """Returns the share of the non-private area that each private method keeps, by epsilon."""
     reference = comparison.find("non-private", chosen=chosen)
     if reference is None:
@@ -161,7 +161,7 @@ def kept(comparison: Comparison, chosen: str) -> dict[str, dict[str, float]]:
 Run = Callable[[Mapping[str, tuple[Any, ...]]], Iterator[tuple[str, dict[str, Any]]]]
 
 
-def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) -> Comparison:
+def compare(table: Table, plan: HeadPlan, output: Path, run: Run, display: Display) -> HeadComparison:
     """Runs all trainings of a plan and stores their results below `output`.
 
     Raises:
@@ -178,17 +178,17 @@ def compare(table: Table, plan: Plan, output: Path, run: Run, display: Display) 
     for stage in ("advance", "search") if plan.search else ("advance",):
         settings = _chosen(plan, stage, parts, cache, run, display)
         finals = {
-            place: [Trial(place[0], place[1], setting.model_dump(), seed, True) for seed in range(plan.seeds)]
+            place: [HeadTrial(place[0], place[1], setting.model_dump(), seed, True) for seed in range(plan.seeds)]
             for place, (setting, _) in settings.items()
         }
         display.say(f"Final round, settings of the {stage}: {sum(map(len, finals.values()))} trainings")
         results = cache.results([trial for trials in finals.values() for trial in trials], parts, run)
         for place, (setting, trials) in settings.items():
             cells.append(_cell(place, stage, setting, [results[trial.key] for trial in finals[place]], trials))
-    return Comparison(table.name, rows, table.unit, table.scaling, cells, left_out)
+    return HeadComparison(table.name, rows, table.unit, table.scaling, cells, left_out)
 
 
-def run_trial(trial: Trial, parts: Split) -> dict[str, Any]:
+def run_trial(trial: HeadTrial, parts: TableSplit) -> dict[str, Any]:
     """Runs one training; returns areas on the validation rows, or in the final round on the test rows with a curve."""
     method = METHODS[trial.name]
     make = methods.build(parts.train)
@@ -209,7 +209,7 @@ def run_trial(trial: Trial, parts: Split) -> dict[str, Any]:
 
 
 def _chosen(
-    plan: Plan, stage: str, parts: Split, cache: "_Cache", run: Run, display: Display
+    plan: HeadPlan, stage: str, parts: TableSplit, cache: "_Cache", run: Run, display: Display
 ) -> dict[tuple[MethodName, float], tuple[BaseModel, int]]:
     """Returns for each method and epsilon its setting, and the number of trainings that the choice took."""
     places = [
@@ -229,10 +229,10 @@ def _chosen(
 
 
 def _best(
-    tried: Mapping[tuple[MethodName, float], Sequence[BaseModel]], parts: Split, cache: "_Cache", run: Run
+    tried: Mapping[tuple[MethodName, float], Sequence[BaseModel]], parts: TableSplit, cache: "_Cache", run: Run
 ) -> dict[tuple[MethodName, float], BaseModel]:
     trials = {
-        place: [Trial(place[0], place[1], setting.model_dump(), 0, False) for setting in settings]
+        place: [HeadTrial(place[0], place[1], setting.model_dump(), 0, False) for setting in settings]
         for place, settings in tried.items()
     }
     results = cache.results([trial for place_trials in trials.values() for trial in place_trials], parts, run)
@@ -289,7 +289,7 @@ class _Cache:
             raise InputError(f"output {output}: contains results of another table; choose another directory")
         write_atomically(mark, own)
 
-    def results(self, trials: Sequence[Trial], parts: Split, run: Run) -> dict[str, dict[str, Any]]:
+    def results(self, trials: Sequence[HeadTrial], parts: TableSplit, run: Run) -> dict[str, dict[str, Any]]:
         """Runs the trials without a stored result and returns all results by key."""
         stored = {trial.key: self._read(trial) for trial in trials}
         missing = {trial.key: (trial, parts) for trial in trials if stored[trial.key] is None}
@@ -298,7 +298,7 @@ class _Cache:
             stored[key] = result
         return {key: result for key, result in stored.items() if result is not None}
 
-    def _read(self, trial: Trial) -> dict[str, Any] | None:
+    def _read(self, trial: HeadTrial) -> dict[str, Any] | None:
         try:
             result: dict[str, Any] = json.loads((self._directory / f"{trial.key}.json").read_bytes())
         except (OSError, ValueError):
@@ -344,5 +344,5 @@ def on_cluster(display: Display) -> Run:
 _TRIALS_PER_TASK = 4
 
 
-def _run_batch(trials: Sequence[tuple[str, Trial]], parts: Split) -> list[tuple[str, dict[str, Any]]]:
+def _run_batch(trials: Sequence[tuple[str, HeadTrial]], parts: TableSplit) -> list[tuple[str, dict[str, Any]]]:
     return [(key, run_trial(trial, parts)) for key, trial in trials]

@@ -16,7 +16,7 @@ from services.laboratory.heads.flows import FlowSettings
 from services.laboratory.heads.models import GRUD, LogisticRegression, Parametrised
 from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.pate import PateSettings
-from services.laboratory.heads.sgd import DpSgdSettings, Noise, SgdSettings
+from services.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
 from services.laboratory.heads.table import UNSTATED, Scaling, Table
 from services.privacy import accounting
 from services.privacy.events import Status
@@ -26,7 +26,7 @@ SAMPLES = 1000
 """The number of parameter vectors drawn from each fitted flow."""
 
 # The settings that each private method uses without a search. They were chosen on public tables.
-DP_SGD = DpSgdSettings()
+DP_SGD = HeadDpSgdSettings()
 EXPM_NF = ExpMNFSettings(flow=FlowSettings(sigma=0.01), fit=FitSettings(steps=300))
 CERTIFIED = CertifiedSettings()
 PATE = PateSettings()
@@ -91,14 +91,14 @@ def _train_sgd(make: Callable[[], nn.Module], table: Table, _: float, settings: 
 
 
 def _train_dp_sgd(
-    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: DpSgdSettings, seed: int
+    make: Callable[[], nn.Module], table: Table, epsilon: float, settings: HeadDpSgdSettings, seed: int
 ) -> Tensor:
     torch.manual_seed(seed)  # the initial weights
     noise = sgd.noise_for(epsilon, DELTA, table.stated_population, settings.batch, settings.epochs)
     return train_with_noise(make, table, noise, settings)[None]
 
 
-def train_with_noise(make: Callable[[], nn.Module], table: Table, noise: Noise, settings: DpSgdSettings) -> Tensor:
+def train_with_noise(make: Callable[[], nn.Module], table: Table, noise: Noise, settings: HeadDpSgdSettings) -> Tensor:
     """Trains parameters [D] with DP-SGD."""
     return Parametrised(sgd.train_privately(make(), *_tensors(table), noise, settings)).vector
 
@@ -197,7 +197,7 @@ METHODS: Mapping[MethodName, Method] = {
             f"(epsilon, {DELTA:g})-differential privacy, one row added or removed",
             DP_SGD,
             [
-                DpSgdSettings(loss=loss, learning_rate=rate, batch=batch, epochs=epochs)
+                HeadDpSgdSettings(loss=loss, learning_rate=rate, batch=batch, epochs=epochs)
                 for loss in ("l2", "cross-entropy")
                 for rate, batch, epochs in ((0.5, 1024, 10), (4.0, 1024, 10), (0.5, 4096, 30), (4.0, 4096, 30))
             ],

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from services.files import write_atomically
 from services.laboratory.evaluation.figures import PALETTES, Palette, Theme
-from services.laboratory.heads.compare import Cell, Comparison
+from services.laboratory.heads.compare import Cell, HeadComparison
 from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.names import MethodName
 from services.laboratory.html_report import picture, render
@@ -25,7 +25,7 @@ _CURVE_EPSILON = 1.0
 _BOX = 0.8 / len(_PRIVATE)
 
 
-def write_report(comparison: Comparison, output: Path) -> Path:
+def write_report(comparison: HeadComparison, output: Path) -> Path:
     """Writes all files of the report, each atomically; returns the path of the page."""
     stages = [stage for stage in ("search", "advance") if any(cell.chosen == stage for cell in comparison.cells)]
     figures = {
@@ -47,7 +47,7 @@ def write_report(comparison: Comparison, output: Path) -> Path:
     return output / HTML_FILE
 
 
-def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
+def auc_over_epsilon(comparison: HeadComparison, stage: str, theme: Theme = "light") -> bytes:
     """Draws a PNG with a box over all samples for each method and epsilon, and the non-private area as a line."""
     palette = PALETTES[theme]
     epsilons = sorted({cell.epsilon for cell in comparison.cells if cell.epsilon})
@@ -83,7 +83,7 @@ def auc_over_epsilon(comparison: Comparison, stage: str, theme: Theme = "light")
     return _png(figure)
 
 
-def curves(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
+def curves(comparison: HeadComparison, stage: str, theme: Theme = "light") -> bytes:
     """Draws a PNG of ROC curves on logarithmic axes, with a band of 90 % of the samples."""
     palette = PALETTES[theme]
     figure, axes = _canvas(palette)
@@ -107,7 +107,7 @@ def curves(comparison: Comparison, stage: str, theme: Theme = "light") -> bytes:
     return _png(figure)
 
 
-def _findings(comparison: Comparison, stage: str) -> list[str]:
+def _findings(comparison: HeadComparison, stage: str) -> list[str]:
     """Returns sentences that say how much of the non-private area each method keeps, and from which epsilon."""
     reference = comparison.find("non-private", chosen=stage)
     if reference is None:

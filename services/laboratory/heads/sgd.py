@@ -38,7 +38,7 @@ class SgdSettings(BaseModel):
     batch: int = Field(256, ge=1)
 
 
-class DpSgdSettings(SgdSettings):
+class HeadDpSgdSettings(SgdSettings):
     """Configures DP-SGD, which clips the gradient of each row to an L2 norm and adds noise."""
 
     learning_rate: float = Field(0.5, gt=0, description="of plain SGD")
@@ -79,7 +79,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, settings: SgdSettings, seed: i
     return model
 
 
-def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: DpSgdSettings) -> nn.Module:
+def train_privately(model: nn.Module, x: Tensor, y: Tensor, noise: Noise, settings: HeadDpSgdSettings) -> nn.Module:
     """Trains with Opacus. Batches and noise come from the operating system's randomness, also in comparisons.
 
     PyTorch's generator on the CPU takes 32 bits of a seed, so its noise can be found by search, and then the gradients.

@@ -84,7 +84,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TableSplit:
     """Holds tables that share no users."""
 
     train: Table
@@ -92,7 +92,7 @@ class Split:
     test: Table
 
 
-def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Split:
+def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> TableSplit:
     """Assigns users, with all of their rows, randomly to training, validation and test.
 
     Raises:
@@ -102,7 +102,7 @@ def split(table: Table, seed: int = 0, shares: Sequence[float] = SHARES) -> Spli
     order = np.random.default_rng(seed).permutation(owners)
     edges = np.floor(np.cumsum(shares)[:-1] * len(order)).astype(int)
     tables = (table.rows(np.isin(table.users, part)) for part in np.split(order, edges))
-    return Split(*(_share(part, share) for part, share in zip(tables, shares, strict=True)))
+    return TableSplit(*(_share(part, share) for part, share in zip(tables, shares, strict=True)))
 
 
 def _share(part: Table, share: float) -> Table:

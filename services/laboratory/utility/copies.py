@@ -16,7 +16,7 @@ _SECRETS = ("secret", "code")
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopiedSpans:
     """Describes the longest span of each text that is also in one private text, in tokens.
 
     Attributes:
@@ -30,7 +30,7 @@ class Copies:
     spans: tuple[int, ...]
 
     @classmethod
-    def of(cls, spans: Integers) -> "Copies":
+    def of(cls, spans: Integers) -> "CopiedSpans":
         median, high = np.quantile(spans, (0.5, 0.95))
         return cls(int(spans.max()), float(median), float(high), tuple(int(span) for span in spans))
 
@@ -51,7 +51,7 @@ class Secrets:
 
 
 @dataclass(frozen=True)
-class Canary:
+class PlantedSecret:
     """A secret and whether the private text has it."""
 
     secret: str
@@ -110,7 +110,7 @@ class _Spans:
         self.starts, self.names = self.starts[going_on], self.names[going_on]
 
 
-def read_canaries(path: Path) -> tuple[Canary, ...]:
+def read_canaries(path: Path) -> tuple[PlantedSecret, ...]:
     """Reads secrets: the canaries of `privmix demo-corpus` (`code`, `split`) or of an audit (`secret`, `included`).
 
     Raises:
@@ -119,7 +119,7 @@ def read_canaries(path: Path) -> tuple[Canary, ...]:
     return tuple(_canaries(path))
 
 
-def find_secrets(texts: Sequence[str], canaries: Sequence[Canary]) -> Secrets:
+def find_secrets(texts: Sequence[str], canaries: Sequence[PlantedSecret]) -> Secrets:
     """Counts the canaries whose secret is in a text."""
     whole = "\n".join(texts)
     found = [canary.secret in whole for canary in canaries]
@@ -128,7 +128,7 @@ def find_secrets(texts: Sequence[str], canaries: Sequence[Canary]) -> Secrets:
     return Secrets(both, sum(included), sum(found) - both, len(canaries) - sum(included))
 
 
-def _canaries(path: Path) -> Iterator[Canary]:
+def _canaries(path: Path) -> Iterator[PlantedSecret]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -139,4 +139,4 @@ def _canaries(path: Path) -> Iterator[Canary]:
             secret = next(row[name] for name in _SECRETS if row.get(name))
         except (ValueError, AttributeError, StopIteration):
             raise InputError(f"canaries {path}: line {number}: must be an object with a secret or a code") from None
-        yield Canary(str(secret), bool(row.get("included", row.get("split", "train") == "train")))
+        yield PlantedSecret(str(secret), bool(row.get("included", row.get("split", "train") == "train")))

@@ -16,7 +16,7 @@ USER = "user"
 
 
 @dataclass(frozen=True)
-class Origin:
+class TextOrigin:
     """States where texts come from, as the card of their job does; a plain file states nothing.
 
     Attributes:
@@ -46,7 +46,7 @@ class Labelled:
     labels: tuple[str, ...]
     users: tuple[str, ...]
     dropped: int = 0
-    origin: Origin = Origin()
+    origin: TextOrigin = TextOrigin()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -110,7 +110,7 @@ def _labelled(
     rows: Iterator[tuple[int, Mapping[str, Any]]] | enumerate[Mapping[str, Any]],
     text_field: str,
     label_field: str,
-    origin: Origin | None = None,
+    origin: TextOrigin | None = None,
     dropped: int = 0,
 ) -> Labelled:
     found: list[tuple[str, str, str]] = []
@@ -130,10 +130,10 @@ def _labelled(
     if not found:
         raise InputError(f"{path}: has no labelled text")
     texts, labels, users = (tuple(column) for column in zip(*found, strict=True))
-    return Labelled(name, texts, labels, users, dropped, origin or Origin())
+    return Labelled(name, texts, labels, users, dropped, origin or TextOrigin())
 
 
-def _origin(job: Path) -> Origin:
+def _origin(job: Path) -> TextOrigin:
     """Reads the card of a job.
 
     Raises:
@@ -144,7 +144,7 @@ def _origin(job: Path) -> Origin:
     except (OSError, ValueError) as error:
         raise InputError(f"{job}: has no {CARD}; run `privmix generate` on it again") from error
     budget = card["budget"]
-    return Origin(
+    return TextOrigin(
         (card["protocol"] or {}).get("kind"),
         card["epsilon"],
         card["delta"],

@@ -57,14 +57,14 @@ class ReferenceOptions:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ReferenceBatch:
     """Holds one reference of each of B users, all with one label."""
 
     label: str
     texts: tuple[str, ...]
 
 
-def batches(real: Labelled, references: int, seed: int) -> list[Batch]:
+def batches(real: Labelled, references: int, seed: int) -> list[ReferenceBatch]:
     """Divides users into batches of one label, each user in at most one batch, with one text.
 
     Raises:
@@ -78,7 +78,7 @@ def batches(real: Labelled, references: int, seed: int) -> list[Batch]:
             taken.add(real.users[index])
             waiting[real.labels[index]].append(real.texts[index])
     found = [
-        Batch(label, tuple(texts[start : start + references]))
+        ReferenceBatch(label, tuple(texts[start : start + references]))
         for label, texts in waiting.items()
         for start in range(0, len(texts) - references + 1, references)
     ]
@@ -136,7 +136,7 @@ class _Writer:
         self._generator = torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
-    def write(self, batch: Batch, field: str, mechanism: InvisibleInk | Amin, most: int) -> tuple[str, int]:
+    def write(self, batch: ReferenceBatch, field: str, mechanism: InvisibleInk | Amin, most: int) -> tuple[str, int]:
         """Returns a text and its number of tokens. A text of Amin et al. ends after `most` private tokens."""
         limit = most if isinstance(mechanism, InvisibleInk) else 4 * most
         tokens: list[int] = []
@@ -154,7 +154,7 @@ class _Writer:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text.partition(_END)[0].strip(), len(tokens)
 
-    def _prompts(self, batch: Batch, field: str) -> list[list[int]]:
+    def _prompts(self, batch: ReferenceBatch, field: str) -> list[list[int]]:
         asked = f"{field}: {batch.label}\ntext:"
         eos = self._tokenizer.eos_token_id
         prompts = [[eos, *self._tokens(asked)]]

@@ -12,7 +12,7 @@ from services.files import write_atomically
 from services.laboratory import html_report
 from services.laboratory.evaluation.figures import PALETTES, Palette, Theme
 from services.laboratory.utility.classifiers import CLASSIFIERS, Score
-from services.laboratory.utility.task import REAL, Row, TaskReport
+from services.laboratory.utility.task import REAL, TaskReport, UtilityRow
 
 JSON_FILE, HTML_FILE = "task-operator.json", "task-operator.html"
 
@@ -45,7 +45,7 @@ def render(report: TaskReport) -> str:
     )
 
 
-def guarantee(row: Row) -> str:
+def guarantee(row: UtilityRow) -> str:
     """Returns the guarantee of a row's texts in a few words."""
     origin = row.origin
     if row.name == REAL:

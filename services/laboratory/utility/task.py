@@ -16,9 +16,9 @@ from services.errors import InputError
 from services.laboratory.generation.quality import mauve, variety
 from services.laboratory.generation.report import MIN_FOR_MAUVE
 from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Scores, evaluate
-from services.laboratory.utility.copies import Canary, Copies, Secrets, find_secrets, longest_spans
+from services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
 from services.laboratory.utility.embedding import Embedder, Integers, Reals
-from services.laboratory.utility.labelled import Labelled, Origin
+from services.laboratory.utility.labelled import Labelled, TextOrigin
 from services.progress import Display
 
 REAL, HELD_OUT = "real text", "held-out real text"
@@ -43,7 +43,7 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class Row:
+class UtilityRow:
     """Holds the measurements of one training set.
 
     Attributes:
@@ -58,7 +58,7 @@ class Row:
     """
 
     name: str
-    origin: Origin
+    origin: TextOrigin
     texts: int
     missing: tuple[str, ...]
     unknown: int
@@ -66,7 +66,7 @@ class Row:
     scores: Mapping[str, Scores]
     mauve: float | None
     distinct: Mapping[int, float]
-    copies: Copies
+    copies: CopiedSpans
     secrets: Secrets | None
 
 
@@ -79,7 +79,7 @@ class TaskReport:
         words: the number of words of each set that distinct-n counts.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[UtilityRow, ...]
     label_field: str
     classes: tuple[str, ...]
     held_out: int
@@ -102,7 +102,7 @@ def measure(
     label_field: str,
     model: Path,
     options: TaskOptions,
-    canaries: Sequence[Canary] = (),
+    canaries: Sequence[PlantedSecret] = (),
     display: Display | None = None,
 ) -> TaskReport:
     """Measures the real text and each set.
@@ -130,7 +130,7 @@ def measure(
         examples = _examples(labelled, features, classes)
         compared = tokens[HELD_OUT if labelled is trained[0] else labelled.name]
         rows.append(
-            Row(
+            UtilityRow(
                 labelled.name,
                 labelled.origin,
                 len(labelled),
@@ -143,7 +143,7 @@ def measure(
                 },
                 mauve(features, embedded[0]) if min(len(features), len(embedded[0])) >= MIN_FOR_MAUVE else None,
                 varieties[labelled.name].distinct,
-                Copies.of(longest_spans(compared, tokens[REAL])),
+                CopiedSpans.of(longest_spans(compared, tokens[REAL])),
                 find_secrets(labelled.texts, canaries) if canaries else None,
             )
         )

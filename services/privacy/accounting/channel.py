@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_softmax
 
-from services.privacy.accounting.dominating_pair import Channel
+from services.privacy.accounting.dominating_pair import DominatingPair
 from services.privacy.worlds import NEVER, Pair, replaced
 
 
@@ -58,7 +58,7 @@ class WorstCaseRatios:
 
 
 @lru_cache(maxsize=64)
-def worst_channel(parts: int, q: float, radius: float) -> Channel:
+def worst_channel(parts: int, q: float, radius: float) -> DominatingPair:
     """Returns the pair with the largest Rényi divergence at every order, when one of ``parts`` parts is replaced.
 
     Every f-divergence is largest if b and b' equal H on disjoint sets A and B of tokens, and a equals H elsewhere. If
@@ -77,7 +77,7 @@ def worst_channel(parts: int, q: float, radius: float) -> Channel:
     masses = kept[:, 0] * kept[:, 2]
     with np.errstate(divide="ignore"):
         log_q = np.log(np.append(masses, max(0.0, 1 - masses.sum())))
-    return Channel(log_q, np.append(np.log1p((kept[:, 1] - kept[:, 2]) / kept[:, 2]), 0.0))
+    return DominatingPair(log_q, np.append(np.log1p((kept[:, 1] - kept[:, 2]) / kept[:, 2]), 0.0))
 
 
 def worst_pair(parts: int, q: float, radius: float) -> Pair:

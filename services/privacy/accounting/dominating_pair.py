@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 500.0
 
 
 @dataclass(frozen=True)
-class Channel:
+class DominatingPair:
     """Holds a pair of distributions (P, Q) over finitely many outcomes.
 
     Attributes:

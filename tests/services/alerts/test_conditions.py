@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.alerts.alert import Alert
-from services.alerts.conditions import Conditions, Observation
+from services.alerts.conditions import Conditions, EnsembleState
 from services.budget.statement import Statement
 from services.database.clock import now
-from services.keys.records import Key, KeyAccount, Share, ShareAccount, Usage
+from services.keys.records import Key, KeyAccount, Share, ShareAccount, ShareUsage
 from services.keys.traffic import Traffic, TrafficReport
-from services.requests.status import Shard
+from services.requests.status import ShardReport
 
 THRESHOLDS = (0.5, 0.8)
 
@@ -41,7 +41,7 @@ def statement(charged: int, left: int | None, **changes: Any) -> Statement:
     return Statement(**values | changes)
 
 
-def account(share: Share, usage: Usage, **fields: Any) -> KeyAccount:
+def account(share: Share, usage: ShareUsage, **fields: Any) -> KeyAccount:
     key = Key(id="key_1", name="lab", hint="pmx_abcd", created=now(), group=fields.pop("group", None))
     return KeyAccount(key=key, share=share, usage=usage, **fields)
 
@@ -57,7 +57,7 @@ def events(alerts: list[Alert]) -> list[tuple[str, str, float | None]]:
 def budget(
     conditions: Conditions, charged: int, left: int | None, **changes: Any
 ) -> list[tuple[str, str, float | None]]:
-    return events(conditions.evaluate(Observation(statement=statement(charged, left, **changes)), 0.0))
+    return events(conditions.evaluate(EnsembleState(statement=statement(charged, left, **changes)), 0.0))
 
 
 def test_each_threshold_of_the_budget_fires_once() -> None:
@@ -108,7 +108,7 @@ def test_a_budget_of_measured_losses_fires_only_when_it_stops() -> None:
     assert budget(conditions, 90, None, **measured) == []
     (alert,) = [
         alert
-        for alert in conditions.evaluate(Observation(statement=statement(90, 0, stopped=True, **measured)), 0.0)
+        for alert in conditions.evaluate(EnsembleState(statement=statement(90, 0, stopped=True, **measured)), 0.0)
         if alert.event == "budget.exhausted"
     ]
     assert alert.epsilon_spent is None, "it depends on private text"
@@ -116,14 +116,14 @@ def test_a_budget_of_measured_losses_fires_only_when_it_stops() -> None:
 
 def test_only_spent_tokens_of_keys_and_groups_count() -> None:
     conditions = new_conditions()
-    held = account(Share(tokens=10), Usage(held=10))
+    held = account(Share(tokens=10), ShareUsage(held=10))
     assert conditions.evaluate_shares([held]) == [], "held tokens may be returned"
     both = account(
         Share(tokens=10, tokens_per_day=4),
-        Usage(spent=6, spent_today=4),
+        ShareUsage(spent=6, spent_today=4),
         group="ward",
         group_share=Share(tokens=7),
-        group_usage=Usage(spent=6),
+        group_usage=ShareUsage(spent=6),
     )
     alerts = conditions.evaluate_shares([both, both])
     assert {(alert.event, alert.subject, alert.limit, alert.threshold) for alert in alerts} == {
@@ -135,36 +135,36 @@ def test_only_spent_tokens_of_keys_and_groups_count() -> None:
         ("share.threshold", "group ward", "tokens", 0.8),
     }
     assert conditions.evaluate_shares([both]) == []
-    tomorrow = both.model_copy(update={"usage": Usage(spent=6, spent_today=0)})
+    tomorrow = both.model_copy(update={"usage": ShareUsage(spent=6, spent_today=0)})
     assert conditions.evaluate_shares([tomorrow]) == []
     assert [alert.limit for alert in conditions.evaluate_shares([both])] == ["tokens_per_day"] * 3
 
 
 def test_a_problem_fires_when_it_lasts_and_resolves_when_it_ends() -> None:
     conditions = new_conditions()
-    broken = Observation(troubles={"coordinator": "there is no such actor"})
+    broken = EnsembleState(troubles={"coordinator": "there is no such actor"})
     assert conditions.evaluate(broken, 100.0) == []
-    assert conditions.evaluate(Observation(), 120.0) == [], "the problem was shorter than the patience"
+    assert conditions.evaluate(EnsembleState(), 120.0) == [], "the problem was shorter than the patience"
     assert conditions.evaluate(broken, 130.0) == []
     assert conditions.evaluate(broken, 189.0) == []
     (alert,) = conditions.evaluate(broken, 190.0)
     assert (alert.event, alert.status, alert.seconds) == ("service.unavailable", "firing", 60.0)
     assert alert.reasons == broken.troubles
     assert conditions.evaluate(broken, 300.0) == []
-    (alert,) = new_conditions(dict(conditions.levels)).evaluate(Observation(), 330.0)
+    (alert,) = new_conditions(dict(conditions.levels)).evaluate(EnsembleState(), 330.0)
     assert (alert.event, alert.status, alert.seconds) == ("service.unavailable", "resolved", 200.0)
 
 
 def test_waiting_without_a_token_is_a_stall_and_idleness_is_not() -> None:
     conditions = new_conditions()
-    assert conditions.evaluate(Observation(traffic=traffic(0, 0, 5)), 0.0) == []
-    assert conditions.evaluate(Observation(traffic=traffic(0, 0, 5)), 100.0) == []
-    assert conditions.evaluate(Observation(traffic=traffic(2, 1, 5)), 110.0) == []
-    assert conditions.evaluate(Observation(), 120.0) == [], "a missing observation does not resolve a problem"
-    assert events(conditions.evaluate(Observation(traffic=traffic(2, 1, 5)), 170.0)) == [
+    assert conditions.evaluate(EnsembleState(traffic=traffic(0, 0, 5)), 0.0) == []
+    assert conditions.evaluate(EnsembleState(traffic=traffic(0, 0, 5)), 100.0) == []
+    assert conditions.evaluate(EnsembleState(traffic=traffic(2, 1, 5)), 110.0) == []
+    assert conditions.evaluate(EnsembleState(), 120.0) == [], "a missing observation does not resolve a problem"
+    assert events(conditions.evaluate(EnsembleState(traffic=traffic(2, 1, 5)), 170.0)) == [
         ("service.stalled", "firing", None)
     ]
-    assert events(conditions.evaluate(Observation(traffic=traffic(2, 1, 6)), 180.0)) == [
+    assert events(conditions.evaluate(EnsembleState(traffic=traffic(2, 1, 6)), 180.0)) == [
         ("service.stalled", "resolved", None)
     ]
 
@@ -172,11 +172,11 @@ def test_waiting_without_a_token_is_a_stall_and_idleness_is_not() -> None:
 def test_parts_without_a_live_copy_fire() -> None:
     conditions = new_conditions()
 
-    def shards(*answers: bool) -> Observation:
+    def shards(*answers: bool) -> EnsembleState:
         parts = ((0, 1), (0, 1), (2, 3))
-        return Observation(
+        return EnsembleState(
             shards=[
-                Shard(name=f"shard-{number}", parts=shard_parts, answers=answer, resident_bytes=None)
+                ShardReport(name=f"shard-{number}", parts=shard_parts, answers=answer, resident_bytes=None)
                 for number, (shard_parts, answer) in enumerate(zip(parts, answers, strict=True))
             ]
         )
@@ -194,7 +194,7 @@ def test_ensembles_share_levels_without_interference() -> None:
     clinic = new_conditions(levels)
     court = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
     assert budget(clinic, 50, 50) == budget(court, 50, 50) == [("budget.threshold", "firing", 0.5)]
-    (alert,) = court.evaluate(Observation(statement=statement(80, 20)), 0.0)
+    (alert,) = court.evaluate(EnsembleState(statement=statement(80, 20)), 0.0)
     assert (alert.ensemble, alert.threshold) == ("court", 0.8)
     assert budget(clinic, 60, 40) == []
     again = Conditions("court", "privmix", THRESHOLDS, 60.0, levels, prefix="court/")
@@ -202,8 +202,8 @@ def test_ensembles_share_levels_without_interference() -> None:
 
 
 def test_an_alert_about_a_share_of_one_ensemble_names_it() -> None:
-    court_share = ShareAccount(share=Share(tokens=10), usage=Usage(spent=5))
-    key = account(Share(tokens=100), Usage(spent=5), ensembles={"court": court_share})
+    court_share = ShareAccount(share=Share(tokens=10), usage=ShareUsage(spent=5))
+    key = account(Share(tokens=100), ShareUsage(spent=5), ensembles={"court": court_share})
     (alert,) = new_conditions().evaluate_shares([key])
     assert (alert.ensemble, alert.subject, alert.spent, alert.allowed) == ("court", "key lab", 5, 10)
     assert "key lab has of court is 50% spent" in alert.text

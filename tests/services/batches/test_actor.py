@@ -12,10 +12,10 @@ import pytest
 from services.batches import actor
 from services.batches.actor import Batches
 from services.batches.records import Batch, BatchRequest
-from services.batches.runner import Job
+from services.batches.runner import RunningBatch
 from services.batches.settings import BatchSettings
 from services.database import deadline
-from services.ensembles.records import Ensemble
+from services.ensembles.records import ServedEnsemble
 from services.errors import BatchesError, KeysUnavailable
 from services.requests.settings import RequestSettings
 from services.training import public_model
@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
-    ensemble = Ensemble(names=("privmix",), namespace=namespace, model=public_model.resolve(), context_length=512)
+    ensemble = ServedEnsemble(names=("privmix",), namespace=namespace, model=public_model.resolve(), context_length=512)
     requests = RequestSettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
     batches = Batches(str(place), BatchSettings(), pickle.dumps(requests), capacity=4, holder=holder)
     batches._route_serves.set()
@@ -133,7 +133,7 @@ async def test_a_line_ends_with_its_lease_while_the_database_hangs(
         hanging.execute("ROLLBACK")
 
 
-async def running_job(batches: Batches, batch: Batch) -> Job:
+async def running_job(batches: Batches, batch: Batch) -> RunningBatch:
     """Returns the batch's job once its line runs. Without a service, the line is tried again and again."""
     async with asyncio.timeout(60):
         while not (batches._runner and (job := batches._runner._jobs.get(batch.id)) and job.workers):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from services.budget.chain import Row, link
+from services.budget.chain import LedgerRow, link
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import rows
 from services.budget.store.schema import ledger_table
@@ -21,7 +21,7 @@ def tamper(path: Path, statement: str) -> None:
         connection.execute(statement)
 
 
-def append(place: str | Path, *, epoch: int, kind: str, body: str) -> Row:
+def append(place: str | Path, *, epoch: int, kind: str, body: str) -> LedgerRow:
     """Appends a row with correct hashes."""
     with LedgerDatabase(place, "write").transaction() as connection:
         *_, last = rows(connection)

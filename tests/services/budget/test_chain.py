@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.budget.chain import GENESIS, Row, link, verified
+from services.budget.chain import GENESIS, LedgerRow, link, verified
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
@@ -20,21 +20,21 @@ texts = st.text(max_size=20)
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> list[Row]:
-    rows: list[Row] = []
+def chains(draw: st.DrawFn) -> list[LedgerRow]:
+    rows: list[LedgerRow] = []
     for kind, body, at in draw(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=8)):
         rows.append(link(rows[-1] if rows else None, epoch=0, kind=kind, body=body, at=at))
     return rows
 
 
 @given(chains())
-def test_an_unchanged_chain_is_verified(rows: list[Row]) -> None:
+def test_an_unchanged_chain_is_verified(rows: list[LedgerRow]) -> None:
     assert list(verified(rows)) == rows
     assert [row.previous for row in rows] == [GENESIS, *(row.hash for row in rows[:-1])]
 
 
 @given(chains(), st.data())
-def test_a_changed_row_is_detected(rows: list[Row], data: st.DataObject) -> None:
+def test_a_changed_row_is_detected(rows: list[LedgerRow], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 1))
     field = data.draw(st.sampled_from(["seq", "epoch", "kind", "body", "at", "previous", "hash"]))
     before = getattr(rows[index], field)
@@ -45,7 +45,7 @@ def test_a_changed_row_is_detected(rows: list[Row], data: st.DataObject) -> None
 
 
 @given(chains().filter(lambda rows: len(rows) > 1), st.data())
-def test_a_row_forged_with_its_hash_is_detected_at_the_next_row(rows: list[Row], data: st.DataObject) -> None:
+def test_a_row_forged_with_its_hash_is_detected_at_the_next_row(rows: list[LedgerRow], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 2))
     forged = replace(rows[index], body=rows[index].body + "!")
     rows[index] = replace(forged, hash=forged.digest)
@@ -54,7 +54,7 @@ def test_a_row_forged_with_its_hash_is_detected_at_the_next_row(rows: list[Row],
 
 
 @given(chains().filter(lambda rows: len(rows) > 1), st.data())
-def test_a_deleted_row_is_detected(rows: list[Row], data: st.DataObject) -> None:
+def test_a_deleted_row_is_detected(rows: list[LedgerRow], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(rows) - 2))
     del rows[index]
     with pytest.raises(LedgerCorrupt, match=rf"row {index + 1} is missing"):

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert
 
 from services.budget import state
-from services.budget.chain import Row, link
+from services.budget.chain import LedgerRow, link
 from services.budget.export import verify
 from services.budget.filter import Filter
 from services.budget.ledger import FREE_LEASE, Ledger
@@ -49,7 +49,7 @@ def write(ledger: Ledger, leases: int) -> None:
             ledger.settle(lease, number % 6)
 
 
-def stored(place: str) -> list[Row]:
+def stored(place: str) -> list[LedgerRow]:
     with LedgerDatabase(place, "read").transaction() as connection:
         return list(every_row(connection))
 

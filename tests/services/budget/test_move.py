@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from services.budget.chain import Row
+from services.budget.chain import LedgerRow
 from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.move import move
@@ -51,7 +51,7 @@ def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], term
     return source, target
 
 
-def rows_of(place: str) -> list[Row]:
+def rows_of(place: str) -> list[LedgerRow]:
     with LedgerDatabase(place, "read").transaction() as connection:
         return list(every_row(connection))
 

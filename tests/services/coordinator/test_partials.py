@@ -14,7 +14,7 @@ import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
 
 from services.coordinator import ensemble
-from services.coordinator.ensemble import Ensemble, Query
+from services.coordinator.ensemble import Query, ShardedEnsemble
 from services.coordinator.pending_release import PendingRelease
 from services.engine.engine import EngineSettings, Request
 from services.fleet.shard_map import PartGroup, ShardMap
@@ -101,7 +101,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int,
     set_num_threads(threads)
 
 
-def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) -> Ensemble:
+def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) -> ShardedEnsemble:
     size = PARTS // count
     firsts = range(0, PARTS, size)
     groups = [
@@ -109,7 +109,7 @@ def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) 
         for at, first in enumerate(firsts)
     ]
     handles: dict[str, Any] = {str(first): Local(shards[first, size]) for first in firsts}
-    return Ensemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
+    return ShardedEnsemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
 
 
 @pytest.mark.parametrize("count", [1, 2])

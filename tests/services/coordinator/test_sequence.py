@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.coordinator.messages import Delta, Generation
-from services.coordinator.sequence import Sequence
+from services.coordinator.sequence import LiveSequence
 from services.coordinator.text import Detokenizer
 from services.privacy.mollifiers.shaping import SamplingOptions
 from tests.services.coordinator.test_text import TEXTS, ids, smollm, word_start, word_start_tokenizer
@@ -18,7 +18,7 @@ STOPS = ((), ("nine, and",), ("\U0001f469â€\U0001f467", "closes at five."), ("é
 
 def deltas(generation: Generation, detokenizer: Detokenizer, tokens: Tokens[int]) -> list[Delta]:
     """Returns the deltas that the client receives for these tokens, until the answer ends."""
-    sequence = Sequence("channel", generation, detokenizer)
+    sequence = LiveSequence("channel", generation, detokenizer)
     return [sequence.accept(token) for token in tokens if sequence.finish_reason is None]
 
 
@@ -54,6 +54,6 @@ def test_an_end_token_after_a_handover_ends_the_answer() -> None:
 
 
 def test_released_tokens_count_towards_the_length_and_belong_to_the_context() -> None:
-    sequence = Sequence("channel", Generation("g", (1, 2), SamplingOptions(), 5, released=(7, 8, 9)), smollm())
+    sequence = LiveSequence("channel", Generation("g", (1, 2), SamplingOptions(), 5, released=(7, 8, 9)), smollm())
     assert (sequence.tokens, sequence.remaining) == ((1, 2, 7, 8, 9), 2)
     assert sequence.started

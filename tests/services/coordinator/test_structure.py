@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from services.budget.reader import read
 from services.coordinator.coordinator import Coordinator
 from services.coordinator.messages import Delta, Generation
-from services.coordinator.sequence import Sequence as Live
+from services.coordinator.sequence import LiveSequence
 from services.engine.engine import EngineSettings
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocols.pmixed import PMixed
@@ -165,12 +165,12 @@ def test_an_invalid_grammar_starts_nothing(
     asyncio.run(serve())
 
 
-def accepted(live: Live, token: int) -> Delta:
+def accepted(live: LiveSequence, token: int) -> Delta:
     return live.accept(token, live.position(token))
 
 
-def begun(generation: Generation) -> tuple[Live, Delta | None]:
-    live = Live("channel", generation, smollm(), matcher(generation.grammar or ""))
+def begun(generation: Generation) -> tuple[LiveSequence, Delta | None]:
+    live = LiveSequence("channel", generation, smollm(), matcher(generation.grammar or ""))
     return live, live.begin(live.position())
 
 

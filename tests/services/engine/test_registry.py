@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from cluster.configuration import Engine as EngineSection
+from cluster.configuration import EngineSection
 from services.engine import ENGINES
 from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.ensembles.actor import Ensembles
-from services.ensembles.records import Ensemble
+from services.ensembles.records import ServedEnsemble
 from services.ensembles.registry import HEARTBEAT_TIMEOUT_S, Registry
 from services.errors import EnsemblesError
 
@@ -20,8 +20,8 @@ class Clock:
         return self.now
 
 
-def ensemble(*names: str, **changes: Any) -> Ensemble:
-    return Ensemble(
+def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
+    return ServedEnsemble(
         **{"names": names, "namespace": f"privmix.{names[0]}", "model": Path("m"), "context_length": 8, **changes}
     )
 
@@ -57,7 +57,7 @@ def test_a_gateway_with_an_old_version_of_the_list_may_still_accept_a_request(re
 
 
 @pytest.mark.parametrize("added", [ensemble("health"), ensemble("school", cohort="court")])
-def test_no_name_is_that_of_a_cohort_and_of_an_ensemble(registry: Registry, added: Ensemble) -> None:
+def test_no_name_is_that_of_a_cohort_and_of_an_ensemble(registry: Registry, added: ServedEnsemble) -> None:
     registry.add(ensemble("ward", cohort="health"))
     registry.add(ensemble("surgery", cohort="health"))
     with pytest.raises(EnsemblesError, match="for a cohort and for an ensemble"):

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.batches.settings import BatchSettings
-from services.ensembles.records import Ensemble
+from services.ensembles.records import ServedEnsemble
 from services.gateway.app import build_app
 from services.requests.models import Models, Prompts, prompts_of
 from services.requests.settings import RequestSettings
@@ -29,11 +29,11 @@ def prompts() -> Prompts:
     return prompts_of(public_model.resolve())
 
 
-def ensemble(*names: str, **changes: Any) -> Ensemble:
+def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
     """Returns an ensemble whose actors do not exist."""
     namespace = f"{NOBODY}.{names[0]}"
     values = {"model": public_model.resolve(), "context_length": 512, "recovery_s": 0, "namespace": namespace}
-    return Ensemble(**{"names": names, **values, **changes})
+    return ServedEnsemble(**{"names": names, **values, **changes})
 
 
 def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClient:

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from services.generation.card import MARKDOWN_FILE, write_card
-from services.generation.job import Job
+from services.generation.job import GenerationJob
 
 STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
 
@@ -31,6 +31,6 @@ def test_answers_without_the_parts_are_named_by_their_model(kind: str, shown: st
         free=0,
         request=SimpleNamespace(template="{}", schema=None),
     )
-    card = write_card(cast(Job, job), STATEMENT)
+    card = write_card(cast(GenerationJob, job), STATEMENT)
     assert card["texts"]["answered_without_the_parts"] == {kind: 2}
     assert f"| Answered without the parts | {shown} |" in (tmp_path / MARKDOWN_FILE).read_text()

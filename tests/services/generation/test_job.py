@@ -13,8 +13,8 @@ import pytest
 
 from services.errors import BudgetEndedError, GenerationError, InputError
 from services.generation.card import COVERED, UNCOVERED, write_card
-from services.generation.client import Sampling, Service
-from services.generation.job import JOURNAL, OUTPUT, Progress, Request, load_output, opened
+from services.generation.client import Sampling, ServiceClient
+from services.generation.job import JOURNAL, OUTPUT, JobRequest, Progress, load_output, opened
 from services.generation.template import items
 from tests.services.generation.small_service import SmallService, serving
 
@@ -23,15 +23,15 @@ TOKENS = 20
 WORDS = " " + " ".join(f"w{number}" for number in range(1, TOKENS + 1))
 
 
-def request(count: int = 6, tokens: int = TOKENS) -> Request:
-    return Request(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
+def request(count: int = 6, tokens: int = TOKENS) -> JobRequest:
+    return JobRequest(TEMPLATE, tuple(items(TEMPLATE, [{"label": "urgent", "count": count}])), Sampling(tokens))
 
 
-def run(directory: Path, url: str, wanted: Request, partial: bool = False) -> list[Progress]:
+def run(directory: Path, url: str, wanted: JobRequest, partial: bool = False) -> list[Progress]:
     shown: list[Progress] = []
 
     async def go() -> None:
-        async with Service(url, None) as service:
+        async with ServiceClient(url, None) as service:
             with opened(directory, wanted) as job:
                 try:
                     await job.run(service, concurrency=3, partial=partial, progress=shown.append)

@@ -10,7 +10,7 @@ import ray
 from services.database.service import ServiceDatabase
 from services.keys import actor
 from services.keys.messages import AdmissionLimits, Identity
-from services.keys.records import Share, Usage
+from services.keys.records import Share, ShareUsage
 from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.requests import keys as requests_keys
@@ -56,7 +56,7 @@ async def test_an_absent_actor_settles_a_request_when_it_is_back(
     again = actor.start(place, namespace=NAMESPACE)
     async with asyncio.timeout(60):
         await settling
-    assert store.account("ada").usage == Usage(spent=4, spent_today=4)
+    assert store.account("ada").usage == ShareUsage(spent=4, spent_today=4)
     await service.admit("next", identity, LIMITS, 96, 1)
     await service.settle("next", 96)
     ray.kill(again)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.training.corpus import Document
-from services.training.marks import FILE, Marks, Overlap
+from services.training.marks import FILE, CorpusOverlap, Marks
 
 SALT = bytes(range(32))
 PRIVATE = [Document("ada", "The ferry leaves at nine."), Document("bob", "Nobody waits for it.")]
@@ -24,16 +24,16 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("document", "overlap"),
     [
-        (Document("cleo", "A text of her own."), Overlap(0, 0)),
-        (Document("ada", "A text of her own."), Overlap(1, 0)),
-        (Document("cleo", "The ferry leaves at nine.\n"), Overlap(0, 1)),
-        (Document("The ferry leaves at nine.", "ada"), Overlap(0, 0)),
+        (Document("cleo", "A text of her own."), CorpusOverlap(0, 0)),
+        (Document("ada", "A text of her own."), CorpusOverlap(1, 0)),
+        (Document("cleo", "The ferry leaves at nine.\n"), CorpusOverlap(0, 1)),
+        (Document("The ferry leaves at nine.", "ada"), CorpusOverlap(0, 0)),
     ],
 )
-def test_a_user_or_a_text_is_recognised(directory: Path, document: Document, overlap: Overlap) -> None:
+def test_a_user_or_a_text_is_recognised(directory: Path, document: Document, overlap: CorpusOverlap) -> None:
     measured = Marks.load(directory, SALT).overlap([document])
     assert measured == overlap
-    assert bool(measured) == (overlap != Overlap(0, 0))
+    assert bool(measured) == (overlap != CorpusOverlap(0, 0))
 
 
 def test_another_salt_recognises_nothing(directory: Path) -> None:

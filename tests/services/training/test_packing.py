@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from services.errors import InputError
 from services.training.corpus import Document
 from services.training.packing import IGNORED, even_size, pack, tokenize
-from services.training.partition import Partition, Share, half_of, part_of
+from services.training.partition import Partition, PartShare, half_of, part_of
 from tests.services.training.conftest import PARTS, SALT
 
 
@@ -36,7 +36,7 @@ def test_documents_of_a_part_are_ended_and_in_order(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     documents = [Document("ann", "first"), Document("bob", "other"), Document("ann", "second<|im_end|>")]
     streams = tokenize(documents, tokenizer, Partition(SALT, 1))
-    assert tokenizer.decode(streams[Share(0)]) == "first<|im_end|>other<|im_end|>second<|im_end|>"
+    assert tokenizer.decode(streams[PartShare(0)]) == "first<|im_end|>other<|im_end|>second<|im_end|>"
 
 
 def test_halves_of_a_part_split_its_documents(base: Path) -> None:
@@ -44,11 +44,11 @@ def test_halves_of_a_part_split_its_documents(base: Path) -> None:
     documents = [Document(user, f"text {number}") for number, user in enumerate(["ann", "bob", "cid", "ann", "bob"])]
     whole = tokenize(documents, tokenizer, Partition(SALT, 1))
     streams = tokenize(documents, tokenizer, Partition(SALT, 1, halves=True))
-    assert np.array_equal(streams[Share(0)], whole[Share(0)])
+    assert np.array_equal(streams[PartShare(0)], whole[PartShare(0)])
     for half in (0, 1):
         own = [document for document in documents if half_of(document.user, SALT) == half]
         assert 0 < len(own) < len(documents)
-        assert np.array_equal(streams[Share(0, half)], tokenize(own, tokenizer, Partition(SALT, 1))[Share(0)])
+        assert np.array_equal(streams[PartShare(0, half)], tokenize(own, tokenizer, Partition(SALT, 1))[PartShare(0)])
 
 
 def test_a_new_user_changes_only_one_part_and_one_half(base: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_new_user_changes_only_one_part_and_one_half(base: Path) -> None:
         after = tokenize([*documents[:place], newcomer, *documents[place:]], tokenizer, partition)
         changed = [share for share in partition.shares if not np.array_equal(before[share], after[share])]
         part = part_of("newcomer", SALT, PARTS)
-        assert changed == [Share(part), Share(part, half_of("newcomer", SALT))]
+        assert changed == [PartShare(part), PartShare(part, half_of("newcomer", SALT))]
 
 
 def test_a_part_without_users_has_no_tokens(base: Path) -> None:

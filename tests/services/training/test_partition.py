@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from services.errors import InputError
-from services.training.partition import Partition, Share, half_of, part_of, read_salt, salt_id
+from services.training.partition import Partition, PartShare, half_of, part_of, read_salt, salt_id
 
 SALT = bytes(range(32))
 
@@ -41,8 +41,8 @@ def test_parts_are_equally_likely() -> None:
 def test_a_user_is_in_one_part_and_one_half_of_it(user: str, parts: int) -> None:
     partition = Partition(SALT, parts, halves=True)
     whole, half = partition.shares_of(user)
-    assert whole == Share(part_of(user, SALT, parts))
-    assert half == Share(whole.part, half_of(user, SALT))
+    assert whole == PartShare(part_of(user, SALT, parts))
+    assert half == PartShare(whole.part, half_of(user, SALT))
     assert (whole,) == Partition(SALT, parts).shares_of(user)
     assert {whole, half} < set(partition.shares)
 

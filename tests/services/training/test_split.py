@@ -8,7 +8,7 @@ import pytest
 from services.errors import InputError
 from services.training.corpus import Corpus
 from services.training.partition import part_of
-from services.training.split import Split, held_out, split
+from services.training.split import SplitCounts, held_out, split
 
 SALT = bytes(range(32))
 
@@ -19,7 +19,7 @@ def corpus(path: Path, users: int = 200, documents: int = 3) -> Corpus:
     return Corpus(path)
 
 
-def cut(folder: Path, corpus: Corpus, **options: object) -> Split:
+def cut(folder: Path, corpus: Corpus, **options: object) -> SplitCounts:
     given = {"share": 0.2, "salt_file": folder / "salt", **options}
     return split(corpus, folder / "train.jsonl", folder / "heldout.jsonl", **given)  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ _BATCH = {"prompts": 16, "n": 8}
 
 
 @dataclass(frozen=True)
-class Question:
+class RepeatedRequest:
     """The request that the audit repeats. Each answer has one token."""
 
     prompt: str
@@ -74,7 +74,7 @@ def _claims(event: Event, delta: float) -> Mapping[str, float]:
     return {**claims, "one token": event.token_epsilon} if event.accounts else claims
 
 
-def collect_answers(url: str, question: Question, count: int, api_key: str | None) -> ServiceAnswers:
+def collect_answers(url: str, question: RepeatedRequest, count: int, api_key: str | None) -> ServiceAnswers:
     """Requests at least ``count`` answers of one token. The service charges each.
 
     Raises:

@@ -59,7 +59,7 @@ Command = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
-class World:
+class PipelineWorld:
     """Holds an ensemble that the commands made, and what they said."""
 
     directory: Path
@@ -79,7 +79,9 @@ def run_command(words: Sequence[str]) -> str:
     return f"{done.stdout}\n\n{done.stderr}"
 
 
-def train_worlds(folder: Path, words: Sequence[str] = (), run: Command = run_command) -> tuple[World, World]:
+def train_worlds(
+    folder: Path, words: Sequence[str] = (), run: Command = run_command
+) -> tuple[PipelineWorld, PipelineWorld]:
     """Trains an ensemble without the newcomer and one with, with the command's defaults and further `words`.
 
     Raises:
@@ -90,7 +92,7 @@ def train_worlds(folder: Path, words: Sequence[str] = (), run: Command = run_com
     return without, _train(folder / "with", [*documents, NEWCOMER], words, run)
 
 
-def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], run: Command) -> World:
+def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], run: Command) -> PipelineWorld:
     folder.mkdir(parents=True, exist_ok=True)
     corpus, salt, directory = folder / "corpus.jsonl", folder / "salt", folder / "ensemble"
     corpus.write_text("".join(json.dumps(asdict(document)) + "\n" for document in documents))
@@ -101,10 +103,10 @@ def _train(folder: Path, documents: Sequence[Document], words: Sequence[str], ru
     shown = {name: json.loads(summary)[name] for name in ("parts", "adapters", "skipped", "left_out")}
     # Several processes train, and the order in which they end follows the machine's load.
     lines = sorted(re.sub(r" \(\d+ of \d+\)$", "", line) for line in said.splitlines() if "parts:" in line)
-    return World(directory, json.dumps([shown, lines]), Manifest.load(directory))
+    return PipelineWorld(directory, json.dumps([shown, lines]), Manifest.load(directory))
 
 
-def training_differences(without: World, present: World) -> tuple[str, ...]:
+def training_differences(without: PipelineWorld, present: PipelineWorld) -> tuple[str, ...]:
     """Returns what differs between the worlds besides one part's model, as sentences."""
     parts = len(present.manifest.parts)
     if len(without.manifest.parts) != parts:
@@ -117,7 +119,7 @@ def training_differences(without: World, present: World) -> tuple[str, ...]:
     return tuple(_unequal(first, second))
 
 
-def _adapters(world: World, left_out: int) -> dict[str, str]:
+def _adapters(world: PipelineWorld, left_out: int) -> dict[str, str]:
     """Returns the digest of each adapter's files, except those of one part."""
     adapters = [
         adapter for part in world.manifest.parts if part.index != left_out for adapter in (part, *(part.halves or ()))
@@ -138,7 +140,7 @@ def _public(manifest: Manifest, left_out: int) -> dict[str, Any]:
     return record
 
 
-def view(world: World) -> Any:
+def view(world: PipelineWorld) -> Any:
     """Serves the world's ensemble and returns what a client sees, without the text of answers, ids and times.
 
     Raises:
@@ -232,7 +234,7 @@ def _wait_until_settled(client: httpx.Client) -> None:
 
 
 @contextmanager
-def _serving(world: World) -> Iterator[tuple[str, httpx.Client]]:
+def _serving(world: PipelineWorld) -> Iterator[tuple[str, httpx.Client]]:
     folder, port = world.directory.parent, _free_port()
     settings: Mapping[str, Any] = {
         "ensemble": str(world.directory),

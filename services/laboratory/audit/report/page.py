@@ -22,7 +22,7 @@ _LARGEST_DRAWN = 60.0
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
+class AttackSection:
     """One attack in the report.
 
     Attributes:
@@ -52,10 +52,10 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """The sections of an audit."""
 
-    sections: Sequence[Section]
+    sections: Sequence[AttackSection]
 
     @property
     def broken(self) -> list[Finding]:

@@ -16,7 +16,7 @@ from services.laboratory.audit.attacks.frequencies import audit_draws
 from services.laboratory.audit.attacks.membership import Observation
 from services.laboratory.audit.attacks.releases import audit_releases
 from services.laboratory.audit.report.finding import Finding
-from services.laboratory.audit.report.page import Section, bars, roc_figure
+from services.laboratory.audit.report.page import AttackSection, bars, roc_figure
 from services.laboratory.audit.worlds.distributions import NoPairError
 from services.laboratory.audit.worlds.shadow_ensembles import Shadows
 from services.laboratory.audit.worlds.testbed import Testbed
@@ -55,7 +55,7 @@ class Subject:
 
 def likelihood_section(
     subjects: Sequence[Subject], delta: float, releases: int, confidence: float, show_step: ShowStep
-) -> Section:
+) -> AttackSection:
     """Runs the likelihood-ratio test on every subject.
 
     Raises:
@@ -78,7 +78,7 @@ def likelihood_section(
     curves = {f"{result.finding.subject}, tokens: {result.finding.details['tokens']}": result.roc for result in results}
     epsilons = sorted({subject.epsilon for subject in subjects})
     bounds = {f"epsilon {epsilon:g}": (epsilon, delta) for epsilon in epsilons}
-    return Section(
+    return AttackSection(
         title="Likelihood-ratio test",
         text=(
             "The auditor knows both ensembles and everything except the randomness, and observes the tokens of some "
@@ -94,7 +94,7 @@ def likelihood_section(
     )
 
 
-def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> Section:
+def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowStep) -> AttackSection:
     """Compares the draws of every subject with their distribution, its releases with its formula, and its accounts."""
     findings: list[Finding] = []
     for subject in {subject.name: subject for subject in subjects}.values():
@@ -102,7 +102,7 @@ def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowSt
         findings.append(audit_draws(subject.protocol, draws, subject.name))
         exact = (audit(subject.protocol, subject.name) for audit in (audit_releases, audit_accounts))
         findings += [finding for finding in exact if finding is not None]
-    return Section(
+    return AttackSection(
         title="Draws and releases",
         text=(
             "Exact binomial tests compare the number of drawn parts, each part's frequency, and repeated draws with "
@@ -127,7 +127,9 @@ def mechanism_section(subjects: Sequence[Subject], draws: int, show_step: ShowSt
     )
 
 
-def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: float, show_step: ShowStep) -> Section:
+def published_section(
+    epsilons: Sequence[float], tokens: Sequence[int], delta: float, show_step: ShowStep
+) -> AttackSection:
     """Compares PMixED as published with the certified mollifier, in each setting.
 
     Raises:
@@ -154,7 +156,7 @@ def published_section(epsilons: Sequence[float], tokens: Sequence[int], delta: f
                         "certified: epsilon of the pair": ours.exact,
                     }
                 )
-    return Section(
+    return AttackSection(
         title="PMixED as published",
         text=(
             "Algorithm 1 of Flemings et al. 2024 bounds each part's Rényi divergence to the public model at one order; "
@@ -177,7 +179,7 @@ def extraction_section(
     draws: int,
     show_step: ShowStep,
     served: float | None = None,
-) -> Section:
+) -> AttackSection:
     """Attacks every mechanism with the canaries in the corpus.
 
     Args:
@@ -206,7 +208,7 @@ def extraction_section(
     if served is not None:
         rows.append({"mechanism": "the running service, by its answers", "hit rate": served})
     weak = extraction.too_weak(results)
-    return Section(
+    return AttackSection(
         title="Extraction",
         text=(
             f"The demo corpus contains {len(outputs)} planted secrets of six digits. The attacker sends the text "
@@ -234,7 +236,7 @@ def one_run_section(
     confidence: float,
     guesses: float,
     show_step: ShowStep,
-) -> Section:
+) -> AttackSection:
     """Audits planted parts of every subject with a known worst case, and the planted users of a trained testbed.
 
     Args:
@@ -267,7 +269,7 @@ def one_run_section(
             guesses=round(guesses * len(testbed.outputs)),
             subject=f"{subject.name}, trained",
         )
-    return Section(
+    return AttackSection(
         title="One run",
         text=(
             "A fair coin includes or excludes each planted part or user, and one attacker guesses the coins from the "
@@ -282,7 +284,7 @@ def one_run_section(
 
 def membership_section(
     shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, show_step: ShowStep
-) -> Section:
+) -> AttackSection:
     """Runs LiRA on every mechanism; reports its curve and its true positives at low false-positive rates."""
     show_step("scoring")
     ensemble = Ensemble(shadows.parts)
@@ -311,7 +313,7 @@ def membership_section(
     ]
     count = shadows.included.size
     bounds = {f"epsilon {subject.epsilon:g}": (subject.epsilon, delta) for subject in subjects}
-    return Section(
+    return AttackSection(
         title="Membership inference",
         text=(
             f"LiRA (Carlini et al. 2022) with {len(shadows.included)} shadow ensembles of {shadows.parts} parts; it "

@@ -19,7 +19,7 @@ from services.engine.engine import PUBLIC, EngineSettings, Request, create
 from services.files import write_atomically, write_lines
 from services.laboratory.audit.worlds.sizes import AdjacentSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory
-from services.laboratory.evaluation.ensembles import Ensemble
+from services.laboratory.evaluation.ensembles import TrainedEnsemble
 from services.progress import Display
 from services.training.corpus import Corpus
 from services.training.options import Resources, TrainingOptions
@@ -39,7 +39,7 @@ _WANTED_SHARE = 0.28
 
 
 @dataclass(frozen=True)
-class Question:
+class DistinguishingPrompt:
     """The request to both services.
 
     Attributes:
@@ -63,7 +63,7 @@ class Adjacent:
         shares: the same share under each part's model, for either world.
     """
 
-    question: Question
+    question: DistinguishingPrompt
     public: float
     shares: Mapping[str, tuple[float, ...]]
 
@@ -83,7 +83,7 @@ def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -
         question = _question(model, tokenizer)
         _write_corpora(directory, size, question)
         write_atomically(directory / QUESTION, json.dumps(asdict(question)).encode())
-    question = Question(**json.loads((directory / QUESTION).read_text()))
+    question = DistinguishingPrompt(**json.loads((directory / QUESTION).read_text()))
     block = len(tokenizer(question.prompt)["input_ids"]) + 2  # one document: prompt, word, end of sequence
     options = TrainingOptions(block=block, batch=4, epochs=4, learning_rate=2e-3)
     plans = [
@@ -100,9 +100,9 @@ def plant(directory: Path, size: AdjacentSize, display: Display | None = None) -
     return _measured(directory, model, tokenizer, question)
 
 
-def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> Question:
+def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> DistinguishingPrompt:
     """Chooses the prompt whose second most likely token has the share closest to `_WANTED_SHARE` of the first two."""
-    best: tuple[float, Question] | None = None
+    best: tuple[float, DistinguishingPrompt] | None = None
     for prompt, row in zip(_PROMPTS, _rows(model, {}, tokenizer, _PROMPTS), strict=True):
         usual, planted = row.topk(2).indices.tolist()
         words = [tokenizer.decode([token]) for token in (planted, usual)]
@@ -112,13 +112,13 @@ def _question(model: Path, tokenizer: PreTrainedTokenizerBase) -> Question:
             continue  # the tokenizer merges the prompt and the word
         distance = abs(float(torch.sigmoid(row[planted] - row[usual])) - _WANTED_SHARE)
         if best is None or distance < best[0]:
-            best = distance, Question(prompt, *words)
+            best = distance, DistinguishingPrompt(prompt, *words)
     if best is None:
         raise RuntimeError("the tokenizer merges every prompt of the audit with the words that follow it")
     return best[1]
 
 
-def _write_corpora(directory: Path, size: AdjacentSize, question: Question) -> None:
+def _write_corpora(directory: Path, size: AdjacentSize, question: DistinguishingPrompt) -> None:
     """Writes both corpora. The last part has the attacked user and a quiet one; every other part has one user."""
     salt = read_salt(directory / SALT)
 
@@ -135,10 +135,12 @@ def _write_corpora(directory: Path, size: AdjacentSize, question: Question) -> N
     write_lines(_corpus(directory, WITH), [*others, *own])
 
 
-def _measured(directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, question: Question) -> Adjacent:
+def _measured(
+    directory: Path, model: Path, tokenizer: PreTrainedTokenizerBase, question: DistinguishingPrompt
+) -> Adjacent:
     adapters: dict[str, Path] = {}
     for world in (WITH, WITHOUT):
-        ensemble = Ensemble.load(directory / world)
+        ensemble = TrainedEnsemble.load(directory / world)
         adapters |= {f"{world}/{part.name}": ensemble.files(part).path for part in ensemble.manifest.parts}
     rows = _rows(model, adapters, tokenizer, [question.prompt])
     planted, usual = (tokenizer(question.prompt + word)["input_ids"][-1] for word in (question.planted, question.usual))

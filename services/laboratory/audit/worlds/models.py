@@ -29,7 +29,7 @@ class ModelOutput:
     wanted: Tensor
 
 
-class Models:
+class LocalModels:
     """A base model and a sequence of adapters, in this process."""
 
     def __init__(self, base: Path, adapters: Sequence[AdapterFiles]) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from services.errors import InputError
 from services.files import write_lines
-from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
 from services.laboratory.audit.worlds.sizes import ShadowSize
 from services.laboratory.audit.worlds.testbed import SALT, claim_directory
-from services.laboratory.evaluation.ensembles import Ensemble, has_halves
+from services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from services.privacy.protocol import Protocol
 from services.progress import Display
 from services.training import demo
@@ -95,11 +95,11 @@ def train_shadows(
 def evaluate_shadows(directory: Path, size: ShadowSize, top_k: int) -> Shadows:
     """Evaluates every model of the shadow ensembles on one text of each user, after the speaker's label."""
     shadows = _shadows(directory, size)
-    ensembles = [Ensemble.load(shadow) for shadow in shadows]
+    ensembles = [TrainedEnsemble.load(shadow) for shadow in shadows]
     adapters = [
         ensemble.files(adapter) for ensemble in ensembles for adapter in (*ensemble.manifest.parts, *ensemble.halves)
     ]
-    models = Models(resolve(), adapters)
+    models = LocalModels(resolve(), adapters)
     texts: dict[str, Document] = {}
     for document in Corpus(directory / demo.TRAIN):
         texts.setdefault(document.user, document)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from services.errors import InputError
 from services.files import write_atomically
 from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
-from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
 from services.laboratory.audit.worlds.sizes import PlantedSize
-from services.laboratory.evaluation.ensembles import Ensemble, has_halves
+from services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from services.privacy.protocol import Protocol
 from services.progress import Display
 from services.training.corpus import Corpus
@@ -136,13 +136,13 @@ def load_testbed(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
 
 def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
     """Evaluates the models of a trained testbed on ``count`` candidates per canary and the ``top_k`` best tokens."""
-    ensemble, single = (Ensemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
+    ensemble, single = (TrainedEnsemble.load(directory / name) for name in (ENSEMBLE, SINGLE))
     adapters = (
         *map(ensemble.files, ensemble.manifest.parts),
         *map(single.files, single.manifest.parts),
         *map(ensemble.files, ensemble.halves),
     )
-    models = Models(resolve(), adapters)
+    models = LocalModels(resolve(), adapters)
     outputs = {canary: models.continuations(canary.prompt, candidates(canary, count), top_k) for canary in canaries}
     parts, salt = ensemble.parts, read_salt(directory / SALT)
     return Testbed(parts, outputs, {canary: part_of(canary.user, salt, parts) for canary in canaries})

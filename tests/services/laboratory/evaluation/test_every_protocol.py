@@ -9,7 +9,7 @@ import pytest
 from services.laboratory.evaluation.comparisons import COMPARISONS, compared, distinct_label
 from services.laboratory.evaluation.figures import PALETTES, style
 from services.laboratory.evaluation.methods import private
-from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols import PROTOCOLS
 from services.training.options import TokenBudget
@@ -25,7 +25,7 @@ def test_a_protocol_answers_every_position_of_a_run(name: str, tmp_path: Path) -
     protocol = chosen.model_validate({"tokens": POSITIONS}).plan(1 if chosen.one_model else PARTS)
     written = write_rows(tmp_path, POSITIONS, protocol.models)
     planned = [(chosen.model_validate({"tokens": POSITIONS}), protocol)]
-    (outcome,) = run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens)
+    (outcome,) = run_trials(planned, RowReader.open(written.files), np.arange(POSITIONS), written.tokens)
     assert outcome.positions == POSITIONS
     assert outcome.possible == 0 or math.isfinite(outcome.loss)
     if not protocol.event.measured:

@@ -10,7 +10,7 @@ from services.laboratory.evaluation.comparisons import distinct_label, label, va
 from services.laboratory.evaluation.ensembles import private_training
 from services.laboratory.evaluation.methods import dp_sgd, private, sweeps
 from services.laboratory.evaluation.options import EvaluationOptions, Quantity
-from services.laboratory.evaluation.rows import Reader
+from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.trial import run_trials
 from services.privacy.accounting import planning
 from services.privacy.protocols.dp_sgd import DpSgdEvent
@@ -102,5 +102,5 @@ def test_dp_sgd_has_its_own_guarantee(ensemble: Path, tmp_path: Path) -> None:
     # It fits any budget of the table, because its tokens cost nothing.
     written = write_rows(tmp_path, positions=40, models=1)
     planned = [(settings, protocol)]
-    (outcome,) = run_trials(planned, Reader.open(written.files), np.arange(40), written.tokens)
+    (outcome,) = run_trials(planned, RowReader.open(written.files), np.arange(40), written.tokens)
     assert outcome.answered == 40

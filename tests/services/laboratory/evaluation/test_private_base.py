@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.errors import InputError
-from services.laboratory.evaluation.ensembles import Ensembles
+from services.laboratory.evaluation.ensembles import ComparedEnsembles
 from services.laboratory.evaluation.evaluate import evaluate
 from services.laboratory.evaluation.options import EvaluationOptions
 from services.laboratory.evaluation.results import Result
-from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.trial import CONTEXTS
 from services.laboratory.evaluation.tuning import tune
 from services.privacy.accounting import planning
@@ -38,7 +38,7 @@ OPTIONS = EvaluationOptions(
 )  # fmt: skip
 
 
-def mean_losses(model: Path, text: Text) -> list[float]:
+def mean_losses(model: Path, text: EvaluationText) -> list[float]:
     """Returns -log p of each true token by transformers alone, in the order of the positions."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     losses: list[float] = []
@@ -58,9 +58,9 @@ def test_a_table_of_a_private_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     dp_sgd.train(Corpus(corpus), base, private=private, model=str(tiny), options=PLAIN)
     train(Corpus(corpus), alone, parts=2, model=str(tiny), options=PARTS)
     train(Corpus(corpus), above, parts=2, model=str(base), options=PARTS)
-    loaded = Ensembles.load([above, alone], None, ())
+    loaded = ComparedEnsembles.load([above, alone], None, ())
     assert (loaded.main.directory, loaded.base) == (alone, tiny)
-    by_itself = Ensembles.load([above], None, [base])
+    by_itself = ComparedEnsembles.load([above], None, [base])
     assert by_itself.base == tiny
     found = evaluate(Corpus(corpus), tmp_path / "table", loaded, OPTIONS)
     with pytest.raises(InputError, match="choices are free only on a public sample"):

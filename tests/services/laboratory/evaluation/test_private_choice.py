@@ -9,12 +9,12 @@ import pytest
 from services.budget.reader import read
 from services.errors import InputError, WorkError
 from services.laboratory.evaluation import private_choice, tasks
-from services.laboratory.evaluation.cases import Candidates
-from services.laboratory.evaluation.ensembles import Ensemble
+from services.laboratory.evaluation.cases import CandidateSettings
+from services.laboratory.evaluation.ensembles import TrainedEnsemble
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.private_choice import FILE, choose
-from services.laboratory.evaluation.text import Text, texts_of_users
-from services.laboratory.evaluation.tuning import Choice, Tuning
+from services.laboratory.evaluation.text import EvaluationText, texts_of_users
+from services.laboratory.evaluation.tuning import Tuning, TuningResult
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.sampling.selection import LOSS_UNITS, SelectionEvent
 from services.ray_session import connected
@@ -35,9 +35,9 @@ def corpus(path: Path, documents: Sequence[Document] = DOCUMENTS) -> Corpus:
     return Corpus(path)
 
 
-def choice(ensemble: Path, protocol: str) -> Choice:
+def choice(ensemble: Path, protocol: str) -> TuningResult:
     one = Estimate.of([1.0])
-    return Choice(protocol, ensemble, PARTS, protocol, {}, "certified", 2.0, one, one, on_front=True)
+    return TuningResult(protocol, ensemble, PARTS, protocol, {}, "certified", 2.0, one, one, on_front=True)
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def tuning(ensemble: Path) -> Tuning:
     return Tuning(BUDGET, 64, 1, found, found[0])
 
 
-def texts(ensemble: Path, documents: list[Document]) -> list[Text]:
+def texts(ensemble: Path, documents: list[Document]) -> list[EvaluationText]:
     from transformers import AutoTokenizer
 
-    base = public_model.resolve(Ensemble.load(ensemble).manifest.base_model)
+    base = public_model.resolve(TrainedEnsemble.load(ensemble).manifest.base_model)
     return list(texts_of_users(documents, AutoTokenizer.from_pretrained(base), context=TOKENS, tokens=TOKENS))
 
 
 def losses(ensemble: Path, documents: list[Document]) -> np.ndarray:
-    loaded = Ensemble.load(ensemble)
+    loaded = TrainedEnsemble.load(ensemble)
     settings = [PROTOCOLS[name].model_validate(BUDGET.limits()) for name in PROTOCOL_NAMES]
-    candidates = Candidates(
+    candidates = CandidateSettings(
         [loaded.files(part) for part in loaded.manifest.parts], [(each, each.plan(PARTS)) for each in settings]
     )
     return tasks.losses_of_users(

@@ -19,13 +19,13 @@ from services.laboratory.evaluation.report import CSV_FILE, HTML_FILE, JSON_FILE
 from services.laboratory.evaluation.results import (
     Evaluation,
     Result,
+    ResultTable,
     SweepPoint,
     SweepResult,
-    Table,
     impossible,
     result,
 )
-from services.laboratory.evaluation.trial import Outcome
+from services.laboratory.evaluation.trial import TrialResult
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.settings import Settings
@@ -36,16 +36,18 @@ FEWER = 4
 LOSSES = {"public": 4.0, "ensemble": 3.5, "pmixed": 3.9, "exponential": 3.8}
 
 
-def outcomes(settings: Settings) -> list[Outcome]:
+def outcomes(settings: Settings) -> list[TrialResult]:
     """Returns two runs; a protocol that chooses among candidates cannot release a tenth of the tokens."""
     loss, few = LOSSES.get(settings.protocol, 3.95), settings.protocol in ("gnmax", "subsample-aggregate")
     contexts = ((40, 40 * loss), (40 if few else 50, 50 * (loss + 0.1)), (0, 0.0), (0, 0.0))
-    return [Outcome(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5, contexts) for run in range(2)]
+    return [
+        TrialResult(100, 100, 100, 90 if few else 100, loss + run / 10, 0.25, 16.0, 1.5, contexts) for run in range(2)
+    ]
 
 
 def test_tokens_that_no_protocol_can_release_are_excluded_and_others_are_infinite() -> None:
-    def of(possible: int) -> list[Outcome]:
-        return [Outcome(100, 100, 100, possible, 3.9, 0.25, 16.0, 1.5) for _ in range(2)]
+    def of(possible: int) -> list[TrialResult]:
+        return [TrialResult(100, 100, 100, possible, 3.9, 0.25, 16.0, 1.5) for _ in range(2)]
 
     settings = EnsembleSettings()
     protocol = settings.plan(PARTS)
@@ -73,7 +75,7 @@ def evaluation() -> Evaluation:
     budget, longer = (TokenBudget(epsilon=4, delta=1e-5, tokens=tokens) for tokens in (100, 400))
     references = tuple(result_of(settings) for settings in (PublicSettings(), EnsembleSettings()))
     tables = tuple(
-        Table(
+        ResultTable(
             each,
             (
                 *references,
@@ -207,8 +209,8 @@ def test_the_share_of_the_gap_is_relative_to_the_best_model_without_privacy(eval
     assert table.gap_closed(public) is None
     # A lone ensemble at one budget has no figure, nor have models without privacy that gain nothing.
     assert set(gaps(evaluation.tables)) == {"parts", "tokens"}
-    alone = Table(table.budget, tuple(each for each in table.results if each.parts == PARTS))
+    alone = ResultTable(table.budget, tuple(each for each in table.results if each.parts == PARTS))
     assert not gaps([alone])
-    useless = Table(table.budget, tuple(each for each in table.results if each.protocol != "ensemble"))
+    useless = ResultTable(table.budget, tuple(each for each in table.results if each.protocol != "ensemble"))
     assert useless.reference() is None
     assert not gaps([useless])

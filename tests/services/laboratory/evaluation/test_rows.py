@@ -16,13 +16,13 @@ from services.engine.part_text import text_files
 from services.engine.reader_attention import record
 from services.engine.switching import using
 from services.errors import InputError
-from services.laboratory.evaluation.rows import Drawing, EnsembleRows, Origin, Reader, is_whole, read
+from services.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs, RowReader, is_whole, read
 from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.tasks import score, score_public
-from services.laboratory.evaluation.text import Block, Text
+from services.laboratory.evaluation.text import Block, EvaluationText
 from tests.services.laboratory.evaluation.hidden_states import write_rows
 
-ORIGIN = Origin(base="b" * 64, adapter="a" * 64, part_kind="reader", text="t" * 64, precision="float32")
+ORIGIN = RowInputs(base="b" * 64, adapter="a" * 64, part_kind="reader", text="t" * 64, precision="float32")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_logits_of_a_narrow_model_are_not_rounded(public_model: Path, blocks: li
 def test_distributions_are_computed_from_hidden_states(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=3)
     positions = np.array([7, 3, 49])
-    public, parts = Reader.open(written.files)(positions)
+    public, parts = RowReader.open(written.files)(positions)
     assert torch.allclose(public, written.public[positions], atol=1e-5)
     assert torch.allclose(parts, written.models[positions].flatten(0, 1), atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_every_set_of_models_is_drawn_equally_often_in_every_order() -> None:
 def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
     written = write_rows(tmp_path, positions=50, models=7, drawn=3)
     positions = np.array([7, 3, 49])
-    reader = Reader.open(written.files)
+    reader = RowReader.open(written.files)
     public, rows = reader(positions)
     expected = [
         written.models[place, list(drawn)] for place, drawn in zip(positions, reader.models(positions), strict=True)
@@ -138,7 +138,7 @@ def test_rows_of_drawn_models_are_found_in_their_files(tmp_path: Path) -> None:
 def test_few_positions_have_the_same_rows_as_all(
     part_kind: PartKind, public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
-    text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
+    text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     paths = [adapters["first"], adapters["second"]]
     if part_kind == "text":
         paths = [tmp_path / "first", tmp_path / "second"]
@@ -164,11 +164,11 @@ def test_stored_hidden_states_give_the_scorers_distributions(
     public_model: Path, adapters: dict[str, Path], blocks: list[Block], tmp_path: Path
 ) -> None:
     files = EnsembleRows(tmp_path / "head.safetensors", tmp_path / "public.npy", (tmp_path / "first.npy",))
-    text = Text(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
+    text = EvaluationText(tuple(blocks), (np.arange(sum(len(block.targets) for block in blocks)),))
     reader = AdapterFiles(adapters["first"], "reader")
     score_public(public_model, text, "auto", files.head, files.public)
     score(public_model, [(reader, files.models[0])], text, "auto")
-    public, first = Reader.open(files)(text.runs[0])
+    public, first = RowReader.open(files)(text.runs[0])
     scorer = Scorer(public_model)
     for rows, rows_of in ((public, scored(scorer, blocks)[0]), (first, scored(scorer, blocks, reader)[0])):
         assert torch.equal(rows, torch.cat([rows_of[index] for index in range(len(blocks))]))

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from services.errors import InputError
-from services.laboratory.evaluation.text import Text, held_out_text
+from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.training.corpus import Document
 
 DOCUMENTS = [
@@ -23,7 +23,7 @@ def tokenizer(public_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(public_model)
 
 
-def text(tokenizer: Any, tokens: int, runs: int, context: int = 32, seed: int = 0) -> Text:
+def text(tokenizer: Any, tokens: int, runs: int, context: int = 32, seed: int = 0) -> EvaluationText:
     return held_out_text(DOCUMENTS, tokenizer, context=context, tokens=tokens, runs=runs, seed=seed)
 
 

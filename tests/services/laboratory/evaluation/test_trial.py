@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.laboratory.evaluation.comparisons import drawing
-from services.laboratory.evaluation.rows import Reader, writing
-from services.laboratory.evaluation.trial import WINDOWS, Outcome, run_trials
+from services.laboratory.evaluation.rows import RowReader, writing
+from services.laboratory.evaluation.trial import WINDOWS, TrialResult, run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.adapmixed import AdaPMixedSettings
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
@@ -37,9 +37,9 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> StoredRows:
     return write_rows(tmp_path_factory.mktemp("halves"), POSITIONS, 2 * PARTS)
 
 
-def outcomes(written: StoredRows, *settings: Settings) -> list[Outcome]:
+def outcomes(written: StoredRows, *settings: Settings) -> list[TrialResult]:
     planned = [(setting, setting.plan(PARTS)) for setting in settings]
-    return run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens)
+    return run_trials(planned, RowReader.open(written.files), np.arange(POSITIONS), written.tokens)
 
 
 def mean_loss(log_probabilities: np.ndarray, tokens: np.ndarray) -> float:
@@ -96,12 +96,12 @@ def test_individual_budgets_fade_after_their_horizon(written: StoredRows) -> Non
     settings = PublicSettings(), IndividualSettings(epsilon=8, tokens=POSITIONS)
     planned = [(each, each.plan(PARTS)) for each in settings]
     everywhere = np.arange(POSITIONS), written.tokens
-    public, own = run_trials(planned, Reader.open(written.files), *everywhere, released=16 * POSITIONS)
+    public, own = run_trials(planned, RowReader.open(written.files), *everywhere, released=16 * POSITIONS)
     assert [count for count, _ in own.windows] == [POSITIONS // WINDOWS] * WINDOWS
     assert sum(loss for _, loss in own.windows) == pytest.approx(own.loss * POSITIONS)
     gains = [before - after for (_, before), (_, after) in zip(public.windows, own.windows, strict=True)]
     assert gains[0] > 4 * abs(gains[-1]), "the accounts are nearly spent"
-    (within,) = run_trials(planned[1:], Reader.open(written.files), *everywhere)
+    (within,) = run_trials(planned[1:], RowReader.open(written.files), *everywhere)
     assert within.loss < own.loss
 
 
@@ -169,7 +169,7 @@ def test_trials_on_drawn_models_measure_the_same(tmp_path: Path) -> None:
     ]
     planned = [(setting, setting.plan(8)) for setting in settings]
     whole, drawn = (
-        run_trials(planned, Reader.open(rows.files), np.arange(positions), rows.tokens) for rows in (every, few)
+        run_trials(planned, RowReader.open(rows.files), np.arange(positions), rows.tokens) for rows in (every, few)
     )
     assert drawn[0] == whole[0]
     assert [outcome.asked for outcome in drawn] == [0, 4, 2, pytest.approx(whole[3].asked, abs=0.1), 4]
@@ -198,7 +198,7 @@ def test_only_protocols_with_noise_vary_between_trials(written: StoredRows) -> N
 def test_losses_are_summed_by_the_length_of_the_context(written: StoredRows) -> None:
     contexts = np.array([1, 16, 17, 64, 65, 128, 129, 256, 257, 40] * (POSITIONS // 10))
     planned: list[tuple[Settings, Protocol]] = [(PublicSettings(), PublicSettings().plan(PARTS))]
-    (public,) = run_trials(planned, Reader.open(written.files), np.arange(POSITIONS), written.tokens, contexts)
+    (public,) = run_trials(planned, RowReader.open(written.files), np.arange(POSITIONS), written.tokens, contexts)
     losses = -written.public.double().numpy()[np.arange(POSITIONS), written.tokens]
     for first, ((count, total), repeated) in enumerate(zip(public.contexts, (2, 3, 2, 2), strict=True)):
         assert count == repeated * POSITIONS // 10
@@ -217,7 +217,7 @@ def test_a_private_base_is_p0_and_the_budget_pays_for_it(written: StoredRows, tm
     alone = ExponentialSettings(epsilon=8, tokens=POSITIONS)
     on_base = alone.on_base(base)
     planned = [(settings, settings.plan(PARTS)) for settings in (PublicSettings(), alone, on_base)]
-    arguments = Reader.open(files), np.arange(POSITIONS), written.tokens
+    arguments = RowReader.open(files), np.arange(POSITIONS), written.tokens
     public, without, with_base = run_trials(planned, *arguments)
     for outcome in (public, without, with_base):
         assert (outcome.positions, outcome.possible) == (POSITIONS, POSITIONS - 8)

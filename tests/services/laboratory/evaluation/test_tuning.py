@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import InputError
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.tuning import TOLERANCE, Choice, candidates, front, recommend, refuse_private
+from services.laboratory.evaluation.tuning import TOLERANCE, TuningResult, candidates, front, recommend, refuse_private
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.exponential import ExponentialSettings
@@ -22,8 +22,8 @@ from services.training.options import TokenBudget
 BUDGET = TokenBudget(epsilon=8, delta=1e-5, tokens=100)
 
 
-def choice(rows: float, perplexity: float, status: str = "certified", protocol: str = "pmixed") -> Choice:
-    return Choice(
+def choice(rows: float, perplexity: float, status: str = "certified", protocol: str = "pmixed") -> TuningResult:
+    return TuningResult(
         label=f"{status} {rows:g}",
         ensemble=Path("ensemble"),
         parts=4,

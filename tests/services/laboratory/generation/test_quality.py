@@ -37,7 +37,7 @@ def test_perplexity_equals_the_models(tiny: Path) -> None:
     tokens = torch.tensor([[tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]])
     with torch.inference_mode():
         loss = float(model(input_ids=tokens, labels=tokens).loss)
-    reader = quality.Reader(tiny, "float32")
+    reader = quality.PerplexityModel(tiny, "float32")
     assert reader.perplexity([text]) == pytest.approx(math.exp(loss), rel=1e-4)
     assert reader.perplexity([""]) == math.inf
 

@@ -12,7 +12,7 @@ from cluster.cli import app
 from services.errors import InputError
 from services.generation.baseline import FILE, load_baseline, write_baseline
 from services.generation.client import Sampling
-from services.generation.job import Request
+from services.generation.job import JobRequest
 from services.generation.template import Fields, items
 from tests.ensembles import write_ensemble
 from tests.services.generation.small_service import SmallService, serving
@@ -32,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("job") / "job"
     rows: list[Fields] = [{"label": "urgent", "count": 12}, {"label": "routine", "count": 12}]
-    request = Request("Label: {label}", tuple(items("Label: {label}", rows)), Sampling(8))
+    request = JobRequest("Label: {label}", tuple(items("Label: {label}", rows)), Sampling(8))
     with serving(SmallService()) as service:
         run(directory, service.url, request)
     write_baseline(directory, request, tiny, lambda done: None)
@@ -71,7 +71,7 @@ def test_the_baseline_is_generated_once_with_the_same_items(job: Path, tiny: Pat
     assert len({text["text"] for text in texts}) > 12
     before = (job / FILE).read_bytes()
     rows: list[Fields] = [{"label": "urgent", "count": 24}]
-    write_baseline(job, Request("x{label}", tuple(items("x{label}", rows)), Sampling(8)), tiny, lambda done: None)
+    write_baseline(job, JobRequest("x{label}", tuple(items("x{label}", rows)), Sampling(8)), tiny, lambda done: None)
     assert (job / FILE).read_bytes() == before
 
 
@@ -147,4 +147,4 @@ def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_baseline_is_named(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / FILE).write_text("heliotrope\n")
     with pytest.raises(InputError, match="is damaged"):
-        write_baseline(tmp_path, Request("x", tuple(items("x", [{}])), Sampling(8)), tiny, lambda done: None)
+        write_baseline(tmp_path, JobRequest("x", tuple(items("x", [{}])), Sampling(8)), tiny, lambda done: None)

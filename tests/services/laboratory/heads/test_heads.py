@@ -123,7 +123,7 @@ def test_the_command_requires_a_guarantee_by_default(tmp_path: Path) -> None:
 
 
 def test_the_report_has_every_method_and_its_guarantee(tmp_path: Path) -> None:
-    plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=1, search=False)
+    plan = compare.HeadPlan((1.0,), ("non-private", "expm-certified"), seeds=1, search=False)
     comparison = compare.compare(generated(400), plan, tmp_path, compare.in_process(Display()), Display())
     page = write_report(comparison, tmp_path).read_text()
     for words in ("epsilon-differential privacy", "keeps 94 %", "chosen in advance", "data:image/png"):

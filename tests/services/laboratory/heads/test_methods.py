@@ -122,7 +122,7 @@ def test_the_clinic_is_mostly_missing_and_its_last_values_are_carried() -> None:
 
 def test_an_interrupted_comparison_continues(tmp_path: Path) -> None:
     table = generated(400)
-    plan = compare.Plan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
+    plan = compare.HeadPlan((1.0,), ("non-private", "expm-certified"), seeds=2, search=False)
     run = compare.in_process(Display())
     first = compare.compare(table, plan, tmp_path, run, Display()).record()
     assert first["guarantee"]["expm-certified"].startswith("epsilon-differential privacy")

@@ -129,14 +129,14 @@ def test_no_head_with_a_guarantee_is_trained_on_features_scaled_by_private_rows(
 def test_a_comparison_names_the_methods_that_it_leaves_out(
     table: Table, left_out: set[MethodName], tmp_path: Path
 ) -> None:
-    plan = compare.Plan((1.0,), ("non-private", *sorted(left_out)), seeds=1, search=False)
+    plan = compare.HeadPlan((1.0,), ("non-private", *sorted(left_out)), seeds=1, search=False)
     record = compare.compare(table, plan, tmp_path, compare.in_process(Display()), Display()).record()
     assert record["left_out"].keys() == left_out
     assert record["auc"].keys() == {"non-private"}
 
 
 def test_no_guarantee_covers_scales_that_come_from_the_rows(tmp_path: Path) -> None:
-    table, plan = replace(generated(), scaling="private"), compare.Plan((1.0,), ("dp-sgd",), seeds=1, search=False)
+    table, plan = replace(generated(), scaling="private"), compare.HeadPlan((1.0,), ("dp-sgd",), seeds=1, search=False)
     record = compare.compare(table, plan, tmp_path, compare.in_process(Display()), Display()).record()
     assert "does not cover" in record["guarantee"]["dp-sgd"]
 

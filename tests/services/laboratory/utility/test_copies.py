@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import InputError
-from services.laboratory.utility.copies import Canary, Secrets, find_secrets, longest_spans, read_canaries
+from services.laboratory.utility.copies import PlantedSecret, Secrets, find_secrets, longest_spans, read_canaries
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=5)
 
@@ -40,7 +40,7 @@ def test_a_copied_text_is_as_long_as_itself() -> None:
 
 
 def test_secrets_of_the_private_text_are_counted_apart_from_others() -> None:
-    canaries = [Canary("HC-111111", True), Canary("HC-222222", True), Canary("HC-333333", False)]
+    canaries = [PlantedSecret("HC-111111", True), PlantedSecret("HC-222222", True), PlantedSecret("HC-333333", False)]
     assert find_secrets(["my number is HC-111111.", "HC-333333"], canaries) == Secrets(1, 2, 1, 1)
 
 
@@ -48,7 +48,7 @@ def test_canaries_of_the_demo_corpus_and_of_audits_are_read(tmp_path: Path) -> N
     path = tmp_path / "canaries.jsonl"
     rows = [{"code": "a", "split": "train"}, {"code": "b", "split": "heldout"}, {"secret": "c", "included": False}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_canaries(path) == (Canary("a", True), Canary("b", False), Canary("c", False))
+    assert read_canaries(path) == (PlantedSecret("a", True), PlantedSecret("b", False), PlantedSecret("c", False))
     path.write_text('{"code": "a"}\n["heliotrope"]\n')
     with pytest.raises(InputError, match="line 2: must be an object with a secret or a code") as refused:
         read_canaries(path)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.errors import InputError
-from services.laboratory.utility.labelled import Origin, parse_named, read
+from services.laboratory.utility.labelled import TextOrigin, parse_named, read
 from tests.services.generation.small_service import SmallService, serving
 from tests.services.generation.test_job import TOKENS, request, run
 
@@ -40,7 +40,7 @@ def test_a_file_has_texts_labels_and_users(tmp_path: Path) -> None:
     ]
     read_set = read("real", write_lines(tmp_path / "real.jsonl", rows), "call", "reason")
     assert (read_set.texts, read_set.labels, read_set.users) == (("a knee", "b"), ("knee", "3"), ("u", "3"))
-    assert (read_set.dropped, read_set.origin) == (1, Origin())
+    assert (read_set.dropped, read_set.origin) == (1, TextOrigin())
     assert read_set.only(frozenset({"3"})).texts == ("b",)
 
 
@@ -49,7 +49,7 @@ def test_a_job_has_its_cards_guarantee_and_the_label_of_its_template(tmp_path: P
     for path in (job, job / "synthetic.jsonl"):
         read_set = read("private", path, "text", "reason")
         assert (read_set.texts, read_set.labels) == (("it hurts",), ("knee",))
-        assert read_set.origin == Origin("exponential-fixed-size", 8.0, 1e-5, 100, 40)
+        assert read_set.origin == TextOrigin("exponential-fixed-size", 8.0, 1e-5, 100, 40)
 
 
 def test_records_of_a_schema_are_read_and_cut_ones_are_counted(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_a_job_that_was_run_has_the_guarantee_of_its_service(tmp_path: Path) -> 
         run(tmp_path, service.url, request(2))
     read_set = read("private", tmp_path, "text", "reason")
     assert (len(read_set), read_set.classes) == (2, frozenset({"urgent"}))
-    assert read_set.origin == Origin("small", 8.0, 1e-5, 2 * TOKENS, 2 * TOKENS)
+    assert read_set.origin == TextOrigin("small", 8.0, 1e-5, 2 * TOKENS, 2 * TOKENS)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from services.errors import InputError
-from services.laboratory.utility.labelled import Labelled, Origin, read
+from services.laboratory.utility.labelled import Labelled, TextOrigin, read
 from services.laboratory.utility.reference_texts import METHODS, _Writer, batches
 from tests.tiny import write_tiny_model
 
@@ -62,7 +62,7 @@ def test_a_user_is_in_one_batch_with_one_text(real: Path) -> None:
     assert len(users) == len(set(users)) == 10 * len(made)
     assert all(label_of[text] == batch.label for batch in made for text in batch.texts)
     with pytest.raises(InputError, match="no label has 4 users"):
-        batches(Labelled("x", ("a", "b"), ("p", "q"), ("1", "2"), 0, Origin()), 4, 0)
+        batches(Labelled("x", ("a", "b"), ("p", "q"), ("1", "2"), 0, TextOrigin()), 4, 0)
 
 
 def test_the_logits_with_a_cache_are_those_of_each_prompt_alone(tiny: Path) -> None:

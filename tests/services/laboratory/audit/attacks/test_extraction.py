@@ -10,12 +10,12 @@ import torch
 from services.errors import InputError
 from services.laboratory.audit.attacks import extraction
 from services.laboratory.audit.attacks.one_run import correct_guesses, of_users
-from services.laboratory.audit.report.page import Report
+from services.laboratory.audit.report.page import AuditReport
 from services.laboratory.audit.report.sections import Subject, extraction_section
 from services.laboratory.audit.worlds import testbed
 from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.laboratory.audit.worlds.chances import next_token_chances
-from services.laboratory.audit.worlds.models import ModelOutput, Models
+from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
 from services.laboratory.audit.worlds.sizes import PlantedSize
 from services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
 from services.privacy.protocols import PROTOCOLS
@@ -123,7 +123,7 @@ def test_the_report_calls_an_attack_without_effect_too_weak() -> None:
         section = extraction_section(trained, [Subject("pmixed", PMixed(2, 1.0, 0.1), 8, 1.0)], 10, 1, lambda _: None)
         assert ("TOO WEAK" in section.text) == weak
         assert [row["mechanism"] for row in section.rows][-1] == "pmixed"
-        assert "TOO WEAK" in Report([section]).page() or not weak
+        assert "TOO WEAK" in AuditReport([section]).page() or not weak
 
 
 def _all_know() -> ModelOutput:
@@ -175,7 +175,7 @@ def test_planted_users_are_found_in_one_run_without_privacy() -> None:
 def test_models_answer_as_in_one_plain_forward_pass(public_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    models = Models(public_model, [])
+    models = LocalModels(public_model, [])
     (row,) = models.continuations(CANARY.prompt, [CANARY.secret], 40).public.split(DIGITS)
     ids = models.tokens(CANARY.prompt + CANARY.secret)
     model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32)

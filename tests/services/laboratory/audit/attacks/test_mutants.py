@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.budget.chain import Row
+from services.budget.chain import LedgerRow
 from services.budget.state import LedgerState
 from services.laboratory.audit.attacks import likelihood, one_run
 from services.laboratory.audit.attacks.accounts import audit_accounts
@@ -182,7 +182,7 @@ def test_a_part_that_speaks_when_its_account_is_empty_is_detected(monkeypatch: p
 def test_an_account_that_a_restart_resets_is_detected(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = LedgerState.replay.__func__  # type: ignore[attr-defined]
 
-    def forgetful(cls: type[LedgerState], rows: Iterable[Row], before: Row | None = None) -> LedgerState:
+    def forgetful(cls: type[LedgerState], rows: Iterable[LedgerRow], before: LedgerRow | None = None) -> LedgerState:
         state: LedgerState = replay(cls, rows, before)
         state.accounts = dataclasses.replace(state.accounts, **{forgotten: ()})
         return state
