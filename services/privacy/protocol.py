@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.privacy.arrays import Reals
 from services.privacy.events import Event, Guarantee
-from services.privacy.worlds import Pair, Reals
+from services.privacy.worlds import Pair
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-Reals = NDArray[np.float64]
+from services.privacy.arrays import Reals
 
 # The log-probability of a token that a part almost never outputs.
 NEVER = -40.0

@@ -16,12 +16,11 @@ from torch import Tensor
 from services.budget.in_memory import InMemoryBudget
 from services.budget.privacy_budget import PrivacyBudget
 from services.laboratory.evaluation.rows import RowReader
+from services.privacy.arrays import Reals
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
-
-Reals = NDArray[np.float64]
 
 _POSITIONS_AT_ONCE = 32
 CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))

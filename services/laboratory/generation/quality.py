@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from services.engine.engine import AdapterFiles
 from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.text import Block
-
-Reals = NDArray[np.float64]
+from services.privacy.arrays import Reals
 
 NGRAMS = (1, 2, 3)
 COPIED_WORDS = 8

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -31,9 +30,8 @@ from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.table import Table
+from services.privacy.arrays import Reals
 from services.privacy.sampling.selection import SelectionEvent, select
-
-Reals = NDArray[np.float64]
 
 # Returns `count` independent releases of a table, float64 [count, D].
 Releases = Callable[[Table, int], Reals]

@@ -26,9 +26,10 @@ from services.laboratory.heads.sgd import SgdSettings
 from services.laboratory.heads.table import Table
 from services.privacy import accounting
 from services.privacy.accounting import planning
+from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
-from services.privacy.sampling.noise import Integers, discrete_gaussian
+from services.privacy.sampling.noise import discrete_gaussian
 
 # A small epsilon needs large orders.
 _ORDERS = np.union1d(accounting.ORDERS, np.geomspace(100, 1e6, 100))

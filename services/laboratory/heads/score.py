@@ -8,8 +8,7 @@ from torch import Tensor
 
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.table import Table
-
-Reals = NDArray[np.float64]
+from services.privacy.arrays import Reals
 
 _AT_ONCE = 100
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.laboratory.heads import expm_nf, methods
@@ -17,8 +16,7 @@ from services.laboratory.heads.flows import Draws
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.score import outputs
 from services.laboratory.heads.table import Table
-
-Reals = NDArray[np.float64]
+from services.privacy.arrays import Reals
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import InputError
-
-Integers = NDArray[np.int64]
+from services.privacy.arrays import Integers
 
 _SECRETS = ("secret", "code")
 

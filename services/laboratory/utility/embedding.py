@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from services.privacy.arrays import Reals
 
 _TOKENS = 256  # the maximum number of tokens of a text that the model reads
 _BATCH = 16

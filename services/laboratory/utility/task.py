@@ -17,8 +17,9 @@ from services.laboratory.generation.quality import mauve, variety
 from services.laboratory.generation.report import MIN_FOR_MAUVE
 from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Scores, evaluate
 from services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
-from services.laboratory.utility.embedding import Embedder, Integers, Reals
+from services.laboratory.utility.embedding import Embedder
 from services.laboratory.utility.labelled import Labelled, TextOrigin
+from services.privacy.arrays import Integers, Reals
 from services.progress import Display
 
 REAL, HELD_OUT = "real text", "held-out real text"

@@ -5,11 +5,9 @@ Q = (1-g) A + g B', where any two of A, B and B' have bounded range.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.privacy.arrays import Reals
 from services.privacy.events import Divergences, Orders, real_orders
-
-Reals = NDArray[np.float64]
 
 # The largest float64 error of the log of a moment.
 ROUNDING = 2.0**-49

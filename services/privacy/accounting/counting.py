@@ -13,12 +13,10 @@ from functools import lru_cache
 import numpy as np
 from dp_accounting.pld.pld_pmf import PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import NDArray
 
 from services.privacy.accounting import composition
+from services.privacy.arrays import Reals
 from services.privacy.events import PLD_INTERVAL, Event
-
-Reals = NDArray[np.float64]
 
 # The share of delta that all blocks together may add: a block is dominated up to this much.
 _MARGIN = 2.0**-8

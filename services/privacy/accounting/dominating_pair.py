@@ -10,9 +10,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from services.privacy.arrays import Reals
 from services.privacy.events import Divergences, Orders, real_orders
-
-Reals = NDArray[np.float64]
 
 # Exponents below this do not overflow float64.
 _LARGEST_EXPONENT = 500.0

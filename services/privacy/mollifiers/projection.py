@@ -11,15 +11,14 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import bisect
 from torch import Tensor
 from torch.nn.functional import pad
 
+from services.privacy.arrays import Reals
 from services.privacy.mollifiers.blocks import scratch
 
 Projection = Literal["clip", "mix"]
-Reals = NDArray[np.float64]
 
 # The accuracy of a projected row's sum before its last correction, in the units of probability. An error of the scale s
 # costs its square in KL.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from services.privacy.accounting import leave_one_out, planning
 from services.privacy.accounting.channel import worst_pair
+from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders, check_parts, real_orders
 from services.privacy.mollifiers import projection, renyi
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
@@ -32,7 +33,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.pmixed import Mollifier, RatioEvent, radii
 from services.privacy.sampling import noise
 from services.privacy.settings import Enforced, Settings
-from services.privacy.worlds import Pair, Reals
+from services.privacy.worlds import Pair
 
 # The screening's noise is a multiple of this.
 _GRID = 2.0**-44

@@ -22,7 +22,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from services.privacy import reduction
 from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick, sampled_rdp
 from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
     Divergences,
@@ -45,8 +45,6 @@ from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
-
-Reals = NDArray[np.float64]
 
 # How many probabilities of a token the search for the worst pair tries.
 _PAIRS = 16

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from services.privacy.accounting import planning
+from services.privacy.arrays import Integers, Reals
 from services.privacy.events import (
     PLD_INTERVAL,
     Divergences,
@@ -31,11 +31,9 @@ from services.privacy.events import (
 from services.privacy.mollifiers.candidates import Candidates, sequences
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
-from services.privacy.sampling.noise import Integers, discrete_gaussian
+from services.privacy.sampling.noise import discrete_gaussian
 from services.privacy.settings import Settings
 from services.privacy.worlds import Pair, one_hot, replaced
-
-Reals = NDArray[np.float64]
 
 # The smallest and the largest noise scale to consider, in votes. At smaller scales, discrete noise is nearly always 0.
 SCALES = (0.25, 1e5)

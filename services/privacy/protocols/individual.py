@@ -25,12 +25,13 @@ from torch import Tensor
 
 from services.privacy import reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
+from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
 from services.privacy.mollifiers.blocks import scratch
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, Reals, one_hot, replaced
+from services.privacy.worlds import Pair, one_hot, replaced
 
 # The smallest L that rounding (`ROUNDING_MARGIN`) leaves whole.
 _LEAST_LOWER = 1e-3

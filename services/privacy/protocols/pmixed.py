@@ -28,6 +28,7 @@ from torch import Tensor
 from services.privacy.accounting import planning, published
 from services.privacy.accounting.channel import WorstCaseRatios, worst_channel, worst_pair
 from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
     SEPARATE_PARTS,
@@ -45,7 +46,7 @@ from services.privacy.mollifiers.projection import Projection
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.randomness import poisson_subsample, uniform_below
 from services.privacy.settings import ROUNDING_MARGIN, Settings
-from services.privacy.worlds import Pair, Reals
+from services.privacy.worlds import Pair
 
 Mollifier = Literal["ratio", "renyi"]
 

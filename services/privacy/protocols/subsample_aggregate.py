@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from services.privacy.accounting import planning
+from services.privacy.arrays import Reals
 from services.privacy.events import (
     PLD_INTERVAL,
     Divergences,
@@ -34,7 +35,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.sampling.noise import discrete_laplace
 from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, Reals, one_hot, replaced
+from services.privacy.worlds import Pair, one_hot, replaced
 
 # A probability of 1 in units of the grid for noise. The event depends on it, so it must never change.
 UNIT = 2**20

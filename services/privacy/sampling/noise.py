@@ -10,15 +10,15 @@ from functools import lru_cache
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 from opendp.domains import atom_domain, vector_domain
 from opendp.measurements import make_gaussian, make_laplace
 from opendp.metrics import l1_distance, l2_distance
 from opendp.mod import enable_features
 
+from services.privacy.arrays import Integers
+
 enable_features("contrib")
 
-Integers = NDArray[np.int64]
 
 AHEAD = 4
 """The number of requests, of the largest size so far, for which a pool keeps noise."""

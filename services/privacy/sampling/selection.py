@@ -19,16 +19,14 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from services.privacy.accounting.bounded_range import bounded_range_rdp, hockey_stick
 from services.privacy.accounting.dominating_pair import symmetric_pld
+from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.sampling.categorical import TOTAL, sample
-
-Reals = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 Neighbours = Literal["replace", "add-remove"]
 """The adjacency of tables: one user's rows are replaced, or they are present in one table only."""

@@ -20,10 +20,10 @@ from services.budget.privacy_budget import ANY_ORDER, PrivacyBudget
 from services.laboratory.audit.report.finding import Finding
 from services.laboratory.audit.worlds.distributions import renyi_divergence
 from services.privacy.accounting.tilts import moment_factor
+from services.privacy.arrays import Reals
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.protocols.individual import WHOLE, Individual
-from services.privacy.worlds import Reals
 
 ATTACK = "accounts"
 

@@ -13,8 +13,8 @@ import numpy as np
 from services.laboratory.audit.attacks.likelihood import claims_of, held_out_epsilons
 from services.laboratory.audit.attacks.service_client import client
 from services.laboratory.audit.report.finding import CERTAIN, Finding
+from services.privacy.arrays import Reals
 from services.privacy.events import Event, from_json
-from services.privacy.worlds import Reals
 
 MODEL = "privmix"
 _BATCH = {"prompts": 16, "n": 8}

@@ -15,9 +15,9 @@ from services.laboratory.audit.attacks.service_client import client
 from services.laboratory.audit.worlds.canaries import Canary
 from services.laboratory.audit.worlds.chances import end_of_budget, next_token_chances
 from services.laboratory.audit.worlds.models import ModelOutput
+from services.privacy.arrays import Reals
 from services.privacy.protocol import Protocol
 from services.privacy.settings import Settings
-from services.privacy.worlds import Reals
 
 LEAKS = 0.9
 """The minimum hit rate without privacy. With a lower one, the attack is too weak for a conclusion."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from services.laboratory.audit.report.finding import CERTAIN, Finding
+from services.privacy.arrays import Reals
 from services.privacy.protocol import Protocol
-from services.privacy.worlds import Reals
 
 ATTACK = "frequencies of draws"
 

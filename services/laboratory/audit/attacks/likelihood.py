@@ -17,9 +17,10 @@ from services.laboratory.audit.report.finding import CERTAIN, Finding
 from services.laboratory.audit.report.roc import Roc, best_test, epsilon_of
 from services.laboratory.audit.worlds import distributions
 from services.privacy.accounting import planning
+from services.privacy.arrays import Reals
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
-from services.privacy.worlds import Pair, Reals
+from services.privacy.worlds import Pair
 
 # The largest Rényi order for the comparison of pairs. Larger orders prefer tokens too rare for any number of trials.
 _LARGEST_ORDER = 8.0

@@ -24,10 +24,11 @@ from services.laboratory.audit.worlds import distributions
 from services.laboratory.audit.worlds.chances import release
 from services.laboratory.audit.worlds.models import ModelOutput
 from services.laboratory.audit.worlds.testbed import Testbed
+from services.privacy.arrays import Reals
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 from services.privacy.sampling.categorical import sample
-from services.privacy.worlds import Pair, Reals, World
+from services.privacy.worlds import Pair, World
 
 ATTACK, F_ATTACK = "one-run audit", "one-run audit by the trade-off curve"
 _ORDER = 2.0

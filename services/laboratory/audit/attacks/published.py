@@ -16,8 +16,9 @@ from services.laboratory.audit.attacks import likelihood
 from services.laboratory.audit.report.finding import Finding
 from services.laboratory.audit.worlds import distributions
 from services.privacy.accounting import published
+from services.privacy.arrays import Reals
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings, PublishedEvent
-from services.privacy.worlds import Pair, Reals, removed
+from services.privacy.worlds import Pair, removed
 
 # The probabilities of the rare token to try; the service keeps tokens down to 2**-36.
 _RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)

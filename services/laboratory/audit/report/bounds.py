@@ -5,11 +5,11 @@ from typing import Self
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import bisect
 from scipy.stats import beta, binom
 
-Reals = NDArray[np.float64]
+from services.privacy.arrays import Reals
 
 # The largest epsilon of a search.
 _LARGEST = 200.0

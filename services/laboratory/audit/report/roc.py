@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from services.laboratory.audit.report.bounds import Reals, two_sample_epsilon
+from services.laboratory.audit.report.bounds import two_sample_epsilon
+from services.privacy.arrays import Reals
 
 # The maximum number of thresholds.
 _MOST_THRESHOLDS = 2000

@@ -9,11 +9,11 @@ from services.budget.in_memory import InMemoryBudget
 from services.budget.privacy_budget import PrivacyBudget
 from services.laboratory.audit.attacks.frequencies import draw_law
 from services.laboratory.audit.worlds.models import ModelOutput
+from services.privacy.arrays import Reals
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.public import Public
 from services.privacy.settings import Settings
-from services.privacy.worlds import Reals
 
 End = Callable[[Reals, Reals], None]
 """Given the probabilities and losses of all queries, replaces the probabilities after the budget's end in place."""

@@ -11,11 +11,12 @@ from scipy.optimize import bisect
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 
+from services.privacy.arrays import Reals
 from services.privacy.events import Event
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.sampling.categorical import sample
-from services.privacy.worlds import Pair, Reals, World
+from services.privacy.worlds import Pair, World
 
 Key = tuple[int, ...]
 """The kinds of the parts that answer a query."""

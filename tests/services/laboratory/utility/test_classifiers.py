@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import f1_score
 
 from services.laboratory.utility.classifiers import CLASSIFIERS, Classifier, Examples, evaluate, macro_f1
-from services.laboratory.utility.embedding import Integers, Reals
+from services.privacy.arrays import Integers, Reals
 
 
 def examples(count: int, seed: int, distance: float, users: int | None = None) -> Examples:

@@ -11,6 +11,7 @@ import torch
 from scipy.special import erfc
 
 from services.privacy.accounting import planning
+from services.privacy.arrays import Integers
 from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers
@@ -23,7 +24,6 @@ from services.privacy.protocols.gnmax import (
     votes,
 )
 from services.privacy.sampling.categorical import TOTAL, sample
-from services.privacy.sampling.noise import Integers
 from tests.services.privacy.mechanism import Rows, hockey_stick, renyi_divergence
 
 ORDERS = (1.5, 3.0, 18.0)

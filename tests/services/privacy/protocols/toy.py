@@ -18,13 +18,14 @@ from pydantic import Field
 
 from services.privacy.accounting import planning
 from services.privacy.accounting.bounded_range import bounded_range_rdp
+from services.privacy.arrays import Reals
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders, check_parts
 from services.privacy.mollifiers.candidates import Candidates
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import uniform_below
 from services.privacy.settings import Settings
-from services.privacy.worlds import Pair, Reals, one_hot, replaced
+from services.privacy.worlds import Pair, one_hot, replaced
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from services.laboratory.audit.report.finding import Finding
 from services.laboratory.audit.variants import audited, variants
 from services.privacy import protocols
 from services.privacy.accounting import composition
+from services.privacy.arrays import Integers
 from services.privacy.mollifiers import projection
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS, exponential, gnmax, pmixed, subsample_aggregate
@@ -30,7 +31,7 @@ from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, Individual
 from services.privacy.protocols.pmixed import PMixed
 from services.privacy.sampling.categorical import quantise
-from services.privacy.sampling.noise import Integers, discrete_gaussian, discrete_laplace
+from services.privacy.sampling.noise import discrete_gaussian, discrete_laplace
 from services.privacy.sampling.randomness import fixed_size_subsample, poisson_subsample
 from services.privacy.settings import Settings
 
