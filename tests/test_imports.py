@@ -22,7 +22,7 @@ from tests.distributions import closure
 ROOT = Path(__file__).parents[1]
 
 LAYERS: tuple[set[str], ...] = (
-    {"cpus", "errors", "files", "metrics", "progress", "tracing"},
+    {"cpus", "errors", "files", "metrics", "progress", "tracing", "units"},
     {"privacy", "engine", "structure"},
     {"database", "fan_out", "options", "ray_session", "reduction"},
     {"budget", "keys", "shard", "training"},
@@ -34,8 +34,8 @@ LAYERS: tuple[set[str], ...] = (
 )
 """The packages of the server, from the lowest. A package imports only lower ones."""
 
-INDEPENDENT = {"errors", "files", "metrics", "tracing", "privacy", "engine", "progress", "structure"}
-"""The packages that import no other one but the errors, which import nothing. `privacy` is mathematics only."""
+INDEPENDENT = {"errors", "files", "metrics", "tracing", "units", "privacy", "engine", "progress", "structure"}
+"""The packages that import none but `errors` and `units`, which import nothing. `privacy` is mathematics only."""
 
 LABORATORY_COMMANDS = {"audit", "compare", "evaluate", "evaluate_task", "generate", "heads", "tune"}
 """The verbs of the laboratory: files in `cluster/commands` and `cluster/work`. The rest of `cluster` is the server."""
@@ -136,7 +136,7 @@ def test_every_package_of_the_server_imports_only_lower_ones() -> None:
 def test_independent_packages_import_no_other_package(name: str) -> None:
     own = f"services.{name}"
     names = {name for module in modules() if package(module) == own for name in arrows()[module]}
-    assert {package(name) for name in names} <= {own, "services.errors"}
+    assert {package(name) for name in names} <= {own, "services.errors", "services.units"}
 
 
 def test_services_do_not_import_the_command_line() -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.engine import PartKind
 from services.errors import InputError
 from services.options import Options
+from services.units import Unit
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
@@ -112,7 +113,7 @@ class DpSgdOptions(Options):
     A step takes all units, unless `expected_batch` and `population` are given.
     """
 
-    unit: Literal["record", "user"] = "user"
+    unit: Unit = "user"
     epsilon: float = Field(default=8.0, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")

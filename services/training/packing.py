@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.errors import InputError
-from services.privacy.protocols.dp_sgd import Unit
 from services.training.corpus import Document
 from services.training.partition import Partition, PartShare
+from services.units import Unit
 
 Tokens = NDArray[np.int32]
 

@@ -23,6 +23,7 @@ from services.laboratory.heads.names import MethodName
 from services.laboratory.heads.score import auc_of, outputs
 from services.laboratory.heads.table import Scaling, Table, TableSplit, fingerprint, split
 from services.progress import Display
+from services.units import Unit
 
 EPSILONS = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.5, 5.0, 7.0, 10.0)
 QUICK_EPSILONS = (1e-3, 0.1, 1.0, 10.0)
@@ -107,7 +108,7 @@ class HeadComparison:
 
     dataset: str
     rows: int
-    unit: str
+    unit: Unit
     scaling: Scaling
     cells: Sequence[Cell]
     left_out: Mapping[MethodName, str]

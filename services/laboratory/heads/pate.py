@@ -9,7 +9,7 @@ further cost.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 from uuid import uuid4
 
 import numpy as np
@@ -30,6 +30,7 @@ from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.protocols.gnmax import SCALES, GNMaxEvent
 from services.privacy.sampling.noise import discrete_gaussian
+from services.units import Unit, check_unit
 
 # A small epsilon needs large orders.
 _ORDERS = np.union1d(accounting.ORDERS, np.geomspace(100, 1e6, 100))
@@ -76,15 +77,14 @@ class LabellingEvent(Event):
     parts: int
     sigma: float
     queries: int
-    unit: Literal["record", "user"] = "user"
+    unit: Unit = "user"
     run: str | None = None
 
     def __post_init__(self) -> None:
         GNMaxEvent(self.parts, self.sigma)  # validates both
         if not isinstance(self.queries, int) or self.queries < 1:
             raise ValueError(f"queries must be an integer of at least 1, got {self.queries}")
-        if self.unit not in ("record", "user"):
-            raise ValueError(f"unit must be record or user, got {self.unit!r}")
+        check_unit(self.unit)
 
     def rdp(self, orders: Orders) -> Divergences:
         return np.asarray(self.queries * GNMaxEvent(self.parts, self.sigma).rdp(orders))

@@ -8,12 +8,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import DataError
+from services.units import Unit
 
 Scaling = Literal["public", "private"]
 
@@ -46,7 +47,7 @@ class Table:
     y: NDArray[np.float32]
     users: NDArray[np.int64]
     scaling: Scaling = "public"
-    unit: Literal["record", "user"] = "record"
+    unit: Unit = "record"
     population: int | None = None
 
     def __post_init__(self) -> None:
@@ -142,7 +143,7 @@ def read_npz(path: Path) -> Table:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             scaling, unit = str(arrays["scaling"]), str(arrays["unit"])
-            if scaling not in ("public", "private") or unit not in ("record", "user"):
+            if scaling not in get_args(Scaling) or unit not in get_args(Unit):
                 raise ValueError("its scaling or unit is unknown")
             return Table(path.stem, arrays["x"], arrays["y"], arrays["users"], scaling, unit)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError) as error:

@@ -26,8 +26,7 @@ from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee,
 from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.settings import Settings, Training
-
-Unit = Literal["record", "user"]
+from services.units import Unit, check_unit
 
 # The factor by which the noise grows until dp-accounting agrees, whose privacy losses are rounded up to a grid.
 _STEP = 1.002
@@ -59,8 +58,7 @@ class DpSgdEvent(Event):
     run: str | None = None
 
     def __post_init__(self) -> None:
-        if self.unit not in ("record", "user"):
-            raise ValueError(f"unit must be record or user, got {self.unit!r}")
+        check_unit(self.unit)
         if not 0.0 < self.noise_multiplier < np.inf:
             raise ValueError(f"noise_multiplier must be a finite number above 0, got {self.noise_multiplier}")
         if not 0.0 < self.sampling_rate <= 1.0:

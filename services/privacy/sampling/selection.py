@@ -27,6 +27,7 @@ from services.privacy.accounting.dominating_pair import symmetric_pld
 from services.privacy.arrays import Integers
 from services.privacy.events import PLD_INTERVAL, Divergences, Event, Guarantee, Orders
 from services.privacy.sampling.categorical import TOTAL, sample
+from services.units import Unit, check_unit
 
 Neighbours = Literal["replace", "add-remove"]
 """The adjacency of tables: one user's rows are replaced, or they are present in one table only."""
@@ -61,7 +62,7 @@ class SelectionEvent(Event):
     kind: ClassVar[str] = "exponential-selection"
     once: ClassVar[bool] = True
     epsilon: float
-    unit: Literal["record", "user"] = "user"
+    unit: Unit = "user"
     neighbours: Neighbours = "replace"
     rounds: int = 1
     run: str | None = None
@@ -71,8 +72,7 @@ class SelectionEvent(Event):
             raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon}")
         if not isinstance(self.rounds, int) or self.rounds < 1:
             raise ValueError(f"rounds must be an integer of at least 1, got {self.rounds}")
-        if self.unit not in ("record", "user"):
-            raise ValueError(f"unit must be record or user, got {self.unit!r}")
+        check_unit(self.unit)
         if self.neighbours not in _WIDTHS:
             raise ValueError(f"neighbours must be {' or '.join(_WIDTHS)}, got {self.neighbours!r}")
 
