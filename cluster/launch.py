@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
@@ -25,7 +26,7 @@ from services.budget import actor as budget
 from services.budget.anchor import is_writable
 from services.budget.reader import read
 from services.budget.receipt import anchors_of, begin, is_fresh, known
-from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
+from services.coordinator.coordinator import Coordinator, CoordinatorActor, CoordinatorSettings
 from services.cpus import available_cpus
 from services.database.service import ServiceDatabase, default_database
 from services.ensembles import actor as ensembles
@@ -41,7 +42,7 @@ from services.errors import (
 )
 from services.files import write_atomically
 from services.fleet import fleet
-from services.fleet.fleet import FleetActor, FleetSettings
+from services.fleet.fleet import Fleet, FleetActor, FleetSettings
 from services.fleet.plan import ShardPlan
 from services.fleet.shard_map import ShardMap
 from services.fleet.size import FleetSize
@@ -98,7 +99,7 @@ class Service:
         """Stops the service, including ensembles that were added while it ran."""
         serve.delete(APPLICATION)
         served = _served_now(self.configuration) or self.started
-        _call(batches.NAME, self.configuration.namespace, "release")
+        _call(batches.NAME, self.configuration.namespace, batches.Batches.release)
         for name in (alerts.NAME, batches.NAME):  # these two call the other actors, so they stop first
             _kill(name, self.configuration.namespace)
         for ensemble in served:
@@ -336,14 +337,15 @@ def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = 
 
 def stop_ensemble(ensemble: ServedEnsemble) -> None:
     """Stops the actors of one ensemble. Coordinators that respond first return unused budget."""
+    namespace = ensemble.namespace
     for name in ensemble.coordinators:
-        _call(name, ensemble.namespace, "close")  # leases of a coordinator that does not respond stay charged
-    _call(ensemble.budget, ensemble.namespace, "release")  # so that another deployment can open the ledger at once
+        _call(name, namespace, Coordinator.close)  # leases of a coordinator that does not respond stay charged
+    _call(ensemble.budget, namespace, budget.Budget.release)  # so that another deployment can open the ledger at once
     for name in ensemble.coordinators:
-        _kill(name, ensemble.namespace)
-    _call(ensemble.fleet, ensemble.namespace, "close")
+        _kill(name, namespace)
+    _call(ensemble.fleet, namespace, Fleet.close)
     for name in (ensemble.fleet, ensemble.budget):
-        _kill(name, ensemble.namespace)
+        _kill(name, namespace)
 
 
 def coordinator_names(configuration: EnsembleConfiguration) -> tuple[str, ...]:
@@ -380,10 +382,10 @@ def _served_now(configuration: Configuration) -> list[ServedEnsemble]:
     return []
 
 
-def _call(name: str, namespace: str, method: str) -> None:
-    """Calls a method of an actor. Does nothing if the actor is gone or does not respond."""
+def _call(name: str, namespace: str, method: Callable[[Any], object]) -> None:
+    """Calls a method of an actor's class. Does nothing if the actor is gone or does not respond."""
     with suppress(RayError, LedgerError, TimeoutError, ValueError):
-        ray.get(getattr(ray.get_actor(name, namespace), method).remote(), timeout=CLOSING_S)
+        ray.get(getattr(ray.get_actor(name, namespace), method.__name__).remote(), timeout=CLOSING_S)
 
 
 def _kill(name: str, namespace: str) -> None:
@@ -474,7 +476,7 @@ def _start_fleet(
     settings = FleetSettings(
         namespace=configuration.namespace,
         plans=tuple(plans),
-        settings=promised.settings,
+        protocol_settings=promised.settings,
         order=promised.terms.order,
         coordinators=coordinator_names(configuration),
         grow=configuration.shards.count == "auto",

@@ -27,11 +27,11 @@ def list_ensembles(
     """List the ensembles of the service with their states and running requests."""
     from cluster.running import ensembles_of
     from cluster.work.ensembles import call
-    from services.ensembles.records import EnsembleStatus
+    from services.ensembles.actor import Ensembles
     from services.ray_session import joined
 
     with joined(address):
-        accounts: list[EnsembleStatus] = call(ensembles_of(namespace), "statuses")
+        accounts = call(ensembles_of(namespace), Ensembles.statuses)
     if as_json:
         print(json.dumps([account.model_dump(mode="json") for account in accounts], indent=2))
         return
@@ -58,6 +58,7 @@ def add(
     from cluster.launch import check_ensemble, keys_database, start_ensemble, stop_ensemble
     from cluster.running import ensembles_of
     from cluster.work.ensembles import KNOWN_S, call, check_cohort, report_status, status_of, wait_for
+    from services.ensembles.actor import Ensembles
     from services.ray_session import joined
 
     configuration = Configuration.load(config)
@@ -73,13 +74,13 @@ def add(
         if present is None:
             start_ensemble(checked, keys_database(configuration), steps)
         try:
-            call(service, "add", checked.served)
+            call(service, Ensembles.add, checked.served)
         except EnsemblesError:
             if present is None:
                 stop_ensemble(checked.served)
             raise
         steps("Waiting for the gateways")
-        account = wait_for(service, chosen.name, "known", KNOWN_S)
+        account = wait_for(service, chosen.name, lambda account: account.known, KNOWN_S)
         if not account.known:
             raise EnsemblesError(
                 f"ensembles.{chosen.name}: a gateway does not serve it after {KNOWN_S:g} s; read the gateway's log, "
@@ -95,13 +96,13 @@ def drain(
     """Refuse new requests to an ensemble and let its running requests finish. `add` serves it again."""
     from cluster.running import ensembles_of
     from cluster.work.ensembles import call, report_status
-    from services.ensembles.records import EnsembleStatus
+    from services.ensembles.actor import Ensembles
     from services.ray_session import joined
 
     with joined(address):
         service = ensembles_of(namespace)
-        call(service, "drain", name)
-        account: EnsembleStatus = call(service, "status", name)
+        call(service, Ensembles.drain, name)
+        account = call(service, Ensembles.status, name)
     report_status(f"{name} accepts no new requests; {account.live} are running", account, as_json)
 
 
@@ -119,20 +120,21 @@ def retire(
     from cluster.launch import stop_ensemble
     from cluster.running import ensembles_of
     from cluster.work.ensembles import call, report_status, wait_for
+    from services.ensembles.actor import Ensembles
     from services.ray_session import joined
 
     steps = Steps()
     with joined(address):
         service = ensembles_of(namespace)
-        call(service, "drain", name)
+        call(service, Ensembles.drain, name)
         steps("Waiting for its running requests")
-        account = wait_for(service, name, "drained", timeout)
+        account = wait_for(service, name, lambda account: account.drained, timeout)
         if not account.drained:
             raise EnsemblesError(
                 f"ensembles.{name}: {account.live} requests still run after {timeout:g} s; it accepts no new requests, "
                 "so run this command again"
             )
-        call(service, "remove", account.ensemble.name)
+        call(service, Ensembles.remove, account.ensemble.name)
         steps("Stopping; unused budget returns to the ledger")
         stop_ensemble(account.ensemble)
     report_status(

@@ -2,7 +2,8 @@
 
 import json
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -12,11 +13,15 @@ from rich.markup import escape
 
 from cluster.configuration import Configuration
 from cluster.launch import check_cohorts
-from services.ensembles.records import EnsembleStatus, ServedEnsemble
+from services.ensembles.actor import Ensembles
+from services.ensembles.records import EnsembleStatus
 from services.errors import ConfigurationError, EnsemblesError
 
 KNOWN_S = 60.0
 LOOK_S = 0.5
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def check_cohort(configuration: Configuration, cohort: str | None, service: ActorHandle) -> None:
@@ -27,8 +32,7 @@ def check_cohort(configuration: Configuration, cohort: str | None, service: Acto
     """
     check_cohorts(configuration)
     configured = {ensemble.name for ensemble in configuration.served}
-    accounts: list[EnsembleStatus] = call(service, "statuses")
-    for served in (account.ensemble for account in accounts):
+    for served in (account.ensemble for account in call(service, Ensembles.statuses)):
         if cohort is not None and served.cohort == cohort and served.name not in configured:
             raise ConfigurationError(
                 f"ensembles.{served.name}: is served in cohort {cohort}, but the file does not name it, so whether it "
@@ -37,30 +41,37 @@ def check_cohort(configuration: Configuration, cohort: str | None, service: Acto
 
 
 def status_of(service: ActorHandle, name: str) -> EnsembleStatus | None:
-    accounts: list[EnsembleStatus] = call(service, "statuses")
-    return next((account for account in accounts if name in account.ensemble.names), None)
+    return next((account for account in call(service, Ensembles.statuses) if name in account.ensemble.names), None)
 
 
-def wait_for(service: ActorHandle, name: str, state: str, timeout_s: float) -> EnsembleStatus:
+def wait_for(
+    service: ActorHandle, name: str, is_reached: Callable[[EnsembleStatus], bool], timeout_s: float
+) -> EnsembleStatus:
     """Waits until the ensemble is in a state or the time is over, and returns its status."""
     deadline = time.monotonic() + timeout_s
     while True:
-        account: EnsembleStatus = call(service, "status", name)
-        if getattr(account, state) or time.monotonic() >= deadline:
+        account = call(service, Ensembles.status, name)
+        if is_reached(account) or time.monotonic() >= deadline:
             return account
         time.sleep(LOOK_S)
 
 
-def call(service: ActorHandle, method: str, *arguments: str | ServedEnsemble) -> Any:
+def call(
+    service: ActorHandle,
+    method: Callable[Concatenate[Ensembles, P], Awaitable[T]],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
     """Calls a method of the actor that lists the ensembles.
 
     Raises:
         EnsemblesError: the actor refuses the change.
     """
     try:
-        return ray.get(getattr(service, method).remote(*arguments))
+        result: T = ray.get(getattr(service, method.__name__).remote(*arguments, **named))
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, EnsemblesError) else error from None
+    return result
 
 
 def report_status(text: str, account: EnsembleStatus, as_json: bool) -> None:

@@ -26,10 +26,6 @@ WATCH_S = PATIENCE_S / 6
 _log = logging.getLogger(__name__)
 
 
-# Concurrent writes share a commit (`Ledger`). Statements take long, so they run in a separate thread.
-@ray.remote(
-    num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1}
-)
 class Budget:
     """Grants leases, charges measured tokens and settles leases.
 
@@ -172,6 +168,12 @@ class Budget:
             return self._ledger
 
 
+# Concurrent writes share a commit (`Ledger`). Statements take long, so they run in a separate thread.
+BudgetActor = ray.remote(
+    num_cpus=0, max_restarts=-1, max_task_retries=-1, concurrency_groups={"writes": 32, "statements": 1, "health": 1}
+)(Budget)
+
+
 def start(
     ledger: str,
     terms: PrivacyBudget,
@@ -196,7 +198,7 @@ def start(
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
-    actor = Budget.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
+    actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
         ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed
     )
     try:

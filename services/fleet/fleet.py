@@ -45,7 +45,7 @@ class FleetSettings:
 
     namespace: str
     plans: tuple[ShardPlan, ...]
-    settings: Settings
+    protocol_settings: Settings
     order: float | None
     coordinators: tuple[str, ...]
     grow: bool = False
@@ -161,7 +161,7 @@ class Fleet:
 
     def _shard_map_of(self, shards: int) -> ShardMap:
         plans = self._settings.plans[:shards]
-        protocol = self._settings.settings.plan(sum(plan.parts for plan in plans), self._settings.order)
+        protocol = self._settings.protocol_settings.plan(sum(plan.parts for plan in plans), self._settings.order)
         return ShardMap(
             time.time_ns(), protocol, tuple(PartGroup(plan.index, plan.models, plan.shards) for plan in plans)
         )
