@@ -1,4 +1,4 @@
-"""Writes files and directories atomically, and computes their hashes."""
+"""Writes files and directories atomically, loads JSON Lines, and computes hashes of files."""
 
 import hashlib
 import json
@@ -49,6 +49,11 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replaces a file by JSON Lines, with `write_atomically`."""
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+
+
+def load_lines(path: Path) -> list[dict[str, Any]]:
+    """Loads JSON Lines that `write_lines` wrote. Text may contain other line separators, such as U+2028."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from services.errors import InputError
+from services.files import load_lines
 from services.generation.client import Sampling
 from services.generation.job import JobRequest
 from services.generation.template import Item
@@ -56,7 +57,7 @@ def load_baseline(directory: Path) -> list[dict[str, Any]] | None:
     path = directory / FILE
     if not path.exists():
         return None
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return load_lines(path)
 
 
 @torch.inference_mode()

@@ -166,13 +166,13 @@ class ServiceClient:
                 await response.aread()
                 raise _failure(response)
             ended = False
-            async for line in response.aiter_lines():
-                if not line.startswith("data: "):
+            async for line in _lines(response):
+                if not line.startswith(b"data: "):
                     continue
-                if line == "data: [DONE]":
+                if line == b"data: [DONE]":
                     ended = True
                     break
-                chunk = json.loads(line.removeprefix("data: "))
+                chunk = json.loads(line.removeprefix(b"data: "))
                 if "error" in chunk:
                     raise _TransientError(chunk["error"]["message"])
                 if piece := _piece(chunk):
@@ -197,6 +197,15 @@ class ServiceClient:
             return response.json()
         except ValueError as error:
             raise InputError(f"url: {self._url} does not answer in JSON; is this privmix?") from error
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yields the lines of a stream. `httpx` would also end a line at a U+2028 or U+0085 in a text."""
+    rest = b""
+    async for content in response.aiter_bytes():
+        *lines, rest = (rest + content).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _piece(chunk: dict[str, Any]) -> StreamedPiece | None:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from filelock import FileLock, Timeout
 
 from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
-from services.files import sync_directory, write_atomically, write_lines
+from services.files import load_lines, sync_directory, write_atomically, write_lines
 from services.generation.client import Sampling, Schema, ServiceClient, StreamedPiece
 from services.generation.template import Item
 
@@ -332,10 +332,9 @@ def load_output(directory: Path) -> list[dict[str, Any]]:
         InputError: the job has no output file.
     """
     try:
-        lines = (directory / OUTPUT).read_text(encoding="utf-8").splitlines()
+        return load_lines(directory / OUTPUT)
     except OSError as error:
         raise InputError(f"{directory}: has no {OUTPUT}; run `privmix generate --output {directory}`") from error
-    return [json.loads(line) for line in lines]
 
 
 def load_job(directory: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def read_lines(path: Path, expected: str, label: str = "") -> Iterator[tuple[int
     """
     name = f"{label} {path}".strip()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):

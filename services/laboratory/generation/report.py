@@ -19,7 +19,7 @@ from services.files import write_atomically
 from services.generation.baseline import load_baseline
 from services.generation.card import JSON_FILE as CARD
 from services.generation.job import load_job, load_output
-from services.generation.records import records_of
+from services.generation.records import read_lines, records_of
 from services.laboratory import html_report
 from services.laboratory.evaluation.figures import PALETTES, Theme
 from services.laboratory.generation import quality
@@ -209,8 +209,7 @@ def _labels(path: Path, label_field: str | None) -> Sequence[str]:
             f"real {path}: labels are read from JSON Lines; export the dataset, or leave out --label-field"
         )
     labels = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        row = json.loads(line) if line.strip() else {}
+    for number, row in read_lines(path, "an object with a user, a text and a label", "real"):
         if label_field not in row:
             raise InputError(f"real {path}: line {number}: has no field {label_field!r}")
         labels.append(str(row[label_field]))

@@ -1,17 +1,16 @@
 """Finds what texts copy from the private text: their longest common spans of tokens, and planted secrets."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.errors import InputError
+from services.generation.records import read_lines
 from services.privacy.arrays import Integers
-
-_SECRETS = ("secret", "code")
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,8 @@ def read_canaries(path: Path) -> tuple[PlantedSecret, ...]:
     Raises:
         InputError: the file or a line is invalid.
     """
-    return tuple(_canaries(path))
+    rows = read_lines(path, "an object with a secret or a code", "canaries")
+    return tuple(_planted(row, f"canaries {path}: line {number}") for number, row in rows)
 
 
 def find_secrets(texts: Sequence[str], canaries: Sequence[PlantedSecret]) -> Secrets:
@@ -127,15 +127,8 @@ def find_secrets(texts: Sequence[str], canaries: Sequence[PlantedSecret]) -> Sec
     return Secrets(both, sum(included), sum(found) - both, len(canaries) - sum(included))
 
 
-def _canaries(path: Path) -> Iterator[PlantedSecret]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"canaries {path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            secret = next(row[name] for name in _SECRETS if row.get(name))
-        except (ValueError, AttributeError, StopIteration):
-            raise InputError(f"canaries {path}: line {number}: must be an object with a secret or a code") from None
-        yield PlantedSecret(str(secret), bool(row.get("included", row.get("split", "train") == "train")))
+def _planted(row: Mapping[str, Any], place: str) -> PlantedSecret:
+    secret = row.get("secret") or row.get("code")
+    if not secret:
+        raise InputError(f"{place}: must be an object with a secret or a code")
+    return PlantedSecret(str(secret), bool(row.get("included", row.get("split", "train") == "train")))

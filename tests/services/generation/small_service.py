@@ -20,12 +20,17 @@ CONTEXT = 1000
 
 @dataclass
 class SmallService:
-    """Continues a prompt with the words w1, w2, ..., one token each, after the last such word of the prompt."""
+    """Continues a prompt with the words w1, w2, ..., one token each, after the last such word of the prompt.
+
+    Attributes:
+        space: what stands before each word.
+    """
 
     budget: int = 10_000
     pause_s: float = 0.0
     break_after: int | None = None
     epsilon: float | None = 8.0
+    space: str = " "
     refuse: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     url: str = ""
     charged: int = 0
@@ -86,9 +91,9 @@ class SmallService:
                 break
             self.charged += 1
             chunk["usage"]["completion_tokens"] = number + 1
-            choice["text"] = f" w{first + number}"
+            choice["text"] = f"{self.space}w{first + number}"
             choice["finish_reason"] = "length" if number + 1 == body["max_tokens"] else None
-            yield "data: " + json.dumps(chunk) + "\n\n"
+            yield "data: " + json.dumps(chunk, ensure_ascii=False) + "\n\n"
         yield "data: [DONE]\n\n"
 
 

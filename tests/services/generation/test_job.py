@@ -114,6 +114,15 @@ def test_a_broken_stream_is_continued(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "card.json").read_bytes())["texts"]["continued_after_an_interruption"] == 1
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_a_text_may_contain_a_line_separator(tmp_path: Path, separator: str) -> None:
+    with serving(SmallService(space=separator)) as service:
+        run(tmp_path, service.url, request(1))
+        run(tmp_path, service.url, request(1))
+        assert service.charged == TOKENS
+    assert load_output(tmp_path)[0]["text"] == WORDS.replace(" ", separator)
+
+
 def test_a_job_waits_only_after_a_temporary_refusal(tmp_path: Path) -> None:
     with serving(SmallService(refuse=[(429, {"retry-after": "0"}), (503, {"retry-after": "0"})])) as service:
         run(tmp_path / "passes", service.url, request(2))

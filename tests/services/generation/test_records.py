@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from services.errors import InputError
-from services.generation.records import read_schema, records_of, write_records
+from services.generation.records import read_lines, read_schema, records_of, write_records
 
 
 def test_records_become_rows_with_types(tmp_path: Path) -> None:
@@ -30,6 +30,21 @@ def test_records_become_rows_with_types(tmp_path: Path) -> None:
         "huge": [str(10**30), "1"],
         "mixed": ["1", '"x"'],
     }
+
+
+def test_lines_are_read_whatever_their_ends_and_their_content(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows: list[dict[str, Any]] = [{"text": "one\u2028text"}, {"text": "next\x85line"}]
+    first, second = (json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_bytes(f"\ufeff{first}\r\n\n{second}".encode())
+    assert list(read_lines(path, "an object")) == [(1, rows[0]), (3, rows[1])]
+    path.write_text(f'{first}\n["heliotrope"]')
+    with pytest.raises(InputError, match=r"^real .*: line 2: must be an object$"):
+        list(read_lines(path, "an object", "real"))
+    path.write_text("heliotrope")
+    with pytest.raises(InputError, match="line 1: is not JSON") as refused:
+        list(read_lines(path, "an object"))
+    assert "heliotrope" not in str(refused.value)
 
 
 def test_no_record_is_a_table_without_rows(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """Plants random secrets in a corpus, so that an attacker can learn them only from it (Carlini et al. 2019)."""
 
-import json
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.files import write_lines
+from services.files import load_lines, write_lines
 from services.training import demo
 
 CORPUS = "planted.jsonl"
@@ -47,10 +46,12 @@ def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: 
     """
     if not (directory / PLANTED).exists():
         demo.write_demo_corpus(directory, users=users + planted, held_out=planted, seed=seed)
-        people = [person for person in _lines(directory / demo.CANARIES) if person["split"] == Path(demo.HELD_OUT).stem]
+        people = [
+            person for person in load_lines(directory / demo.CANARIES) if person["split"] == Path(demo.HELD_OUT).stem
+        ]
         canaries = [_canary(person) for person in people]
         included = [{"user": canary.user, "text": canary.text} for canary in canaries if canary.included]
-        documents = [*_lines(directory / demo.TRAIN), *included * repetitions]
+        documents = [*load_lines(directory / demo.TRAIN), *included * repetitions]
         secrets.SystemRandom().shuffle(documents)
         write_lines(directory / CORPUS, documents)
         write_lines(directory / PLANTED, [asdict(canary) for canary in canaries])
@@ -61,7 +62,7 @@ def read(directory: Path) -> tuple[Canary, ...]:
     """Reads the planted canaries of ``directory``."""
     return tuple(
         Canary(line["user"], line["prompt"], line["secret"], bool(line["included"]))
-        for line in _lines(directory / PLANTED)
+        for line in load_lines(directory / PLANTED)
     )
 
 
@@ -76,7 +77,3 @@ def candidates(canary: Canary, count: int) -> list[str]:
 def _canary(person: dict[str, str]) -> Canary:
     letters, digits = person["code"].split("-")
     return Canary(person["user"], f"{person['prompt']} {letters}-", digits, secrets.choice((True, False)))
-
-
-def _lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
