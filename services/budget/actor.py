@@ -39,14 +39,14 @@ class Budget:
         self,
         ledger: str,
         terms: PrivacyBudget,
-        create: bool = True,
-        identity: str | None = None,
-        holder: str | None = None,
-        anchors: Sequence[Anchor] = (),
-        keyed: bool = False,
+        create: bool,
+        identity: str | None,
+        holder: str,
+        anchors: tuple[Anchor, ...],
+        keyed: bool,
     ) -> None:
         self._where = ledger
-        self._anchors = tuple(anchors)
+        self._anchors = anchors
         self._terms = terms
         self._identity = identity
         self._holder = holder

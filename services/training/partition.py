@@ -14,7 +14,6 @@ from pathlib import Path
 
 from services.errors import InputError
 
-RULE = "hmac-sha256"
 SALT_BYTES = 32
 HALVES = ("a", "b")
 

@@ -40,15 +40,18 @@ UNPROVEN = "the epsilon of the density, unproven"
 _FLOWS_AT_ONCE = 250
 _CHOSEN_AT = 0.95
 
+CONFIDENCE = 0.95
+"""The confidence of a finding's lower bound."""
 
-def lever(rows: int = 40, features: int = 2, height: float = 1000.0) -> tuple[Table, Table]:
+
+def lever(rows: int = 40, height: float = 1000.0) -> tuple[Table, Table]:
     """Returns two tables that differ in the target of one row, the only row with a value in the last feature.
 
     A model learns that feature from this row alone. An optimiser that rescales gradients, such as RMSProp, follows the
     row's gradient even if a small epsilon makes it tiny.
     """
     rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, size=(rows, features)).astype(np.float32)
+    x = rng.uniform(-1, 1, size=(rows, 2)).astype(np.float32)
     y = (x[:, 0] + 0.5 * rng.normal(size=rows) > 0).astype(np.float32)
     x[:, -1] = 0.0
     x[-1] = 0.0
@@ -57,14 +60,6 @@ def lever(rows: int = 40, features: int = 2, height: float = 1000.0) -> tuple[Ta
     changed = y.copy()
     changed[-1] = 0.0
     table = Table("lever", x, y, np.arange(rows), population=rows)
-    return table, replace(table, y=changed)
-
-
-def farthest(table: Table) -> tuple[Table, Table]:
-    """Returns two tables that differ in the target of the row with the largest norm."""
-    row = int(np.square(table.x.reshape(len(table.x), -1)).sum(axis=1).argmax())
-    changed = table.y.copy()
-    changed[row] = 1 - changed[row]
     return table, replace(table, y=changed)
 
 
@@ -103,7 +98,6 @@ def neighbours(
     epsilon: float,
     *,
     trials: int = 500,
-    confidence: float = 0.95,
 ) -> Finding:
     """Bounds epsilon from below by distinguishing the releases of two neighbouring tables.
 
@@ -113,7 +107,7 @@ def neighbours(
     first, second = (releases(table, trials) for table in pair)
     best = _best_coordinate(first[: trials // 2], second[: trials // 2])
     # `held_out_epsilons` chooses its test from the same first halves.
-    lower, certain = held_out_epsilons(first[:, best], second[:, best], 0.0, (confidence, CERTAIN))
+    lower, certain = held_out_epsilons(first[:, best], second[:, best], 0.0, (CONFIDENCE, CERTAIN))
     return Finding(
         attack="test on releases of neighbouring tables",
         subject=f"{METHODS[name].label}, {pair[0].name}",
@@ -121,7 +115,7 @@ def neighbours(
         claims={("epsilon" if METHODS[name].status == "certified" else UNPROVEN): epsilon},
         delta=0.0,
         lower=lower,
-        confidence=confidence,
+        confidence=CONFIDENCE,
         certain=certain,
         details={"adjacency": "one row replaced", "trials": trials, "rows": len(pair[0].x)},
     )
@@ -136,9 +130,7 @@ def _best_coordinate(first: Reals, second: Reals) -> int:
     return int(np.argmax(bounds))
 
 
-def one_run(
-    name: MethodName, table: Table, epsilon: float, *, planted: int = 200, guesses: int = 50, confidence: float = 0.95
-) -> Finding:
+def one_run(name: MethodName, table: Table, epsilon: float, *, planted: int = 200, guesses: int = 50) -> Finding:
     """Plants rows with random targets, includes each by a fair coin, trains once, and guesses the coins from losses."""
     planted = min(planted, len(table.x) // 2)
     rng = np.random.default_rng()
@@ -152,7 +144,7 @@ def one_run(
     scores = _scores(_train(name, whole.rows(kept), epsilon), whole.rows(chosen))
     correct = correct_guesses(coins, scores, guesses)
     delta = METHODS[name].delta
-    lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (confidence, CERTAIN))
+    lower, certain = (one_run_epsilon(planted, guesses, correct, delta, level) for level in (CONFIDENCE, CERTAIN))
     status = METHODS[name].status
     claims = {("epsilon" if status == "certified" else UNPROVEN): epsilon} if METHODS[name].private else {}
     return Finding(
@@ -162,7 +154,7 @@ def one_run(
         claims=claims,
         delta=delta,
         lower=lower,
-        confidence=confidence,
+        confidence=CONFIDENCE,
         certain=certain,
         details={"adjacency": "one row present or absent", "planted": planted, "guesses": guesses, "correct": correct},
     )

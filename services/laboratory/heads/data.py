@@ -58,9 +58,7 @@ def breast_cancer() -> Table:
     return replace(_scaled("breast-cancer", dataset.data, dataset.target.to_numpy(), bounds, None), population=569)
 
 
-def read_table(
-    source: str, *, target: str, user: str | None = None, bounds: Path | None = None, name: str | None = None
-) -> Table:
+def read_table(source: str, *, target: str, user: str | None = None, bounds: Path | None = None) -> Table:
     """Reads a CSV, Parquet or JSON Lines file, a directory of Hugging Face `datasets`, or a data set from the hub.
 
     Args:
@@ -69,7 +67,6 @@ def read_table(
         user: the column of the row's owner; by default each row has its own owner.
         bounds: a JSON file with [low, high] for every feature. By default, features are standardised with the means and
             deviations of the rows, which no guarantee covers.
-        name: the name of the table; by default the source's.
 
     Raises:
         DataError: the source cannot be read, or a column is invalid. The message names it.
@@ -80,7 +77,7 @@ def read_table(
         if not pd.api.types.is_numeric_dtype(features[column]):
             raise DataError(f"{source}: column {column!r} is not numeric; encode it or leave it out")
     limits = None if bounds is None else _bounds(bounds, list(features.columns))
-    return _scaled(name or Path(source).stem, features, y, limits, None if user is None else frame[user])
+    return _scaled(Path(source).stem, features, y, limits, None if user is None else frame[user])
 
 
 def labelled_rows(

@@ -17,8 +17,10 @@ from services.progress import Display
 from services.training import public_model
 from services.training.manifest import private_base
 
-# The number of components of a fixed random projection, small enough for a small model.
 FEATURES = 32
+"""The number of components of a random projection with fixed signs, small enough for a small model."""
+_TOKENS = 128
+"""The maximum number of tokens of a text; the rest is ignored."""
 
 # Public sentences of many kinds, which say where the features of a model lie and how widely. They belong to the
 # features: after a change, old heads would read new texts wrongly.
@@ -63,19 +65,15 @@ _SPREAD = 3.0
 def embed(
     texts: Sequence[str],
     model: str | None = None,
-    tokens: int = 128,
-    features: int = FEATURES,
     display: Display | None = None,
 ) -> NDArray[np.float32]:
-    """Returns mean last hidden states, projected, and centred and scaled by public sentences: float32 [n, features].
+    """Returns mean last hidden states, projected, and centred and scaled by public sentences: float32 [n, FEATURES].
 
     The features lie in [-1, 1]. Every text is embedded alone, so no text changes a bit of another one's features.
 
     Args:
         texts: the texts to embed.
         model: the public model (see `public_model.resolve`).
-        tokens: the maximum number of tokens of a text; the rest is ignored.
-        features: the dimension of the random projection, whose signs have a fixed seed.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -84,11 +82,11 @@ def embed(
         raise InputError(f"model {path}: was trained on private text, which no head counts; name a public model")
     tokenizer = AutoTokenizer.from_pretrained(path)
     encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(encoder.config.hidden_size, features))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(encoder.config.hidden_size, FEATURES))
 
     @torch.no_grad()
     def project(text: str) -> NDArray[np.float64]:
-        ids = tokenizer(text, truncation=True, max_length=tokens)["input_ids"] or [tokenizer.eos_token_id]
+        ids = tokenizer(text, truncation=True, max_length=_TOKENS)["input_ids"] or [tokenizer.eos_token_id]
         state = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0).double().numpy()
         return np.asarray((state - state.mean()) / (state.std() + 1e-9) @ signs)
 

@@ -28,7 +28,7 @@ class Intervals:
     high: Reals
 
 
-def intervals(table: Table, temper: float, share: float = 0.9, samples: int = 1000, seed: int = 0) -> Intervals:
+def intervals(table: Table, temper: float, share: float = 0.9, samples: int = 1000) -> Intervals:
     """Fits a flow to a public table, with the setting chosen in advance, and returns intervals of its predictions.
 
     Args:
@@ -40,8 +40,8 @@ def intervals(table: Table, temper: float, share: float = 0.9, samples: int = 10
         ValueError: the share is not between 0 and 1.
     """
     model = methods.parametrised(table)
-    fitted = expm_nf.train(model, torch.from_numpy(table.x), torch.from_numpy(table.y), temper, methods.EXPM_NF, seed)
-    return predictive_intervals(model, expm_nf.release(fitted, samples, seed), table, share)
+    fitted = expm_nf.train(model, torch.from_numpy(table.x), torch.from_numpy(table.y), temper, methods.EXPM_NF, seed=0)
+    return predictive_intervals(model, expm_nf.release(fitted, samples, seed=0), table, share)
 
 
 def predictive_intervals(model: Parametrised, draws: Draws, table: Table, share: float = 0.9) -> Intervals:

@@ -24,6 +24,8 @@ from services.privacy.worlds import Pair, removed
 _RARE = 2.0 ** -np.arange(8.0, 35.5, 1.5)
 # The factor that keeps the parts inside the ball after rounding to float32.
 _INSIDE = 1 - 1e-4
+# The Rényi order of the published accounting.
+_ORDER = 3
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,14 @@ def against(protocol: PMixed, tokens: int, delta: float) -> Counterexample:
     return max(counterexamples, key=lambda counterexample: counterexample.epsilon)
 
 
-def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int, order: int = 3) -> tuple[Finding, Finding]:
+def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int) -> tuple[Finding, Finding]:
     """Compares the published and the certified mollifier at the same budget, each in its worst known case.
 
     Raises:
         ValueError: the budget leaves nothing to spend at this order.
     """
     settings = {"q": q, "epsilon": epsilon, "delta": delta, "tokens": tokens}
-    as_published = PMixedSettings(mollifier="renyi", order=order, **settings).plan(parts)
+    as_published = PMixedSettings(mollifier="renyi", order=_ORDER, **settings).plan(parts)
     certified = PMixedSettings(**settings).plan(parts)
     worst = against(as_published, tokens, delta)
     ours = likelihood.exact(certified, tokens=tokens, delta=delta)
@@ -65,7 +67,7 @@ def compare(parts: int, q: float, epsilon: float, delta: float, tokens: int, ord
     return (
         _finding(
             as_published,
-            {f"Theorem 5.1 at order {order}": epsilon},
+            {f"Theorem 5.1 at order {_ORDER}": epsilon},
             delta,
             worst.epsilon,
             {

@@ -33,7 +33,7 @@ class Canary:
         return f"{self.prompt}{self.secret}."
 
 
-def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: int = 0) -> tuple[Canary, ...]:
+def plant(directory: Path, *, users: int, planted: int, repetitions: int) -> tuple[Canary, ...]:
     """Writes a copy of the demo corpus with planted users, each included by a fair coin. Keeps an existing one.
 
     Args:
@@ -41,11 +41,9 @@ def plant(directory: Path, *, users: int, planted: int, repetitions: int, seed: 
         users: the number of ordinary users of the demo corpus.
         planted: the number of users with a secret.
         repetitions: the number of copies of an included user's text.
-        seed: the seed of the demo corpus. The coins come from the operating system, because one-run audits need fair
-            ones.
     """
     if not (directory / PLANTED).exists():
-        demo.write_demo_corpus(directory, users=users + planted, held_out=planted, seed=seed)
+        demo.write_demo_corpus(directory, users=users + planted, held_out=planted, seed=0)
         people = [
             person for person in load_lines(directory / demo.CANARIES) if person["split"] == Path(demo.HELD_OUT).stem
         ]
@@ -75,5 +73,6 @@ def candidates(canary: Canary, count: int) -> list[str]:
 
 
 def _canary(person: dict[str, str]) -> Canary:
+    """Returns a planted user. The coin comes from the operating system, because one-run audits need fair ones."""
     letters, digits = person["code"].split("-")
     return Canary(person["user"], f"{person['prompt']} {letters}-", digits, secrets.choice((True, False)))

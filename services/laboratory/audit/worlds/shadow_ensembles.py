@@ -59,7 +59,6 @@ class Shadows:
 def train_shadows(
     directory: Path,
     size: ShadowSize,
-    options: TrainingOptions = TRAINING,
     *,
     halves: bool = False,
     display: Display | None = None,
@@ -84,7 +83,7 @@ def train_shadows(
             shadow,
             parts=size.parts,
             halves=halves,
-            options=options,
+            options=TRAINING,
             salt_file=directory / SALT,
         )
         for shadow in shadows

@@ -92,7 +92,6 @@ def claim_directory(directory: Path, size: "DataclassInstance") -> None:
 def train_testbed(
     directory: Path,
     size: PlantedSize,
-    options: TrainingOptions = TRAINING,
     *,
     halves: bool = False,
     display: Display | None = None,
@@ -114,7 +113,7 @@ def train_testbed(
             directory / name,
             parts=parts,
             halves=name == ENSEMBLE and (halves or has_halves(directory / name)),
-            options=options,
+            options=TRAINING,
             salt_file=directory / SALT,
         )
         for name, parts in ((SINGLE, 1), (ENSEMBLE, size.parts))
@@ -123,7 +122,7 @@ def train_testbed(
     return canaries
 
 
-def load_testbed(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
+def load_testbed(directory: Path) -> Testbed:
     """Loads and evaluates the trained testbed of ``directory``.
 
     Raises:
@@ -131,7 +130,7 @@ def load_testbed(directory: Path, count: int = 2, top_k: int = 64) -> Testbed:
     """
     if not (directory / SINGLE / FILE).exists():
         raise InputError(f"{directory}: there is no trained testbed; run `privmix audit extraction` first")
-    return evaluate_testbed(directory, read(directory), count, top_k)
+    return evaluate_testbed(directory, read(directory), count=2, top_k=64)
 
 
 def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:
