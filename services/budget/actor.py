@@ -198,7 +198,7 @@ def start(
         LedgerError: the ledger cannot be used. The actor has been stopped.
         ValueError: the name is taken in this namespace.
     """
-    actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(  # type: ignore[attr-defined]
+    actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
         ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed
     )
     try:
