@@ -69,8 +69,8 @@ class Server:
     @contextmanager
     def hanging(self) -> Iterator[None]:
         """Suspends all processes of the server: connections stay open, and nothing answers."""
-        self._signal(signal.SIGSTOP)
         try:
+            self._signal(signal.SIGSTOP)
             yield
         finally:
             self._signal(signal.SIGCONT)
@@ -78,15 +78,19 @@ class Server:
     @contextmanager
     def hanging_sessions(self, url: str) -> Iterator[None]:
         """Suspends the processes that serve the present connections to a database. New connections work."""
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         with self.connect(url) as own:
-            query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            sessions = [psutil.Process(pid) for (pid,) in own.execute(query)]
-        for session in sessions:
-            session.suspend()
+            pids = [pid for (pid,) in own.execute(query)]
+        suspended: list[psutil.Process] = []
         try:
+            for pid in pids:
+                with suppress(psutil.NoSuchProcess):  # a session that ended meanwhile
+                    session = psutil.Process(pid)
+                    session.suspend()
+                    suspended.append(session)
             yield
         finally:
-            for session in sessions:
+            for session in suspended:
                 with suppress(psutil.NoSuchProcess):
                     session.resume()
 

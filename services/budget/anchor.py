@@ -188,7 +188,8 @@ class DatabaseAnchor(Anchor):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._database = Database(url, "create", _ANCHOR)
+        self._database = Database(url, "write", _ANCHOR)
+        self._new = Database(url, "create", _ANCHOR)
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (self._url,)
@@ -200,7 +201,7 @@ class DatabaseAnchor(Anchor):
     def read(self, ledger: str) -> ChainEnd | None:
         query = select(_anchor_table.c.end).where(_anchor_table.c.ledger == ledger)
         try:
-            with self._database.transaction() as connection:
+            with self._new.transaction() as connection:
                 _anchor_table.create(connection, checkfirst=True)
                 text = connection.execute(query).scalar()
         except DatabaseError as error:

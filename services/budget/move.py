@@ -34,7 +34,7 @@ def move(source: str | Path, target: str | Path) -> Balance:
         LedgerMoved: the source was moved to another place before.
         LedgerError: the source or the target cannot be used. The subclass and the message say which and why.
     """
-    here, there = LedgerDatabase(source, "write"), LedgerDatabase(target, "create")
+    here, there = LedgerDatabase(source, "copy"), LedgerDatabase(target, "create")
     with LedgerDatabase(source, "read").transaction() as connection:  # check before creating anything at the target
         left = replay_whole(connection)
         _check_may_go(left, there.name)

@@ -10,8 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from services.errors import DatabaseError
 
-Access = Literal["read", "write", "create"]
-"""The purpose of opening a database. Only "create" creates a file that does not exist."""
+Access = Literal["read", "write", "copy", "create"]
+"""The purpose of opening a database.
+
+A "write" is short, so that a writer that hangs does not stop others. "copy" reads or writes all of the content in one
+transaction. "create" does so too, to create or migrate tables, and it alone creates a file that does not exist.
+"""
 
 
 @dataclass(frozen=True)

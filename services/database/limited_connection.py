@@ -13,12 +13,19 @@ from psycopg.waiting import Ready, Wait
 
 SILENCE_S = 45.0
 """The longest silence in a statement. The server's own limits (`postgresql.STATEMENT_TIMEOUT`) end before it."""
+COPY_SILENCE_S = 960.0
+"""The same where all of the content is copied or migrated, which one statement or commit may do in silence."""
 
 T = TypeVar("T")
 
 
 class LimitedConnection(Connection[Any]):
-    """Closes when the server sends nothing for `SILENCE_S` during a statement, a commit or a rollback."""
+    """Closes when the server sends nothing for `silence_s` during a statement, a commit or a rollback."""
+
+    @property
+    def silence_s(self) -> float:
+        """The longest silence, in seconds."""
+        return SILENCE_S
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Runs an operation on the connection.
@@ -27,10 +34,18 @@ class LimitedConnection(Connection[Any]):
             OperationalError: the server is silent. The operation may have succeeded nevertheless.
         """
         try:
-            return super().wait(_heard(gen, SILENCE_S), *args, **kwargs)
+            return super().wait(_heard(gen, self.silence_s), *args, **kwargs)
         except _SilentError:
             self.close()
             raise
+
+
+class CopyConnection(LimitedConnection):
+    """Waits longer, while all of the content is copied or migrated."""
+
+    @property
+    def silence_s(self) -> float:
+        return COPY_SILENCE_S
 
 
 class _SilentError(OperationalError):

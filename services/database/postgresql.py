@@ -16,6 +16,8 @@ from services.errors import DatabaseError, DatabaseUnavailable, ExtraMissing
 LOCK_TIMEOUT = "30s"  # the maximum wait for another writer's transaction
 IDLE_TIMEOUT = "10s"  # the server ends a transaction of a writer that is idle for this long
 STATEMENT_TIMEOUT = "40s"  # the server ends a writer's statement that takes longer, including its wait for a lock
+# The same two for a copy or a migration: a client may read all of a ledger between two statements.
+COPY_TIMEOUT = "900s"
 
 # The client gives up a network that is cut after about 30 seconds, and a server that hangs after
 # `limited_connection.SILENCE_S`. Parameters in the URL take precedence.
@@ -58,12 +60,11 @@ class PostgreSQL(Backend):
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
-        event.listen(engine, "do_connect", _connect)
+        event.listen(engine, "do_connect", _connect_copy if access in ("copy", "create") else _connect)
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
-        # To create or move a ledger, the client reads all of it between two statements, which may exceed the timeouts.
-        idle, statement = (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else ("0", "0")
+        idle, statement = (IDLE_TIMEOUT, STATEMENT_TIMEOUT) if access == "write" else (COPY_TIMEOUT, COPY_TIMEOUT)
         event.listen(engine, "begin", lambda connection: _begin_exclusive(connection, usage.lock, idle, statement))
         return engine
 
@@ -86,6 +87,12 @@ def _connect(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], para
     from services.database.limited_connection import LimitedConnection  # needs psycopg, which only an extra installs
 
     return LimitedConnection.connect(*arguments, **parameters)
+
+
+def _connect_copy(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
+    from services.database.limited_connection import CopyConnection
+
+    return CopyConnection.connect(*arguments, **parameters)
 
 
 def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -91,11 +91,11 @@ def _open_file(path: Path, access: Access, usage: DatabaseUsage) -> sqlite3.Conn
         raise DatabaseMissing(f"there is no directory {path.parent}; create it, or choose another path")
     if access == "read" and not path.exists():
         raise DatabaseMissing("there is no such file; the service creates it at its first start")
-    if access == "write" and not path.exists():
+    if access in ("write", "copy") and not path.exists():
         raise DatabaseMissing("the file is missing; put it back, because a new one would forget what was spent")
     if access == "read":
         return _open_to_read(path)
-    return _open_to_write(path, "rw" if access == "write" else "rwc", usage.table)
+    return _open_to_write(path, "rwc" if access == "create" else "rw", usage.table)
 
 
 def _open_to_write(path: Path, mode: str, table: str | None) -> sqlite3.Connection:

@@ -42,7 +42,8 @@ def move_keys(here: str, there: str) -> int:
     Raises:
         KeysUnavailable: one of the databases failed; nothing was copied.
     """
-    with ServiceDatabase(here, create=False).transaction() as leaving, ServiceDatabase(there).transaction() as arriving:
+    source, target = ServiceDatabase(here, create=False, copies=True), ServiceDatabase(there, copies=True)
+    with source.transaction() as leaving, target.transaction() as arriving:
         for table in metadata.sorted_tables:
             for rows in leaving.execute(select(table)).mappings().partitions(_BATCH):
                 arriving.execute(insert(table), [dict(row) for row in rows])

@@ -234,6 +234,7 @@ def test_an_anchor_of_another_ledger_is_refused(path: Path, tmp_path: Path, room
 def test_an_older_write_does_not_replace_a_later_end(second: str) -> None:
     anchor = anchor_at(second)
     later, older = (ChainEnd(ledger="mine", rows=rows, head=f"{rows}" * 64) for rows in (5, 3))
+    assert anchor.read("mine") is None
     anchor.write(later)
     anchor.write(older)
     assert anchor.read("mine") == later

@@ -1,19 +1,20 @@
 """Claim: a moved ledger keeps its chain, and a crash at any moment leaves at most one writable copy."""
 
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect
 
 from services.budget.chain import LedgerRow
 from services.budget.export import verify
 from services.budget.ledger import Ledger
 from services.budget.move import move
 from services.budget.privacy_budget import PrivacyBudget
-from services.budget.reader import read
-from services.budget.state import Balance
+from services.budget.reader import read, replay_whole
+from services.budget.state import Balance, LedgerState
 from services.budget.store.database import LedgerDatabase
 from services.budget.store.rows import every_row
 from services.errors import LedgerCorrupt, LedgerError, LedgerExists, LedgerForeign, LedgerMissing, LedgerMoved
@@ -40,7 +41,7 @@ def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
     return make
 
 
-@pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "sqlite to sqlite"])
+@pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "sqlite to sqlite", "postgresql to postgresql"])
 def places(request: pytest.FixtureRequest, new_place: Callable[[str], str], terms: PrivacyBudget) -> tuple[str, str]:
     """A ledger of 6 rows with an open lease, and a place to move it to."""
     source, target = map(new_place, request.param.split(" to "))
@@ -93,6 +94,23 @@ def test_the_source_can_be_read_but_not_written(places: tuple[str, str], terms: 
     assert spent(after) == spent(before)
     assert (after.moved, after.rows) == (where, before.rows + 1)
     assert not any("hunter2" in row.body for row in rows_of(source))
+
+
+def test_a_copy_that_takes_longer_than_a_charge_is_completed(
+    new_place: Callable[[str], str], terms: PrivacyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the copy is read again, the transaction at the source waits."""
+    source, target = new_place("postgresql"), new_place("postgresql")
+    Ledger(source, terms).lease(COARSE, 10)
+
+    def replay_slowly(connection: Connection) -> LedgerState:
+        time.sleep(2)
+        return replay_whole(connection)
+
+    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "1s")
+    monkeypatch.setattr("services.budget.move.replay_whole", replay_slowly)
+    assert move(source, target).charged == {COARSE: 10}
+    assert not can_be_written(source, terms)
 
 
 def test_a_repeated_move_changes_nothing(places: tuple[str, str], terms: PrivacyBudget) -> None:

@@ -11,11 +11,13 @@ from typing import Protocol
 import pytest
 from sqlalchemy import Connection
 
+from services.budget.anchor import ChainEnd, DatabaseAnchor
 from services.budget.store.database import LedgerDatabase
-from services.database.limited_connection import SILENCE_S
-from services.database.postgresql import LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from services.database.backend import Access
+from services.database.limited_connection import COPY_SILENCE_S, SILENCE_S
+from services.database.postgresql import COPY_TIMEOUT, LOCK_TIMEOUT, STATEMENT_TIMEOUT
 from services.database.service import ServiceDatabase
-from services.errors import KeysUnavailable, LedgerUnavailable
+from services.errors import DatabaseUnavailable, KeysUnavailable, LedgerUnavailable
 from services.keys.store import KeyStore
 from tests.postgresql import Server
 
@@ -115,6 +117,58 @@ def test_the_servers_limits_end_before_the_clients() -> None:
     limits = [float(limit.removesuffix("s")) for limit in (LOCK_TIMEOUT, STATEMENT_TIMEOUT)]
     assert limits == sorted(limits)
     assert limits[-1] < SILENCE_S, "the server's own error says more"
+    assert float(COPY_TIMEOUT.removesuffix("s")) < COPY_SILENCE_S
+
+
+@pytest.mark.parametrize("access", ["copy", "create"])
+def test_a_copy_may_take_longer_than_a_charge(
+    access: Access, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration or the commit of a copy that was given up would be given up again at each attempt."""
+    limits = {
+        "limited_connection.SILENCE_S": 1.0,
+        "postgresql.STATEMENT_TIMEOUT": "1s",
+        "postgresql.IDLE_TIMEOUT": "1s",
+    }
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"services.database.{name}", limit)
+    database = LedgerDatabase(postgresql.database(), access)
+    with database.transaction() as connection:
+        connection.exec_driver_sql("SELECT pg_sleep(3)")
+        time.sleep(2)
+        connection.exec_driver_sql("SELECT 1")
+
+
+@pytest.mark.parametrize("access", ["copy", "create"])
+def test_a_copy_from_a_server_process_that_hangs_is_given_up(
+    access: Access, postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.database.limited_connection.COPY_SILENCE_S", 2.0)
+    url = postgresql.database()
+    with (
+        ExitStack() as hanging,
+        pytest.raises(LedgerUnavailable, match="silent"),
+        LedgerDatabase(url, access).transaction() as connection,
+    ):
+        hanging.enter_context(postgresql.hanging_sessions(url))
+        connection.exec_driver_sql("SELECT 1")
+
+
+def test_an_anchor_is_written_with_the_limits_of_a_charge(postgresql: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every grant waits for it."""
+    monkeypatch.setattr("services.database.limited_connection.SILENCE_S", 2.0)
+    monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "1s")
+    first, second = (ChainEnd(ledger="a", rows=rows, head="0" * 64) for rows in (1, 2))
+    anchor = DatabaseAnchor(url := postgresql.database())
+    assert anchor.read("a") is None
+    anchor.write(first)
+    with pytest.raises(DatabaseUnavailable), anchor._database.transaction() as connection:
+        time.sleep(2.5)  # longer than a writer may keep the others out
+        connection.exec_driver_sql("SELECT 1")
+    anchor.write(first)
+    with postgresql.hanging_sessions(url):
+        anchor.write(second)  # over another connection
+    assert anchor.read("a") == second
 
 
 def test_a_server_on_the_network_must_encrypt(content: str, postgresql: Server) -> None:
