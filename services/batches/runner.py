@@ -237,7 +237,8 @@ class Runner:
         """
         identity = await self._keys.identity_of(job.open_batch.owner)
         await self._serving.wait()
-        prepared = await self._preparation.prepare(job.open_batch.batch.endpoint, line.body)
+        salt = self._keys.cache_salt(identity)
+        prepared = await self._preparation.prepare(job.open_batch.batch.endpoint, line.body, salt)
         if prepared.body.stream:
             raise invalid("stream", "a batch cannot stream its answers; remove it", "unsupported_parameter")
         self._models.counters.request()

@@ -307,7 +307,9 @@ class Coordinator:
         return delta
 
     async def _matcher(self, generation: Generation) -> Matcher | None:
-        return None if generation.grammar is None else await self._compiler.matcher(generation.grammar)
+        if generation.grammar is None:
+            return None
+        return await self._compiler.matcher(generation.grammar, generation.cache_salt)
 
     async def _positions(self, texts: Sequence[tuple[LiveSequence, tuple[int, ...]]]) -> Sequence[Position | None]:
         """Returns what follows each sequence and then some tokens; None for sequences without a grammar."""

@@ -65,7 +65,8 @@ class GenerationRoutes:
     async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
         requests.inc()
         identity = await self._keys.identify(request, "generate")
-        prepared = await self._preparation.prepare(endpoint, await read_body(request, self._settings.max_body_bytes))
+        sent = await read_body(request, self._settings.max_body_bytes)
+        prepared = await self._preparation.prepare(endpoint, sent, self._keys.cache_salt(identity))
         body, generations, answer = prepared.body, prepared.generations, prepared.answer
         access_record(request).answer = answer
         self._models.counters.request()

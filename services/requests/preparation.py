@@ -106,33 +106,37 @@ class Preparation:
         self._settings = settings
         self._models = models
 
-    async def prepare(self, endpoint: Endpoint, body: bytes) -> Prepared:
+    async def prepare(self, endpoint: Endpoint, body: bytes, cache_salt: str) -> Prepared:
         """Validates a request.
+
+        Args:
+            cache_salt: the salt of what is kept for the request's key (`KeyService.cache_salt`).
 
         Raises:
             ApiError: 400 or 404, which names the first invalid field.
         """
-        return await (self._chat(body) if endpoint == "/v1/chat/completions" else self._completion(body))
+        prepare = self._chat if endpoint == "/v1/chat/completions" else self._completion
+        return await prepare(body, cache_salt)
 
-    async def _completion(self, body: bytes) -> Prepared:
+    async def _completion(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
         request = CompletionRequest.parse(body, settings.fallbacks)
         served = self._models.named(request.model)
         check_counts(request, len(request.prompt), settings)
         prompts = await served.prompts.tokens(request.prompt)
-        grammar = await grammar_of(request, served.prompts.compiler)
+        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
         echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
         style = CompletionStyle(echoes if request.echo else None)
         return self._prepared(request, served, prompts, style, settings.default_max_tokens, grammar)
 
-    async def _chat(self, body: bytes) -> Prepared:
+    async def _chat(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
         request = ChatRequest.parse(body, settings.fallbacks)
         served = self._models.named(request.model)
         check_counts(request, 1, settings)
         tools = request.callable_tools
         prompts = await served.prompts.chat_tokens(request.messages, tools)
-        grammar = await grammar_of(request, served.prompts.compiler)
+        grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
         style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
         return self._prepared(request, served, prompts, style, settings.default_chat_max_tokens, grammar)
 

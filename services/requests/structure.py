@@ -14,8 +14,11 @@ Wish = tuple[str, Callable[[], str]]
 """The field that asks for a structure, and a function that returns its grammar."""
 
 
-async def grammar_of(request: GenerationRequest, compiler: Compiler) -> str | None:
+async def grammar_of(request: GenerationRequest, compiler: Compiler, cache_salt: str) -> str | None:
     """Returns the grammar of the answers to a request; None if they are plain text.
+
+    Args:
+        cache_salt: see `Compiler.matcher`.
 
     Raises:
         ApiError: 400, the structure is invalid, too large or admits no answer, or the request asks for several.
@@ -28,7 +31,7 @@ async def grammar_of(request: GenerationRequest, compiler: Compiler) -> str | No
     field, make = wishes[0]
     try:
         made = await asyncio.to_thread(make)
-        await compiler.matcher(made)
+        await compiler.matcher(made, cache_salt)
     except StructureError as error:
         raise invalid(field, str(error)) from None
     return made

@@ -47,14 +47,18 @@ class Compiler:
         self._thread = ThreadPoolExecutor(1, "compile-grammar")
         self._turn = asyncio.Lock()
 
-    async def matcher(self, grammar: str) -> Matcher:
+    async def matcher(self, grammar: str, cache_salt: str | None = None) -> Matcher:
         """Returns a matcher at the beginning of a text.
+
+        Args:
+            cache_salt: a grammar that is kept is found with the same salt only, so that a client cannot infer from the
+                time of an answer which grammars other clients use.
 
         Raises:
             StructureError: the engine does not accept the grammar or this model's tokenizer, the grammar admits no text
                 of its tokens, or its compilation exceeds a limit.
         """
-        key = sha256(grammar.encode()).digest()
+        key = sha256(f"{cache_salt}\0{grammar}".encode()).digest()
         async with self._turn:
             if key not in self._compiled:
                 loop = asyncio.get_running_loop()

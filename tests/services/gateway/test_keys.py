@@ -14,6 +14,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -29,6 +30,8 @@ from services.requests.admission import divide_tokens
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.errors import unavailable
 from services.requests.keys import rate_headers, refusal
+from services.structure import compiler
+from services.structure.vocabulary import Vocabulary
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient
@@ -111,6 +114,24 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
     assert hers != his and None not in (hers, his)
     guessed = {sha256(text.encode()).hexdigest() for text in ("hers", "his", "api-key-1", "api-key-2")}
     assert not {hers, his} & guessed, "a client that knows a key's name knows its salt"
+
+
+def test_two_keys_never_share_a_compiled_grammar(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that is kept answers sooner, so a key could test guesses of another key's schemas."""
+    compiled: list[str] = []
+    compile_ = compiler._compiled
+
+    def counted(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+        compiled.append(grammar)
+        return compile_(grammar, vocabulary)
+
+    monkeypatch.setattr(compiler, "_compiled", counted)
+    client = make_client(api_keys=("hers", "his"))
+    fields = {"model": "privmix", "prompt": "Hello", "structured_outputs": {"choice": ["heliotrope", "vermilion"]}}
+    for key in ("hers", "hers", "his"):
+        client.post("/v1/completions", json=fields, headers={"authorization": f"Bearer {key}"})
+    hers, his = compiled
+    assert hers == his
 
 
 class Guarded:

@@ -137,6 +137,9 @@ def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -
         assert made == [first, second, third, second], "the least recently used grammar leaves"
         await asyncio.gather(*(own.matcher(third) for _ in range(5)))
         assert made.count(third) == 2, "concurrent requests compile a grammar once"
+        for salt in ("hers", "hers", "his"):
+            await own.matcher(third, salt)
+        assert made.count(third) == 4, "a grammar is found under its own salt only"
 
     asyncio.run(run())
 
