@@ -248,9 +248,10 @@ def check_cohorts(configuration: Configuration) -> None:
         if (pair := not_apart(manifests)) is not None:
             first, second = pair
             raise ConfigurationError(
-                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, whose epsilons then add up: "
-                "neither manifest records that they were kept apart as they are now. Train one of them with --earlier "
-                f"and the directory of the other, again if the other was trained since, or leave cohort {cohort} out"
+                f"ensembles.{second}.cohort: a user may be in {first} and in {second}, or in the private base of one "
+                "of them, and the epsilons then add up: neither manifest records that they were kept apart as they are "
+                "now. Train one of them with --earlier and the directory of the other, and of its base if they have "
+                f"not the same, again if the other was trained since; or leave cohort {cohort} out"
             )
 
 

@@ -6,6 +6,9 @@ apart, so that a service can check it.
 
 An ensemble keeps the marks of all users whose text it was ever trained on, because its releases about them stay. A
 record names the other ensemble and the digest of its marks. So it proves nothing after the other one gets new text.
+
+The users of a private base pay for it, so they belong to the ensembles on it, too. Two ensembles may have one base: a
+person pays for it once, within the promise of the cohort that they are in.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,6 +94,16 @@ def _marks(directory: Path, manifest: Manifest) -> Marks:
 def not_apart(manifests: Mapping[str, Manifest]) -> tuple[str, str] | None:
     """Returns the names of two ensembles that may share users, as their manifests record; None if all are apart."""
     for (name, first), (other, second) in combinations(manifests.items(), 2):
-        if not (first.is_apart_from(second) or second.is_apart_from(first)):
+        parts_are_apart = first.is_apart_from(second) or second.is_apart_from(first)
+        if not (parts_are_apart and _is_apart_from_base(first, second) and _is_apart_from_base(second, first)):
             return name, other
     return None
+
+
+def _is_apart_from_base(ensemble: Manifest, other: Manifest) -> bool:
+    """Returns whether nobody pays for the other ensemble's private base in addition to this ensemble's promise."""
+    base = other.private_base
+    if base is None or base == ensemble.private_base:
+        return True
+    # Nothing records whether two bases share users.
+    return ensemble.private_base is None and ensemble.is_apart_from_users_of(base)

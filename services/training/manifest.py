@@ -202,8 +202,7 @@ class Manifest(BaseModel):
     @property
     def base_apart(self) -> bool:
         """Whether no user of the private base is in a part, whatever the corpus (`privmix train --earlier`)."""
-        base = self.private_base
-        return base is not None and Apart(ensemble=base.ensemble, marks=base.marks) in self.disjoint_from
+        return self.private_base is not None and self.is_apart_from_users_of(self.private_base)
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -231,6 +230,10 @@ class Manifest(BaseModel):
     def is_apart_from(self, other: "Manifest") -> bool:
         """Returns whether it records that no user is in both ensembles, as they are now."""
         return other.marks is not None and Apart(ensemble=other.ensemble, marks=other.marks) in self.disjoint_from
+
+    def is_apart_from_users_of(self, base: PrivateBase) -> bool:
+        """Returns whether it records that no user of a private base is in a part."""
+        return Apart(ensemble=base.ensemble, marks=base.marks) in self.disjoint_from
 
     def adapter_path(self, directory: Path, adapter: Adapter) -> Path:
         """Returns the directory of an adapter of the ensemble in `directory`."""

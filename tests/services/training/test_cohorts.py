@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from services.errors import InputError
+from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.cohorts import OtherUsers, not_apart
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT
-from services.training.manifest import Adapter, Apart, Manifest, Part
+from services.training.manifest import Adapter, Apart, Manifest, Part, PrivateBase, PrivateTraining
 from services.training.marks import FILE as MARKS
 from services.training.marks import NEXT, Marks
 from services.training.options import TrainingOptions
@@ -77,6 +78,33 @@ def test_each_pair_of_a_cohort_must_be_recorded_in_one_of_the_two() -> None:
     third = manifest("c", apart_from=[second])
     assert not_apart({"first": first, "second": second, "third": third}) == ("first", "third")
     assert not_apart({"first": first, "second": second, "third": manifest("c", apart_from=[first, second])}) is None
+
+
+def test_a_user_of_the_base_of_one_cohort_is_in_no_other() -> None:
+    """Everybody's text trained the base of A; C, of users who are in no part of A, would cost them a second epsilon."""
+    digest = "2" * 64
+    event = DpSgdEvent("user", 4.0, 1.0, 12)
+    training = PrivateTraining(epsilon=4, delta=1e-5, clip=1, blocks=4, event=event)
+    base = PrivateBase(ensemble="base", origin=digest, adapter=digest, marks=digest, training=training)
+    others = base.model_copy(update={"ensemble": "another base"})
+    of_base = Apart(ensemble=base.ensemble, marks=base.marks)
+
+    def on(of: PrivateBase | None, ensemble: Manifest, *more: Apart) -> Manifest:
+        records = (*ensemble.disjoint_from, *more)
+        return ensemble.model_copy(update={"private_base": of, "disjoint_from": records})
+
+    a = manifest("a")
+    c = manifest("c", apart_from=[a])
+    for first, second, are_apart in (
+        (on(base, a), c, False),
+        (on(base, a), on(None, c, of_base), True),
+        (on(base, a), on(base, c), True),
+        (on(base, a), on(others, c), False),
+        (on(base, a), on(others, c, of_base), False),
+        (a, on(base, c), False),
+        (on(None, a, of_base), on(base, c), True),
+    ):
+        assert (not_apart({"a": first, "c": second}) is None) == are_apart
 
 
 @pytest.fixture
