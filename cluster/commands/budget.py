@@ -20,7 +20,11 @@ def budget(
         str, typer.Option(envvar="PRIVMIX_BUDGET__LEDGER", help="The ledger: a SQLite file or a database URL.")
     ] = "ledger.db",
     operator: Annotated[
-        bool, typer.Option("--operator", help="Also show epsilons that depend on the private text. Not for clients.")
+        bool,
+        typer.Option(
+            "--operator",
+            help="Also show what depends on the private text: epsilons, the parts' accounts. Not for clients.",
+        ),
     ] = False,
     again: Annotated[
         bool, typer.Option("--recompute", help="Compute the epsilon of all charges again, with every accountant.")

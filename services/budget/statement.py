@@ -108,7 +108,7 @@ class Statement(BaseModel):
 
 
 class LedgerStatement(Statement):
-    """Adds details of the ledger, which do not depend on the private text either.
+    """Adds details of the ledger, for the operator. Only `head` depends on private text, as a hash of what was charged.
 
     Attributes:
         partition: the id of the partition to which a ledger with accounts belongs; None for another ledger.

@@ -250,3 +250,25 @@ def test_a_base_must_leave_something() -> None:
     assert refused.exit_code == 2
     assert "base-epsilon" in refused.stderr
     assert "must lie between 0 and the --epsilon of all" in refused.stderr
+
+
+def test_the_runbook_has_the_planners_figures() -> None:
+    runbook = (Path(__file__).parents[2] / "k8s" / "runbook.md").read_text()
+    rows = [line.split("|") for line in runbook.splitlines() if "`privmix plan" in line and line.startswith("| ")]
+    planned = []
+    for *_, command, _ in rows:
+        shown = CliRunner().invoke(app, [*command.strip(" `").split()[1:], "--json"])
+        assert shown.exit_code == 0, shown.output
+        planned.append(json.loads(shown.stdout))
+    budget, population = planned
+    assert f"a radius of {budget['radius']:.2f} nats" in rows[0][2]
+    kept = {
+        name: f"{share:.0%}".replace("%", " %") for name, share in population["gain_expected"]["share_kept"].items()
+    }
+    for figure in (
+        f"{population['parts']:,} parts, `{population['protocol']}` with `sample` {population['parameters']['sample']}",
+        f"{population['rows_a_token']} model rows a token",
+        f"a radius of {population['radius']:.2f} nats",
+        f"{kept['mean']} ({kept['low']} to {kept['high']}) of the gain",
+    ):
+        assert figure in rows[1][2]
