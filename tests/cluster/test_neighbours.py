@@ -15,6 +15,7 @@ from services.laboratory.audit.attacks import pipeline
 from services.laboratory.audit.attacks.pipeline import NEWCOMER, SALT
 from services.laboratory.audit.report.finding import broken
 from services.training.partition import part_of
+from tests.services.gateway.conftest import app_client
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,13 @@ def test_any_difference_of_two_answers_is_named_but_for_text_ids_and_times(
     answer = {"id": "one", "created_at": 1, "text": "one", "parts": 8, "usage": {"tokens": 4}}
     without, present = ({"privacy": pipeline._shared(body)} for body in (answer, answer | changes))
     assert pipeline.view_differences(without, present) == told
+
+
+def test_every_route_that_needs_no_name_is_compared() -> None:
+    with app_client() as client:
+        compared = pipeline.routes(client.get("/openapi.json").json())
+    assert {"/v1/models", "/v1/privacy", "/v1/batches", "/health", "/version", "/console"} <= set(compared)
+    assert "/v1/console" not in compared
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ STATED = 100
 NEWCOMER = Document("the newcomer", "The code of the gate is heliotrope, and nobody else may know it.")
 START_S, STOP_S, BATCH_S = 480.0, 60.0, 300.0
 
-_ROUTES = ("/v1/models", "/readyz", "/health", "/version", "/openapi.json", "/console", "/v1/privacy")
+_PAGES = ("/openapi.json", "/docs", "/console")
+_STREAMED = "/v1/console"
+"""Shows the traffic of the last seconds. Its other fields are those of the routes that are compared."""
 _COMPLETION: dict[str, Any] = {"model": "privmix", "ignore_eos": True, "prompt": "The code of the gate is"}
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {**_COMPLETION, "max_tokens": 4}),
@@ -51,8 +53,8 @@ _LINE = {
     "url": "/v1/completions",
     "body": {**_COMPLETION, "max_tokens": 4},
 }
-_OWN = re.compile(r"id|.*_id|.*_at|at|created|text|started|request_id")
-"""The fields that differ between two requests of one service, too: names, times and the sampled text."""
+_OWN = re.compile(r"id|.*_id|.*_at|at|created|text|started|request_id|filename|bytes")
+"""The fields that differ between two requests of one service, too: names, times, and the sampled text with its size."""
 
 Command = Callable[[Sequence[str]], str]
 """Runs `privmix` with these words and returns its standard output and, after an empty line, what it says."""
@@ -153,11 +155,18 @@ def view(world: PipelineWorld) -> Any:
         }
         answers["batch"] = _batch(client)
         _wait_until_settled(client)
-        answers |= {route: _answer(client.get(route)) for route in _ROUTES}
+        description = client.get("/openapi.json").raise_for_status().json()
+        answers |= {route: _answer(client.get(route)) for route in routes(description)}
     text = json.dumps(answers)
     for secret in (world.manifest.ensemble, url, url.rpartition(":")[2]):
         text = text.replace(secret, "its own")
     return json.loads(text)
+
+
+def routes(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the pages, and the routes of an OpenAPI description that answer a GET without a parameter in the path."""
+    documented = [path for path, methods in description["paths"].items() if "get" in methods and "{" not in path]
+    return (*_PAGES, *(path for path in documented if path != _STREAMED))
 
 
 def view_differences(without: Any, present: Any) -> tuple[str, ...]:
