@@ -24,9 +24,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
-from services.coordinator.settings import StepSettings
+from services.coordinator.settings import LEASE_TOKENS, StepSettings
 from services.engine import known_engine
+from services.engine.engine import EngineSettings
 from services.errors import ConfigurationError
+from services.fleet.plan import START_TIMEOUT_S
 from services.privacy.protocols import DEFAULT, PROTOCOLS, name_of
 from services.privacy.settings import Settings, WhenExhausted
 from services.requests.settings import ClientSettings
@@ -76,7 +78,9 @@ class BudgetSection(Section):
     )
     create: bool = Field(True, description="let `privmix serve` create the ledger of an ensemble that never had one")
     lease_tokens: int = Field(
-        32, gt=0, description="tokens that a coordinator reserves at a time; a killed coordinator can lose two leases"
+        LEASE_TOKENS,
+        gt=0,
+        description="tokens that a coordinator reserves at a time; a killed coordinator can lose two leases",
     )
     when_exhausted: WhenExhausted | None = Field(
         None, description="None: base on a private base, else the protocol's default"
@@ -86,12 +90,12 @@ class BudgetSection(Section):
 class EngineSection(Section):
     """Configures the inference engine of the shards."""
 
-    kind: Annotated[str, AfterValidator(known_engine)] = "vllm"
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    context_length: int = Field(2048, gt=1)
-    cache_gib: float = Field(2.0, gt=0)
+    kind: Annotated[str, AfterValidator(known_engine)] = EngineSettings.kind
+    dtype: Literal["bfloat16", "float16", "float32"] = EngineSettings.dtype
+    context_length: int = Field(EngineSettings.context_length, gt=1)
+    cache_gib: float = Field(EngineSettings.cache_gib, gt=0)
     gpu_memory_utilization: float = Field(
-        0.9,
+        EngineSettings.gpu_memory_utilization,
         gt=0,
         le=1,
         description="the share of a GPU's memory for engines; engines on the same GPU divide it",
@@ -123,7 +127,7 @@ class ShardsSection(Section):
         None, gt=0, description="threads of a shard on a CPU; None: as many as this process may use"
     )
     start_timeout_s: float = Field(
-        900.0, gt=0, description="the time for a shard to start, including the wait for a new node"
+        START_TIMEOUT_S, gt=0, description="the time for a shard to start, including the wait for a new node"
     )
 
 

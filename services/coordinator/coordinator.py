@@ -24,7 +24,7 @@ from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.recovery import is_temporary
 from services.coordinator.sequence import LiveSequence
-from services.coordinator.settings import StepSettings
+from services.coordinator.settings import LEASE_TOKENS, StepSettings
 from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
 from services.fleet.shard_map import ShardMap
@@ -69,7 +69,7 @@ class CoordinatorSettings(StepSettings):
     fleet: str = "fleet"
     peers: tuple[str, ...] = ()
     when_exhausted: WhenExhausted = "refuse"
-    lease_tokens: int = 32
+    lease_tokens: int = LEASE_TOKENS
     device: str = "cpu"
     threads: int = 1
 

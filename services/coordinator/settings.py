@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LEASE_TOKENS = 32
+"""The tokens that a coordinator reserves at a time. A coordinator that is killed can lose two leases."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:

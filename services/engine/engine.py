@@ -43,7 +43,7 @@ class Request:
     cache_salt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineSettings:
     """Configures an engine.
 

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.errors import FleetError, KeysUnavailable
 from services.fleet.metrics import FleetMetrics
-from services.fleet.plan import ShardPlan
+from services.fleet.plan import START_TIMEOUT_S, ShardPlan
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.fleet.size import FleetSize
 from services.privacy.settings import Settings
@@ -49,7 +49,7 @@ class FleetSettings:
     order: float | None
     coordinators: tuple[str, ...]
     grow: bool = False
-    start_timeout_s: float = 900.0
+    start_timeout_s: float = START_TIMEOUT_S
     stalled_s: float = 60.0
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from services.engine.engine import EngineSettings
 
+START_TIMEOUT_S = 900.0
+"""How long a shard may take to start, including the wait for a new node."""
+
 
 @dataclass(frozen=True)
 class ShardPlan:

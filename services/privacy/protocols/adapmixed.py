@@ -291,21 +291,29 @@ class AdaPMixedSettings(Settings):
     derived: ClassVar[str | None] = "radius"
 
     protocol: Literal["adapmixed"] = "adapmixed"
-    mollifier: Mollifier = Field("ratio", description="ratio also has a certified bound; renyi is as published")
+    mollifier: Mollifier = Field(
+        AdaPMixed.mollifier, description="ratio also has a certified bound; renyi is as published"
+    )
     projection: Projection = Field(
-        "clip", description="ratio: the closest member of the ball in KL, or a mixture with p0"
+        AdaPMixed.projection, description="ratio: the closest member of the ball in KL, or a mixture with p0"
     )
     radius: float | None = Field(
         None, gt=0, description="ratio: c, of the ball around p0, in nats; 1 where losses are enforced as measured"
     )
     order: float = Field(
-        18.0, gt=1, description="the Rényi order of the screening; and of the losses, where the budget limits these"
+        AdaPMixed.order,
+        gt=1,
+        description="the Rényi order of the screening; and of the losses, where the budget limits these",
     )
     beta: float = Field(0.2, gt=0, description="renyi: its ball keeps within beta times the order of p0")
-    sigma: float = Field(1e-2, gt=0, le=1, description="standard deviation of the screening's noise")
-    mix: float = Field(1e-4, gt=0, le=1, description="lambda, the parts' share in the screened mixture")
-    threshold: float = Field(4.5, ge=0, description="the divergence above which the public model answers")
-    top_k: int = Field(60, ge=2, description="the number of most likely public tokens that the screening compares")
+    sigma: float = Field(AdaPMixed.sigma, gt=0, le=1, description="standard deviation of the screening's noise")
+    mix: float = Field(AdaPMixed.mix, gt=0, le=1, description="lambda, the parts' share in the screened mixture")
+    threshold: float = Field(
+        AdaPMixed.threshold, ge=0, description="the divergence above which the public model answers"
+    )
+    top_k: int = Field(
+        AdaPMixed.top_k, ge=2, description="the number of most likely public tokens that the screening compares"
+    )
     enforce: Enforced | None = Field(
         None, description="the budget limits the bound (default with ratio) or the measured losses (with renyi)"
     )

@@ -180,7 +180,9 @@ class GNMaxSettings(Settings):
 
     protocol: Literal["gnmax"] = "gnmax"
     sigma: float | None = Field(None, gt=0, description="the scale of the noise, in votes")
-    candidates: int = Field(100, ge=1, description="the number of most likely public tokens that can receive votes")
+    candidates: int = Field(
+        GNMax.candidates, ge=1, description="the number of most likely public tokens that can receive votes"
+    )
     order: int | None = Field(
         None, ge=2, description="the Rényi order of the data-dependent losses; the best for the budget unless given"
     )

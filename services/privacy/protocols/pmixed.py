@@ -248,9 +248,9 @@ class PMixedSettings(Settings):
     }
 
     protocol: Literal["pmixed"] = "pmixed"
-    mollifier: Mollifier = Field("ratio", description="ratio is certified; renyi is Algorithm 1, as published")
+    mollifier: Mollifier = Field(PMixed.mollifier, description="ratio is certified; renyi is Algorithm 1, as published")
     projection: Projection = Field(
-        "clip", description="ratio: the closest member of the ball in KL, or a mixture with p0"
+        PMixed.projection, description="ratio: the closest member of the ball in KL, or a mixture with p0"
     )
     q: float = Field(
         1.0,

@@ -185,7 +185,9 @@ class SubsampleAggregateSettings(Settings):
 
     protocol: Literal["subsample-aggregate"] = "subsample-aggregate"
     scale: float | None = Field(None, gt=0, description="the scale of the noise, in parts")
-    candidates: int = Field(100, ge=1, description="the number of most likely public tokens that receive noise")
+    candidates: int = Field(
+        SubsampleAggregate.candidates, ge=1, description="the number of most likely public tokens that receive noise"
+    )
 
     def plan(self, parts: int, order: float | None = None) -> SubsampleAggregate:
         scale = self.scale or planning.smallest(
