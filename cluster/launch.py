@@ -75,7 +75,6 @@ class EnsembleActors:
     budget: ActorHandle
 
     def shard_map(self) -> ShardMap:
-        """Returns the current shard map."""
         shard_map: ShardMap = ray.get(self.fleet.shard_map.remote())
         return shard_map
 

@@ -72,7 +72,6 @@ def traceparent() -> str | None:
 
 
 def set_attributes(current: Span, attributes: Attributes) -> None:
-    """Adds attributes to a span."""
     for name, value in attributes.items():
         current.set_attribute(name, value)
 

@@ -258,7 +258,6 @@ class Runner:
 
 
 def _worker() -> asyncio.Task[None]:
-    """Returns the current task."""
     worker: asyncio.Task[None] | None = asyncio.current_task()
     assert worker is not None
     return worker

@@ -64,7 +64,6 @@ class ChainEnd(BaseModel):
 
     @classmethod
     def of(cls, balance: Balance) -> Self:
-        """Returns the end of the chain with this balance."""
         charged = tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items())
         return cls(ledger=balance.id, rows=balance.rows, head=balance.head, charged=charged, stopped=balance.stopped)
 

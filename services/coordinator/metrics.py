@@ -42,7 +42,6 @@ class CoordinatorMetrics:
         self._live.set(sequences)
 
     def step(self, sequences: int, rows: int) -> None:
-        """Records one step."""
         self._batch.observe(sequences)
         self._rows.inc(rows)
 

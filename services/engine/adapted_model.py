@@ -36,7 +36,6 @@ class AdaptedModel:
             self.load(name, files)
 
     def load(self, name: str, files: AdapterFiles) -> None:
-        """Adds an adapter."""
         self._part_kinds[name] = files.part_kind
         if files.part_kind == "text":
             self._texts[name] = record_text(self.base, read_text(files.path).to(self.device))

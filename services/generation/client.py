@@ -115,7 +115,6 @@ class ServiceClient:
         return statement
 
     async def prompt_tokens(self, prompt: str) -> int:
-        """Returns the number of tokens of a prompt."""
         response = await self._request("POST", "/tokenize", {"model": self.model, "prompt": prompt})
         return int((await self._content(response))["count"])
 

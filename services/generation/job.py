@@ -295,7 +295,6 @@ class _RunProgress:
         self.report()
 
     def report(self) -> None:
-        """Reports the progress."""
         job = self._job
         rest = None if self._left is None else max(0, self._left - (job.tokens - self._before))
         self._progress(Progress(job.done, len(job.texts), job.tokens, rest))

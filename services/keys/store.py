@@ -168,7 +168,6 @@ class KeyStore:
         return key
 
     def shares(self, subjects: Sequence[str]) -> dict[str, Share]:
-        """Returns the share of each subject."""
         found: dict[str, Share] = self.transact([ReadShares(tuple(subjects))])[0]
         return found
 

@@ -55,7 +55,6 @@ class Traffic:
         self._requests = 0
 
     def add(self, gateway: str, update: TrafficUpdate) -> None:
-        """Adds the update of a gateway."""
         self._requests += update.requests
         self._refusals.update(update.refusals)
         for ensemble, traffic in update.ensembles.items():

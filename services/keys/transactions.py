@@ -185,7 +185,6 @@ class _State:
             )
 
     def write(self, connection: Connection) -> None:
-        """Writes the changes."""
         if ended := self.stored - self.open.keys():
             connection.execute(delete(reservations_table).where(reservations_table.c.id.in_(ended)))
         if begun := [self.open[id_] for id_ in self.open.keys() - self.stored]:
@@ -253,7 +252,6 @@ def are_required(connection: Connection) -> bool:
 
 
 def key_of(row: Any) -> Key:
-    """Returns the key in a row of its table."""
     values = {name: row[name] for name in Key.model_fields}
     return Key.model_validate({**values, "scopes": json.loads(row["scopes"])})
 

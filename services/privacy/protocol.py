@@ -53,7 +53,6 @@ class Answers:
         return pairwise(accumulate(map(len, self.models), initial=0))
 
     def one(self, sequence: int) -> "Answers":
-        """Returns the answers for one sequence."""
         return self.between(sequence, sequence + 1)
 
     def first(self, count: int) -> "Answers":

@@ -57,7 +57,6 @@ class RequestCounters:
         self._update = TrafficUpdate()
 
     def request(self) -> None:
-        """Counts a request."""
         self._update.requests += 1
 
     def refused(self, code: str) -> None:

@@ -58,7 +58,6 @@ RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def sweeps(budget: TokenBudget, parts: int, halves: bool) -> Iterator[Sweep]:
-    """Yields the sweeps of an ensemble."""
     yield Sweep(
         "epsilon",
         tuple(

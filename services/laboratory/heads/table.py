@@ -80,7 +80,6 @@ class Table:
         return self.x.ndim == 3
 
     def rows(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
-        """Returns a table of the chosen rows."""
         return replace(self, x=self.x[chosen], y=self.y[chosen], users=self.users[chosen])
 
 

@@ -26,7 +26,6 @@ class Embedder:
         self._network = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
 
     def tokens(self, text: str) -> list[int]:
-        """Returns all tokens of a text."""
         tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return tokens
 

@@ -53,8 +53,6 @@ class AttackSection:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The sections of an audit."""
-
     sections: Sequence[AttackSection]
 
     @property

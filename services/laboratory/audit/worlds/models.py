@@ -40,7 +40,6 @@ class LocalModels:
         self._names = (PUBLIC, *named)
 
     def tokens(self, text: str) -> list[int]:
-        """Returns the text's token ids."""
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 
