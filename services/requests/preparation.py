@@ -88,6 +88,10 @@ def answer_length(
 
 Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
+COMPLETION_TOKENS, CHAT_TOKENS = 16, 256
+"""The length of an answer if the client sets none, as OpenAI's for completions. An unlimited chat could spend the whole
+budget. `max_tokens` of the configuration and the model's context reduce them."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -127,7 +131,7 @@ class Preparation:
         grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
         echoes = [served.prompts.text(prompt) for prompt in request.prompt for _ in range(request.n)]
         style = CompletionStyle(echoes if request.echo else None)
-        return self._prepared(request, served, prompts, style, settings.default_max_tokens, grammar)
+        return self._prepared(request, served, prompts, style, COMPLETION_TOKENS, grammar)
 
     async def _chat(self, body: bytes, cache_salt: str) -> Prepared:
         settings = self._settings
@@ -138,7 +142,7 @@ class Preparation:
         prompts = await served.prompts.chat_tokens(request.messages, tools)
         grammar = await grammar_of(request, served.prompts.compiler, cache_salt)
         style = ToolStyle([tool.name for tool in tools]) if tools else ChatStyle()
-        return self._prepared(request, served, prompts, style, settings.default_chat_max_tokens, grammar)
+        return self._prepared(request, served, prompts, style, CHAT_TOKENS, grammar)
 
     def _prepared(
         self,

@@ -2,7 +2,7 @@
 
 import secrets
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, SecretStr, field_validator
 
 from services.ensembles.records import ServedEnsemble
 from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
@@ -49,8 +49,6 @@ class RequestSettings(ClientSettings):
         keys_actor: if None, only `api_keys` are valid and no shares are charged.
         batches_actor: if None, no files are stored and no batches are run.
         cache_secret: the key of the hash that separates the prefix caches of API keys.
-        default_max_tokens, default_chat_max_tokens: limits of an answer if the client sets none. `max_tokens` and the
-            model's context reduce them.
     """
 
     namespace: str = "privmix"
@@ -59,9 +57,6 @@ class RequestSettings(ClientSettings):
     keys_actor: str | None = None
     batches_actor: str | None = None
     cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
-
-    default_max_tokens: PositiveInt = 16
-    default_chat_max_tokens: PositiveInt = 256
 
     health_timeout_s: PositiveFloat = 5.0
     statement_timeout_s: PositiveFloat = 30.0

@@ -17,7 +17,7 @@ from services.errors import InputError, WorkError
 from services.laboratory.evaluation import comparisons, methods
 from services.laboratory.evaluation.cases import Case, PlannedCase
 from services.laboratory.evaluation.ensembles import ComparedEnsembles, TrainedEnsemble, private_training
-from services.laboratory.evaluation.options import EvaluationOptions, Quantity
+from services.laboratory.evaluation.options import SWEEP_RUNS, EvaluationOptions, Quantity
 from services.laboratory.evaluation.results import (
     Evaluation,
     Result,
@@ -135,7 +135,7 @@ class _Comparison:
 
     @property
     def _sweep_runs(self) -> int:
-        return min(self._options.sweep_runs, len(self._text.runs))
+        return min(SWEEP_RUNS, len(self._text.runs))
 
     def _rows_of_table(self, budget: TokenBudget) -> Iterator[tuple[str, Case]]:
         main = self._ensembles.main

@@ -20,6 +20,8 @@ TUNED_RUN_TOKENS = 1024
 Quantity = Literal["epsilon", "tokens", "q", "order", "radius"]
 """What a sweep varies."""
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+SWEEP_RUNS = 2
+"""The number of runs in sweeps; tables use all runs. The points of a line share the same text."""
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -35,7 +37,6 @@ class EvaluationOptions(Options):
             an evaluation cheap. A protocol that needs more parts for a token is not evaluated. The reference without
             privacy and PMixed's distribution over its draws are means over these parts.
         sweeps: the ablation figures to compute.
-        sweep_runs: the number of runs in sweeps; tables use all runs. The points of a line share the same text.
     """
 
     epsilons: tuple[Annotated[float, Field(gt=0)], ...] = Field((2.0, 8.0), min_length=1)
@@ -47,7 +48,6 @@ class EvaluationOptions(Options):
     runs: int = Field(5, ge=1)
     context: int = Field(256, ge=2)
     sweeps: tuple[Quantity, ...] = QUANTITIES
-    sweep_runs: int = Field(2, ge=1)
     seed: int = Field(0, ge=0)
     precision: Precision = "auto"
 

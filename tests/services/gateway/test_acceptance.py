@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.requests.models import Prompts
-from services.requests.preparation import answer_length
+from services.requests.preparation import COMPLETION_TOKENS, answer_length
 from services.requests.schema import ChatRequest, CompletionRequest, Fallbacks, GenerationRequest
 from services.requests.settings import RequestSettings
 from tests.services.gateway.conftest import MakeClient
@@ -132,7 +132,7 @@ def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any
 
 @pytest.fixture
 def settings() -> RequestSettings:
-    return RequestSettings(ensembles=(), max_tokens=80, default_max_tokens=16)
+    return RequestSettings(ensembles=(), max_tokens=80)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def settings() -> RequestSettings:
 def test_the_length_of_an_answer_fits_the_context(
     settings: RequestSettings, body: GenerationRequest, prompt_tokens: int, length: int
 ) -> None:
-    assert answer_length(body, [(1,) * prompt_tokens, (1,)], settings.default_max_tokens, settings, 100) == length
+    assert answer_length(body, [(1,) * prompt_tokens, (1,)], COMPLETION_TOKENS, settings, 100) == length
 
 
 @pytest.mark.anyio
@@ -166,7 +166,6 @@ async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"default_max_tokens": 0}, "default_max_tokens"),
         ({"api_keys": ("",)}, "api_keys"),
         ({"ensembles": None}, "ensembles"),
         ({"max_n": 0}, "max_n"),
