@@ -23,7 +23,7 @@ from services.privacy import reduction
 from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from services.privacy.protocol import Partial, Protocol
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Reducer:
 
         return self._each(len(public), public, of)
 
-    def _each(self, sequences: int, rows: Tensor, work: Callable[[slice], Result]) -> list[Result]:
+    def _each(self, sequences: int, rows: Tensor, work: Callable[[slice], T]) -> list[T]:
         """Returns the results for consecutive shares of the sequences, each computed by a thread of its own."""
         shares = _shares(sequences, self._threads if rows.device.type == "cpu" else 1)
         return [work(shares[0])] if len(shares) == 1 else list(self._pool.map(work, shares))

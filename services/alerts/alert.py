@@ -6,7 +6,9 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-Event = Literal[
+from services.keys.records import ShareLimit
+
+AlertEvent = Literal[
     "budget.threshold",
     "budget.exhausted",
     "share.threshold",
@@ -45,7 +47,7 @@ class Alert(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str = Field(default_factory=lambda: f"msg_{uuid4().hex}")
-    event: Event
+    event: AlertEvent
     status: Literal["firing", "resolved"] = "firing"
     ensemble: str
     namespace: str
@@ -54,7 +56,7 @@ class Alert(BaseModel):
     fraction: float | None = None
     threshold: float | None = None
     subject: str | None = None
-    limit: Literal["tokens", "tokens_per_day"] | None = None
+    limit: ShareLimit | None = None
     spent: int | None = None
     allowed: int | None = None
     epsilon_spent: float | None = None

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from services.alerts.alert import Alert, Event
+from services.alerts.alert import Alert, AlertEvent
 from services.budget.statement import Statement
-from services.keys.records import KeyAccount, Share, ShareUsage
+from services.keys.records import KeyAccount, Share, ShareLimit, ShareUsage
 from services.keys.traffic import TrafficReport
 from services.requests.status import ShardReport
 
 REARM = 0.1
 """A threshold can fire again once the fraction has fallen this far below it. Without this margin, tokens that an open
 lease returns would make it fire twice."""
-
-Limit = Literal["tokens", "tokens_per_day"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Conditions:
     def _share(self, subject: str, share: Share, usage: ShareUsage, ensemble: str | None = None) -> Iterator[Alert]:
         """Returns the alerts for a share of one ensemble, or of all ensembles together if `ensemble` is None."""
         # Only spent tokens count, because a request may return the tokens that it holds.
-        limits: tuple[tuple[Limit, int | None, int, str], ...] = (
+        limits: tuple[tuple[ShareLimit, int | None, int, str], ...] = (
             ("tokens", share.tokens, usage.spent, ""),
             ("tokens_per_day", share.tokens_per_day, usage.spent_today, " of today"),
         )
@@ -151,7 +149,7 @@ class Conditions:
         }
         yield from self._problem("parts.unserved", reasons, now)
 
-    def _problem(self, event: Event, reasons: dict[str, str], now: float) -> Iterator[Alert]:
+    def _problem(self, event: AlertEvent, reasons: dict[str, str], now: float) -> Iterator[Alert]:
         """Fires once `reasons` have not been empty for `patience_s`; resolves when they are empty again."""
         began = self.levels.get(self._prefix + event)
         if not reasons:
@@ -173,7 +171,7 @@ class Conditions:
         else:
             self.levels[self._prefix + condition] = level
 
-    def _alert(self, event: Event, text: str, ensemble: str | None = None, **fields: Any) -> Alert:
+    def _alert(self, event: AlertEvent, text: str, ensemble: str | None = None, **fields: Any) -> Alert:
         name = ensemble or self._ensemble
         text = text.replace("{ensemble}", name)
         return Alert(event=event, text=text, ensemble=name, namespace=self._namespace, **fields)

@@ -6,10 +6,12 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict
 
 Purpose = Literal["batch", "batch_output"]
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 Ending = Literal["completed", "expired", "cancelled"]
 
-OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+OPEN: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class _Record(BaseModel):
@@ -75,7 +77,7 @@ class Batch(_Record):
     errors: BatchErrors | None = None
     input_file_id: str
     completion_window: str
-    status: Status = "validating"
+    status: BatchStatus = "validating"
     output_file_id: str | None = None
     error_file_id: str | None = None
     created_at: int

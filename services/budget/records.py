@@ -12,7 +12,7 @@ from services.privacy.protocols.individual import WHOLE
 LARGEST_LEASE = 2**31 - 1
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_LEASE, strict=True)]
-Grains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
+StoredGrains = tuple[Annotated[int, Field(ge=0, le=WHOLE, strict=True)], ...]
 
 
 class Record(BaseModel):
@@ -55,7 +55,7 @@ class Leased(Record):
     lease: str = Field(min_length=1, max_length=64)
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
-    allowances: Grains = ()
+    allowances: StoredGrains = ()
 
 
 class Settled(Record):
@@ -67,7 +67,7 @@ class Settled(Record):
     kind = "settle"
     lease: str
     used: Count
-    charges: Grains = ()
+    charges: StoredGrains = ()
 
 
 class Charged(Record):
@@ -99,7 +99,7 @@ class Forfeited(Record):
     kind = "forfeit"
     event: dict[str, Any]
     count: Annotated[Count, Field(gt=0)]
-    charges: Grains = ()
+    charges: StoredGrains = ()
 
 
 class Checkpoint(Record):
@@ -126,8 +126,8 @@ class Checkpoint(Record):
     charged: tuple[Annotated[int, Field(ge=0)], ...]
     latest: int | None
     leases: tuple[tuple[str, int, int, int | None], ...]
-    allowances: dict[str, Grains] = {}
-    accounts: Grains = ()
+    allowances: dict[str, StoredGrains] = {}
+    accounts: StoredGrains = ()
     charges: tuple[tuple[str, int], ...]
     alike: float
     parts: tuple[float, ...]

@@ -16,7 +16,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.state import Balance
 from services.budget.token_counter import TokenCounter
 from services.privacy import accounting
-from services.privacy.events import Event, Guarantee, Status
+from services.privacy.events import Event, Guarantee, GuaranteeStatus
 from services.privacy.protocols.individual import WHOLE
 from services.privacy.settings import Enforced
 
@@ -48,7 +48,7 @@ UNLIMITED_NOTE = (
     "estimate, and no guarantee at a moment that is chosen after looking at answers."
 )
 
-_STATUSES: tuple[str, ...] = get_args(Status)
+_STATUSES: tuple[str, ...] = get_args(GuaranteeStatus)
 
 
 class Charge(BaseModel):

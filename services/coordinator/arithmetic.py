@@ -11,7 +11,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.reduction import single_threaded_pool
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class Arithmetic:
@@ -74,5 +74,5 @@ class Arithmetic:
         ends = [sequences * share // self._shares for share in range(self._shares + 1)]
         return [slice(first, last) for first, last in pairwise(ends) if first < last]
 
-    def _run(self, function: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+    def _run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

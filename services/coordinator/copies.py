@@ -14,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from services.errors import CoordinatorUnavailable
 from services.shard import ShardStatus
 
-Method = Callable[[ActorHandle], Awaitable[Any]]
+ShardCall = Callable[[ActorHandle], Awaitable[Any]]
 
 STATUS_S = 3.0
 AVOIDED_S = 30.0
@@ -43,7 +43,7 @@ class ShardCopies:
         now = time.monotonic()
         return tuple(sorted(order, key=lambda copy: self._avoided[copy] > now))
 
-    async def first(self, order: Sequence[int], method: Method) -> tuple[int, Any]:
+    async def first(self, order: Sequence[int], method: ShardCall) -> tuple[int, Any]:
         """Returns the first copy that answers, and its answer.
 
         Args:
@@ -67,7 +67,7 @@ class ShardCopies:
             for call_ in calls:
                 call_.cancel()
 
-    async def same(self, copy: int, method: Method) -> Any:
+    async def same(self, copy: int, method: ShardCall) -> Any:
         """Calls the copy that has answered, which holds the rows of this step.
 
         Raises:
@@ -106,7 +106,7 @@ class ShardCopies:
             return CoordinatorUnavailable(f"the actor {name!r} does not answer within {STATUS_S:g} s")
         return status
 
-    async def _call(self, name: str, method: Method) -> Any:
+    async def _call(self, name: str, method: ShardCall) -> Any:
         """Calls one copy. Forwards a cancellation to the actor, so that Ray does not repeat the call.
 
         Raises:

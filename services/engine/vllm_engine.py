@@ -51,7 +51,7 @@ MAX_IDLE_STEPS = 16
 MAX_REPEATED_WORK = 8
 """How often vLLM may recompute its tokens, after preemptions, before the engine counts as stalled."""
 
-Key = tuple[str, str]
+SessionKey = tuple[str, str]
 """Identifies a session: the sequence, and the model whose keys and values it holds (`PUBLIC` or an adapter)."""
 
 
@@ -65,7 +65,7 @@ class Session:
 class SessionRequest:
     """Requests rows of one session at the last of `tokens`, with their positions in the result."""
 
-    key: Key
+    key: SessionKey
     tokens: tuple[int, ...]
     cache_salt: str | None
     own_row: int | None
@@ -100,7 +100,7 @@ class VllmEngine(Engine):
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
         lora = self._llm.vllm_config.lora_config
         self._slots: int = lora.max_loras if lora else len(texts) + 1
-        self._sessions: OrderedDict[Key, Session] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._started = 0
         if texts:
             self._ingest(texts)
@@ -186,7 +186,7 @@ class VllmEngine(Engine):
         step: list[SessionRequest] = []
         blocks = readers = 0
         adapters: set[int] = set()
-        keys: set[Key] = set()
+        keys: set[SessionKey] = set()
         for session_request in session_requests:
             needed = self._blocks_for(session_request.tokens)
             if step and (
@@ -292,7 +292,7 @@ class VllmEngine(Engine):
         )
         return session.request_id
 
-    def _drop(self, keys: list[Key]) -> None:
+    def _drop(self, keys: list[SessionKey]) -> None:
         sessions = [self._sessions.pop(key, None) for key in keys]
         self._core.abort_requests([session.request_id for session in sessions if session is not None])
 

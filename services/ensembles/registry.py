@@ -11,8 +11,6 @@ HEARTBEAT_TIMEOUT_S = 30.0
 """A gateway without a heartbeat for this long is considered gone. For this long after a start, a gateway may exist that
 has not sent its first heartbeat."""
 
-Clock = Callable[[], float]
-
 
 @dataclass(frozen=True)
 class _Heartbeat:
@@ -30,7 +28,7 @@ class Registry:
     is drained once every live gateway serves the current version and has no request for it: then none can arrive.
     """
 
-    def __init__(self, entries: Iterable[EnsembleEntry] = (), clock: Clock = time.monotonic) -> None:
+    def __init__(self, entries: Iterable[EnsembleEntry] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._entries = {entry.ensemble.name: entry for entry in entries}
         self._clock = clock
         self._started = clock()

@@ -14,7 +14,7 @@ import httpx
 
 from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 
-Schema = Mapping[str, Any]
+RecordSchema = Mapping[str, Any]
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _ATTEMPTS = 8
@@ -119,7 +119,7 @@ class ServiceClient:
         return int((await self._content(response))["count"])
 
     async def stream(
-        self, prompt: str, sampling: Sampling, schema: Schema | None = None
+        self, prompt: str, sampling: Sampling, schema: RecordSchema | None = None
     ) -> AsyncIterator[StreamedPiece]:
         """Streams one text. Repeats a request that failed before its first token, because nothing was charged for it.
 
@@ -147,7 +147,9 @@ class ServiceClient:
                 wait_s = error.wait_s if isinstance(error, _TransientError) else None
                 await asyncio.sleep(min(_LONGEST_WAIT_S, wait_s if wait_s is not None else 0.5 * 2**attempt))
 
-    async def _stream(self, prompt: str, sampling: Sampling, schema: Schema | None) -> AsyncIterator[StreamedPiece]:
+    async def _stream(
+        self, prompt: str, sampling: Sampling, schema: RecordSchema | None
+    ) -> AsyncIterator[StreamedPiece]:
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from services.errors import BudgetEndedError, GenerationError, InputError, StreamBrokenError
 from services.files import load_lines, sync_directory, write_atomically, write_lines
-from services.generation.client import Sampling, Schema, ServiceClient, StreamedPiece
+from services.generation.client import RecordSchema, Sampling, ServiceClient, StreamedPiece
 from services.generation.template import Item
 
 JOB, JOURNAL, OUTPUT = "job.json", "journal.jsonl", "synthetic.jsonl"
@@ -32,7 +32,7 @@ _LOCK = ".generation.lock"
 _FORMAT = 1
 _ATTEMPTS = 5
 
-Statement = Mapping[str, Any]
+ServiceStatement = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class JobRequest:
     template: str
     items: tuple[Item, ...]
     sampling: Sampling
-    schema: Schema | None = None
+    schema: RecordSchema | None = None
 
     @property
     def digest(self) -> str:
@@ -131,7 +131,7 @@ class GenerationJob:
 
     async def run(
         self, service: ServiceClient, *, concurrency: int, partial: bool, progress: Callable[[Progress], None]
-    ) -> Statement:
+    ) -> ServiceStatement:
         """Generates every open text.
 
         Args:
@@ -171,7 +171,7 @@ class GenerationJob:
             )
         return after
 
-    async def _check(self, service: ServiceClient, statement: Statement, partial: bool) -> None:
+    async def _check(self, service: ServiceClient, statement: ServiceStatement, partial: bool) -> None:
         left, needed = statement["tokens_left"], self.max_tokens
         if self.open and left is not None and left < (1 if partial else needed):
             raise InputError(

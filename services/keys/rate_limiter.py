@@ -12,14 +12,13 @@ MINUTE_S = 60.0
 ROUNDING = 1e-6
 """Tolerance for rounding errors of floating-point sums."""
 
-Kind = Literal["requests_per_minute", "tokens_per_minute"]
-Clock = Callable[[], float]
+RateKind = Literal["requests_per_minute", "tokens_per_minute"]
 
 
 class TokenBucket:
     """Holds at most `limit` units, refills evenly by `limit` units per minute, and starts full."""
 
-    def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self._clock = clock
         self._level = float(limit)
@@ -57,9 +56,9 @@ class TokenBucket:
 class RateLimiter:
     """Holds the token buckets of all shares. A request takes from the buckets of all its shares or from none."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._buckets: dict[tuple[str, Kind], TokenBucket] = {}
+        self._buckets: dict[tuple[str, RateKind], TokenBucket] = {}
         self._taken: dict[str, tuple[list[TokenBucket], int]] = {}
 
     def take(self, id_: str, shares: Mapping[str, Share], tokens: int) -> Refused | None:
@@ -69,7 +68,7 @@ class RateLimiter:
         waits = [(bucket.wait_s(amount), bucket) for bucket, amount in amounts]
         longest, narrowest = max(waits, key=lambda wait: wait[0], default=(0.0, None))
         if narrowest is not None and longest > 0:
-            kind: Kind = "requests_per_minute" if narrowest in requests else "tokens_per_minute"
+            kind: RateKind = "requests_per_minute" if narrowest in requests else "tokens_per_minute"
             return Refused(kind, narrowest.limit, longest, self.states(shares))
         for bucket, amount in amounts:
             bucket.take(amount)
@@ -97,11 +96,11 @@ class RateLimiter:
             _narrowest(self._of(shares, "requests_per_minute")), _narrowest(self._of(shares, "tokens_per_minute"))
         )
 
-    def _of(self, shares: Mapping[str, Share], kind: Kind) -> list[TokenBucket]:
+    def _of(self, shares: Mapping[str, Share], kind: RateKind) -> list[TokenBucket]:
         limits = {subject: getattr(share, kind) for subject, share in shares.items()}
         return [self._bucket(subject, kind, limit) for subject, limit in limits.items() if limit is not None]
 
-    def _bucket(self, subject: str, kind: Kind, limit: int) -> TokenBucket:
+    def _bucket(self, subject: str, kind: RateKind, limit: int) -> TokenBucket:
         bucket = self._buckets.get((subject, kind))
         if bucket is None or bucket.limit != limit:
             bucket = self._buckets[subject, kind] = TokenBucket(limit, self._clock)

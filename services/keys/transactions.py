@@ -4,16 +4,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from services.database.clock import now
 from services.database.service import keys_table, reservations_table, shares_table, usage_table
-from services.keys.records import Key, Share, ShareUsage
-
-Limit = Literal["tokens", "tokens_per_day"]
+from services.keys.records import Key, Share, ShareLimit, ShareUsage
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Exhausted:
     """Reports that the share of `subject` has nothing left and that no running request holds any of it."""
 
     subject: str
-    limit: Limit
+    limit: ShareLimit
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ class _State:
         granted, exhausted = operation.wanted, None
         for subject in operation.subjects:
             share, usage = self.shares.get(subject, Share()), self.usages.get(subject, ShareUsage())
-            limits: tuple[tuple[Limit, int | None, int, int], ...] = (
+            limits: tuple[tuple[ShareLimit, int | None, int, int], ...] = (
                 ("tokens", share.tokens, usage.charged, usage.held),
                 ("tokens_per_day", share.tokens_per_day, usage.spent_today + usage.held_today, usage.held_today),
             )

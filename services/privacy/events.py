@@ -23,7 +23,7 @@ PLD_INTERVAL = 1e-4
 _KINDS: dict[str, type["Event"]] = {}
 
 
-Status = Literal["certified", "as published", "operational", "data-dependent", "none"]
+GuaranteeStatus = Literal["certified", "as published", "operational", "data-dependent", "none"]
 """The status of a guarantee, from the strongest to the weakest."""
 
 Adjacency = Literal["user", "record", "part, as published"]
@@ -60,7 +60,7 @@ class Guarantee:
         seen: what an observer may see, if it has no limit; None means all released tokens.
     """
 
-    status: Status
+    status: GuaranteeStatus
     source: str
     adjacency: Adjacency = "user"
     assumes: tuple[str, ...] = SEPARATE_PARTS

@@ -121,10 +121,10 @@ class TrainingPlan:
         return Trained(manifest, trained, len(self.adapters) - trained, self.skipped, self.left_out)
 
 
-Plan = AbstractContextManager[TrainingPlan]
+OpenPlan = AbstractContextManager[TrainingPlan]
 
 
-def run_trainings(plans: Iterable[Plan], resources: Resources, display: Display) -> list[Trained]:
+def run_trainings(plans: Iterable[OpenPlan], resources: Resources, display: Display) -> list[Trained]:
     """Trains the missing adapters of all plans, in order, and keeps existing ones.
 
     Raises:

@@ -26,7 +26,7 @@ from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.laboratory.evaluation.results import result
 from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
-from services.privacy.events import Status
+from services.privacy.events import GuaranteeStatus
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
 from services.progress import Display
@@ -168,7 +168,7 @@ def _drawing(tuned: Iterable[Settings], drawn: int) -> Iterator[Settings]:
             yield comparisons.drawing(settings, drawn)
 
 
-def _status(settings: Settings, parts: int) -> Status | None:
+def _status(settings: Settings, parts: int) -> GuaranteeStatus | None:
     """Returns the status of the guarantee; None if the budget does not allow these settings."""
     try:
         return settings.plan(parts).guarantee.status

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Record = Mapping[str, Any]
+GeneratedRecord = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class FieldReport:
     pairs: tuple[PairOfFields, ...]
 
 
-def describe(schema: Mapping[str, Any], records: Sequence[Record], real: Sequence[Record] | None = None) -> FieldReport:
+def describe(
+    schema: Mapping[str, Any], records: Sequence[GeneratedRecord], real: Sequence[GeneratedRecord] | None = None
+) -> FieldReport:
     """Describes the fields of records.
 
     Args:
@@ -89,7 +91,9 @@ def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
     return sum(abs(one.get(value, 0.0) - other.get(value, 0.0)) for value in {*one, *other}) / 2
 
 
-def _pair(names: tuple[str, str], records: Sequence[Record], real: Sequence[Record] | None) -> PairOfFields:
+def _pair(
+    names: tuple[str, str], records: Sequence[GeneratedRecord], real: Sequence[GeneratedRecord] | None
+) -> PairOfFields:
     joint = _shares(records, *names)
     first, second = (_shares(records, name) for name in names)
     product = {(*a, *b): first[a] * second[b] for a in first for b in second}
@@ -98,14 +102,14 @@ def _pair(names: tuple[str, str], records: Sequence[Record], real: Sequence[Reco
     )
 
 
-def _text(name: str, records: Sequence[Record]) -> TextField:
+def _text(name: str, records: Sequence[GeneratedRecord]) -> TextField:
     values = [str(record.get(name, "")) for record in records]
     words = np.array([len(value.split()) for value in values])
     low, high = np.quantile(words, [0.05, 0.95])
     return TextField(name, float(words.mean()), float(low), float(high), len(set(values)) / len(values))
 
 
-def _shares(records: Iterable[Record], *names: str) -> dict[tuple[str, ...], float]:
+def _shares(records: Iterable[GeneratedRecord], *names: str) -> dict[tuple[str, ...], float]:
     """Returns the share of the records with each combination of values."""
     counts = Counter(tuple(str(record.get(name)) for name in names) for record in records)
     total = counts.total()

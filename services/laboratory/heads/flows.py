@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-Kind = Literal["planar", "sylvester"]
+FlowKind = Literal["planar", "sylvester"]
 
 # The scale of the initial weights: small, so that an untrained flow is close to the identity.
 _INITIAL = 0.01
@@ -32,7 +32,7 @@ class FlowSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Kind = "planar"
+    kind: FlowKind = "planar"
     layers: int = Field(8, ge=1)
     sigma: float = Field(0.1, gt=0)
     rank: int = Field(8, ge=1)

@@ -19,7 +19,7 @@ from services.laboratory.heads.pate import PateSettings
 from services.laboratory.heads.sgd import HeadDpSgdSettings, Noise, SgdSettings
 from services.laboratory.heads.table import UNSTATED, Scaling, Table
 from services.privacy import accounting
-from services.privacy.events import Status
+from services.privacy.events import GuaranteeStatus
 
 DELTA = 1e-5
 SAMPLES = 1000
@@ -60,7 +60,7 @@ class Method:
     name: MethodName
     label: str
     private: bool
-    status: Status
+    status: GuaranteeStatus
     guarantee: str
     advance: BaseModel
     grid: Sequence[BaseModel]

@@ -10,7 +10,7 @@ from services.training import dp_sgd, train
 from services.training.corpus import Corpus
 from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import Plan, run_trainings
+from services.training.plan import OpenPlan, run_trainings
 from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -37,7 +37,7 @@ class Several:
         self._salt = room / "salt"
         self._salt.write_bytes(SALT)
 
-    def parts(self, name: str, parts: int, options: TrainingOptions = OPTIONS) -> Plan:
+    def parts(self, name: str, parts: int, options: TrainingOptions = OPTIONS) -> OpenPlan:
         return train.plan(
             Corpus(self._corpus),
             self.room / name,
@@ -47,7 +47,7 @@ class Several:
             salt_file=self._salt,
         )
 
-    def private(self, name: str) -> Plan:
+    def private(self, name: str) -> OpenPlan:
         corpus, output = Corpus(self._corpus), self.room / name
         return dp_sgd.plan(corpus, output, private=PRIVATE, model=self._model, options=PLAIN, salt_file=self._salt)
 

@@ -48,30 +48,32 @@ def audit_draws(protocol: Protocol, draws: int, subject: str | None = None) -> F
     samples = [protocol.draw() for _ in range(draws)]
     sizes = np.bincount([len(drawn) for drawn in samples])
     models = np.bincount([model for drawn in samples for model in drawn], minlength=protocol.models)
-    tests = [Count(f"{size} parts", int(count), draws, law.sizes.get(size, 0.0)) for size, count in enumerate(sizes)]
-    tests += [Count(f"model {model}", int(count), draws, law.part) for model, count in enumerate(models)]
+    tests = [
+        OutcomeCount(f"{size} parts", int(count), draws, law.sizes.get(size, 0.0)) for size, count in enumerate(sizes)
+    ]
+    tests += [OutcomeCount(f"model {model}", int(count), draws, law.part) for model, count in enumerate(models)]
     repeats = sum(first == second for first, second in zip(samples[::2], samples[1::2], strict=False))
-    tests.append(Count("the same draw twice", repeats, draws // 2, law.repeated))
+    tests.append(OutcomeCount("the same draw twice", repeats, draws // 2, law.repeated))
     return Finding.of_description(
         ATTACK, protocol, subject, CERTAIN, refuted(tests), {"draws": draws, "tests": len(tests)}
     )
 
 
-def token_counts(law: Reals, tokens: NDArray[np.int64], world: str) -> list["Count"]:
+def token_counts(law: Reals, tokens: NDArray[np.int64], world: str) -> list["OutcomeCount"]:
     """Counts each token, and equal tokens in consecutive trials, which re-used noise or draws would change."""
     chances = law / law.sum()
     counts = np.bincount(tokens, minlength=len(law))
     tests = [
-        Count(f"token {token} {world}", int(count), len(tokens), float(chances[token]))
+        OutcomeCount(f"token {token} {world}", int(count), len(tokens), float(chances[token]))
         for token, count in enumerate(counts)
     ]
     pairs = len(tokens) // 2
     same = int((tokens[: 2 * pairs : 2] == tokens[1 : 2 * pairs : 2]).sum())
-    return [*tests, Count(f"the same token twice {world}", same, pairs, float((chances**2).sum()))]
+    return [*tests, OutcomeCount(f"the same token twice {world}", same, pairs, float((chances**2).sum()))]
 
 
 @dataclass(frozen=True)
-class Count:
+class OutcomeCount:
     """The number of occurrences of an outcome in ``trials`` independent trials, and its ``chance`` in each."""
 
     what: str
@@ -85,7 +87,7 @@ class Count:
         return float(binomtest(self.count, self.trials, min(1.0, max(0.0, self.chance))).pvalue) if self.trials else 1.0
 
 
-def refuted(counts: Sequence[Count]) -> tuple[str, ...]:
+def refuted(counts: Sequence[OutcomeCount]) -> tuple[str, ...]:
     """Describes the counts that contradict their probabilities. The joint false-alarm rate is 1 - `CERTAIN`."""
     return tuple(
         f"{count.what}: {count.count} of {count.trials}; the claimed share is {count.chance:.4g}"

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from services.privacy import accounting
-from services.privacy.events import Status
+from services.privacy.events import GuaranteeStatus
 from services.privacy.protocol import Protocol
 
 Verdict = Literal["holds", "doubtful", "broken", "no claim"]
@@ -35,7 +35,7 @@ class Finding:
 
     attack: str
     subject: str
-    status: Status
+    status: GuaranteeStatus
     claims: Mapping[str, float]
     delta: float
     lower: float

@@ -14,7 +14,7 @@ from services.laboratory.audit.report.finding import Finding, broken
 from services.laboratory.audit.report.roc import Roc
 from services.laboratory.html_report import picture, render
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 _TEMPLATE = Path(__file__).with_name("audit.html.j2")
 # The length of the longest bar, in units of epsilon.
@@ -37,7 +37,7 @@ class AttackSection:
     title: str
     text: str
     findings: Sequence[Finding] = ()
-    rows: Rows = ()
+    rows: TableRows = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
     known: bool = False
 
@@ -159,7 +159,7 @@ def bars(findings: Sequence[Finding]) -> Figure:
     return figure
 
 
-def _columns(rows: Rows) -> list[str]:
+def _columns(rows: TableRows) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

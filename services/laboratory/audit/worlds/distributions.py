@@ -18,7 +18,7 @@ from services.privacy.protocol import Answers, Protocol
 from services.privacy.sampling.categorical import sample
 from services.privacy.worlds import Pair, World
 
-Key = tuple[int, ...]
+DrawnParts = tuple[int, ...]
 """The kinds of the parts that answer a query."""
 
 _BATCH = 4096
@@ -31,7 +31,7 @@ _LEAST_CHANCE = 1e-16
 _LARGEST = 500.0
 
 
-def answers(world: World, keys: Sequence[Key]) -> Answers:
+def answers(world: World, keys: Sequence[DrawnParts]) -> Answers:
     """Returns the models' answers to one query, once for each key."""
     kinds = [kind for key in keys for kind in key]
     public = torch.from_numpy(world.public).float().expand(len(keys), -1)
@@ -53,11 +53,11 @@ def tokens(protocol: Protocol, world: World, count: int) -> NDArray[np.int64]:
     return np.array(sample(released[[distinct[key] for key in keys]]))
 
 
-def _kinds(world: World, draw: Sequence[int]) -> Key:
+def _kinds(world: World, draw: Sequence[int]) -> DrawnParts:
     return tuple(kind for part in draw if (kind := world.parts[part]) is not None)
 
 
-def _weights(protocol: Protocol, world: World, keys: Sequence[Key]) -> Tensor:
+def _weights(protocol: Protocol, world: World, keys: Sequence[DrawnParts]) -> Tensor:
     return protocol.release(answers(world, keys)).weights
 
 
@@ -86,7 +86,7 @@ def described_law(protocol: Protocol, world: World) -> Reals:
     return np.asarray(chances @ np.array(described) / chances.sum())
 
 
-def draws(protocol: Protocol, world: World) -> tuple[list[Key], Reals]:
+def draws(protocol: Protocol, world: World) -> tuple[list[DrawnParts], Reals]:
     """Returns the possible draws of a token, as kinds of parts, and the probability of each."""
     present = [kind for kind in world.parts if kind is not None]
     kinds = range(len(world.rows))

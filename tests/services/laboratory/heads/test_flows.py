@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.laboratory.heads.expm_nf import FitSettings, fit, release
-from services.laboratory.heads.flows import Flow, FlowSettings, Kind, Sylvester
+from services.laboratory.heads.flows import Flow, FlowKind, FlowSettings, Sylvester
 
 
 def perturbed(settings: FlowSettings, dimension: int) -> Flow:
@@ -20,7 +20,7 @@ def perturbed(settings: FlowSettings, dimension: int) -> Flow:
 
 
 @pytest.mark.parametrize("kind", ["planar", "sylvester"])
-def test_log_determinants_are_those_of_autograd(kind: Kind) -> None:
+def test_log_determinants_are_those_of_autograd(kind: FlowKind) -> None:
     flow = perturbed(FlowSettings(kind=kind, layers=3, sigma=1.0, rank=3, reflections=4), 5)
     points = 3 * torch.randn(20, 5, dtype=torch.float64)
     _, log_determinants = flow(points)
@@ -38,7 +38,7 @@ def test_householder_columns_are_orthonormal() -> None:
 
 
 @pytest.mark.parametrize("kind", ["planar", "sylvester"])
-def test_densities_integrate_to_one(kind: Kind) -> None:
+def test_densities_integrate_to_one(kind: FlowKind) -> None:
     """Integrates in one dimension, by the change of variables on a fine grid of the base."""
     flow = perturbed(FlowSettings(kind=kind, layers=2, sigma=0.7, rank=1, reflections=1), 1)
     z = torch.linspace(-8, 8, 20_001, dtype=torch.float64)[:, None]
