@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import ray
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, field_validator
 from ray.exceptions import RayError, RayTaskError
@@ -22,6 +21,7 @@ from services.batches.settings import BatchSettings
 from services.batches.store import Page
 from services.errors import BatchesError, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
+from services.requests.actors import find_actor
 from services.requests.errors import ApiError, invalid, unavailable
 from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
@@ -267,11 +267,8 @@ class BatchRoutes:
         if name is None:
             raise ApiError(404, "batches are disabled in this service", code="batches_not_kept")
         try:
-            if not ray.is_initialized():
-                raise RuntimeError("Ray is not initialised")
             async with asyncio.timeout(ANSWER_S):
-                actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
-                return await getattr(actor, method).remote(*arguments)
+                return await getattr(await find_actor(name, self._settings.namespace), method).remote(*arguments)
         except RayTaskError as error:
             raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):

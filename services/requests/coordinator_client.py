@@ -20,6 +20,7 @@ from services.coordinator.messages import Delta, Generation
 from services.coordinator.recovery import cause_of, is_temporary
 from services.errors import CoordinatorError, CoordinatorUnavailable, Overloaded
 from services.keys.messages import EnsembleTraffic, TrafficUpdate
+from services.requests.actors import find_actor
 from services.requests.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 
 resumed = Counter(
@@ -139,7 +140,7 @@ class Channel:
             self._name = f"{name}-{attempt}"
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    coordinator = await self._find()
+                    coordinator = await find_actor(self.actor, self._namespace)
                     tasks.create_task(self._read(coordinator))
                     tasks.create_task(self._follow_load(coordinator))
             except* Exception as errors:
@@ -149,12 +150,6 @@ class Channel:
                 self._coordinator = None
                 self._on_loss(self)
             await asyncio.sleep(pause)
-
-    async def _find(self) -> ActorHandle:
-        # Otherwise ray.get_actor would start a new local cluster.
-        if not ray.is_initialized():
-            raise RuntimeError("Ray is not initialised")
-        return await asyncio.to_thread(ray.get_actor, self.actor, self._namespace)
 
     async def _read(self, coordinator: ActorHandle) -> None:
         events = coordinator.events.options(_generator_backpressure_num_objects=UNREAD_BATCHES).remote(self._name)

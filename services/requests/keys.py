@@ -11,7 +11,6 @@ from hmac import compare_digest
 from typing import Any
 from uuid import uuid4
 
-import ray
 from pydantic import SecretStr
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
@@ -29,6 +28,7 @@ from services.keys.messages import (
     TrafficUpdate,
 )
 from services.keys.records import CLIENT_SCOPES, Scope
+from services.requests.actors import find_actor
 from services.requests.answers import Answer
 from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 
@@ -251,7 +251,7 @@ class KeyService:
         if self._actor is None:
             raise ApiError(404, "this service stores no keys", code="keys_not_kept")
         try:
-            return await getattr(await self._find(), method).remote(*arguments)
+            return await getattr(await self._find(self._actor), method).remote(*arguments)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
                 raise _translate(error.cause) from None
@@ -260,11 +260,9 @@ class KeyService:
             self._handle = None
             raise unavailable(f"the actor {self._actor!r} does not answer") from None
 
-    async def _find(self) -> ActorHandle:
+    async def _find(self, name: str) -> ActorHandle:
         if self._handle is None:
-            if not ray.is_initialized():
-                raise RuntimeError("Ray is not initialised")
-            self._handle = await asyncio.to_thread(ray.get_actor, self._actor, self._namespace)
+            self._handle = await find_actor(name, self._namespace)
         return self._handle
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-import ray
 from jinja2 import TemplateError
 from ray.exceptions import RayError
 from transformers import AutoTokenizer
@@ -19,6 +18,7 @@ from transformers import AutoTokenizer
 from services.coordinator.text import Detokenizer
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
+from services.requests.actors import find_actor
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -304,12 +304,12 @@ class Models:
     async def _heartbeat(self) -> EnsembleList | None:
         """Reports the live requests and returns the list of ensembles; None if the actor does not answer."""
         name = self._settings.ensembles_actor
-        if name is None or not ray.is_initialized():
+        if name is None:
             return None
         live = {served.ensemble.name: served.live for served in self.all}
         with suppress(RayError, ValueError, RuntimeError, TimeoutError):
             async with asyncio.timeout(ASK_S):
-                actor = await asyncio.to_thread(ray.get_actor, name, self._settings.namespace)
+                actor = await find_actor(name, self._settings.namespace)
                 current: EnsembleList = await actor.heartbeat.remote(self._gateway, self._version, live)
                 return current
         return None

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import ray
 from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from services.budget.metrics import LedgerHealth
 from services.budget.statement import AccountsStatement, Statement
 from services.errors import CoordinatorUnavailable
+from services.requests.actors import find_actor
 from services.requests.errors import unavailable
 
 FRESH_S = 1.0
@@ -147,12 +147,8 @@ class Status:
                 return f"the call fails ({type(error).__name__})"
 
     async def _ask(self, actor: str, method: str, timeout_s: float, *arguments: object) -> Any:
-        if not ray.is_initialized():
-            raise RuntimeError("Ray is not initialised")
         async with asyncio.timeout(timeout_s):
-            handle = await asyncio.to_thread(ray.get_actor, actor, self._namespace)
-            return await getattr(handle, method).remote(*arguments)
+            return await getattr(await find_actor(actor, self._namespace), method).remote(*arguments)
 
 
-# ray.get_actor raises ValueError if no living actor has the name.
 _CALL_ERRORS = (RayError, ValueError, RuntimeError, TimeoutError)

@@ -101,7 +101,7 @@ def test_a_service_whose_keys_are_locked_or_gone_is_not_ready(
 ) -> None:
     place, actors = tmp_path / "keys.db", list[Keys]()
 
-    async def find(_: KeyService) -> Handle:
+    async def find(_: KeyService, name: str) -> Handle:
         if not actors:
             actors.append(Keys(str(place)))  # in the application's event loop
         return Handle(actors[0])
