@@ -120,8 +120,8 @@ class Protocol(ABC):
     """Answers next-token queries from an ensemble of part models.
 
     A subclass is in one file of `protocols` together with its `Event` and its `Settings`, so that the mechanism, its
-    cost and its parameters can be read together. Serving needs `rows`, `draw`, `release` and `event`; evaluation and
-    audits also use the methods with a default.
+    cost and its parameters can be read together. It has `release` and `event`, and also `rows` and `draw` unless every
+    model answers every query; evaluation and audits use the other methods with a default.
 
     Who computes what: the coordinator draws, and samples from the release. A protocol with `additive` says in `partial`
     what a shard computes from the rows of its own parts, beside them, and in `combine` what the coordinator makes of
@@ -146,16 +146,16 @@ class Protocol(ABC):
     order: float | None
 
     @property
-    @abstractmethod
     def rows(self) -> int | None:
-        """The number of part rows that a token needs, an upper bound of the length of a draw.
+        """The number of part rows that a token needs, an upper bound of the length of a draw. By default all models'.
 
         The configuration fixes it. None if the number of parts is drawn (mechanisms reproduced as published).
         """
+        return self.models
 
-    @abstractmethod
     def draw(self) -> tuple[int, ...]:
-        """Draws the models for one token of one sequence, at most `rows`, besides the public model."""
+        """Draws the models for one token of one sequence, at most `rows`, besides the public model. By default all."""
+        return tuple(range(self.models))
 
     @abstractmethod
     def release(self, answers: Answers) -> Release:

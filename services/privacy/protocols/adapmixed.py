@@ -187,13 +187,6 @@ class AdaPMixed(Protocol):
                     raise ValueError("enforce must be 'measured' with the renyi mollifier: it has no bound")
                 _check_resolved(order, beta)
 
-    @property
-    def rows(self) -> int:
-        return self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.parts))
-
     def release(self, answers: Answers) -> Release:
         screening = screening_rdp(self.parts, self.sigma, self.mix, [self.order])
         losses = np.repeat(screening[:, None], len(answers.public), axis=0)

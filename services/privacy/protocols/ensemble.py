@@ -37,13 +37,6 @@ class Ensemble(Protocol):
     order = None
     parts: int
 
-    @property
-    def rows(self) -> int:
-        return self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.parts))
-
     def release(self, answers: Answers) -> Release:
         return Release(integer_weights(answers, _unchanged))
 

@@ -118,13 +118,6 @@ class GNMax(Protocol):
         if self.event.sigma > SCALES[1]:
             raise ValueError(f"sigma must be at most {SCALES[1]:g} votes, got {self.sigma:g}")
 
-    @property
-    def rows(self) -> int:
-        return self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.parts))
-
     def release(self, answers: Answers) -> Release:
         candidates = Candidates.of(answers.public, self.candidates)
         counts, kept = votes(answers, candidates), candidates.kept.cpu().numpy()

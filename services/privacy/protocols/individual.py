@@ -142,13 +142,6 @@ class Individual(Protocol):
         if not 0 < self.upper <= widest:
             raise ValueError(f"upper must be above 0 and at most {widest:.3g} with these parts, got {self.upper:g}")
 
-    @property
-    def rows(self) -> int:
-        return self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.parts))
-
     def release(self, answers: Answers) -> Release:
         """Computes the weights, and what each token charges to each account (`Release.charges`).
 
@@ -162,8 +155,8 @@ class Individual(Protocol):
             raise ValueError(f"models must name all {self.parts} parts for each sequence, in order")
         allowances = answers.allowances
         if allowances is None:
-            allowances = torch.full((len(answers.public), self.rows), WHOLE // self.tokens, dtype=torch.int64)
-        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.rows)
+            allowances = torch.full((len(answers.public), self.parts), WHOLE // self.tokens, dtype=torch.int64)
+        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.parts)
 
     @property
     def additive(self) -> bool:

@@ -92,13 +92,6 @@ class SubMix(Protocol):
     def __post_init__(self) -> None:
         SubMixEvent(self.parts, self.order, self.beta)
 
-    @property
-    def rows(self) -> int:
-        return 2 * self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(2 * self.parts))
-
     def release(self, answers: Answers) -> Release:
         weights = torch.empty(answers.public.shape, dtype=torch.int64, device=answers.public.device)
         losses = np.zeros((len(weights), self.parts))

@@ -126,13 +126,6 @@ class SubsampleAggregate(Protocol):
         if self.event.scale > _SCALES[1]:
             raise ValueError(f"scale must be at most {_SCALES[1]:g}, got {self.scale:g}")
 
-    @property
-    def rows(self) -> int:
-        return self.parts
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.parts))
-
     def release(self, answers: Answers) -> Release:
         candidates = Candidates.of(answers.public, self.candidates)
         sums = summed(answers, candidates)
