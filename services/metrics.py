@@ -2,7 +2,6 @@
 
 from typing import TypeVar
 
-import ray
 from ray.util.metrics import Metric
 
 ENSEMBLE = "ensemble"
@@ -11,8 +10,10 @@ ENSEMBLE = "ensemble"
 AnyMetric = TypeVar("AnyMetric", bound=Metric)
 
 
-def of_ensemble(metric: AnyMetric) -> AnyMetric:
-    """Sets the label of a metric to this actor's namespace. The metric must have the tag `ENSEMBLE`."""
-    if ray.is_initialized():
-        metric.set_default_tags({ENSEMBLE: ray.get_runtime_context().namespace})
+def of_ensemble(metric: AnyMetric, namespace: str) -> AnyMetric:
+    """Sets the label of a metric to the namespace of this actor. The metric must have the tag `ENSEMBLE`.
+
+    Ray's runtime context does not know it: there, the namespace is that of the process that started the actor.
+    """
+    metric.set_default_tags({ENSEMBLE: namespace})
     return metric

@@ -44,6 +44,7 @@ class Budget:
         holder: str,
         anchors: tuple[Anchor, ...],
         keyed: bool,
+        namespace: str,
     ) -> None:
         self._where = ledger
         self._anchors = anchors
@@ -55,7 +56,7 @@ class Budget:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._create = create and not restarted
         self._opening = threading.Lock()
-        self._metrics = BudgetMetrics()
+        self._metrics = BudgetMetrics(namespace)
         self._ledger: Ledger | None = None
         self._cached: tuple[Any, ...] = ()
         try:
@@ -199,7 +200,7 @@ def start(
         ValueError: the name is taken in this namespace.
     """
     actor = BudgetActor.options(name=name, namespace=namespace, lifetime=lifetime).remote(
-        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed
+        ledger, terms, create, identity, uuid4().hex, tuple(anchors), keyed, namespace
     )
     try:
         ray.get(actor.ready.remote())

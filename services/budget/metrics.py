@@ -14,17 +14,24 @@ STATES: tuple[str, ...] = get_args(LedgerHealth)
 class BudgetMetrics:
     """Records the metrics of the budget. Hides the spent epsilon if it is measured on private data."""
 
-    def __init__(self) -> None:
-        self._leases = of_ensemble(Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)))
-        self._promised = of_ensemble(Gauge("privmix_budget_epsilon", "The epsilon that is promised.", (ENSEMBLE,)))
+    def __init__(self, namespace: str) -> None:
+        self._leases = of_ensemble(
+            Counter("privmix_leases", "Leases and charges that were granted.", (ENSEMBLE,)), namespace
+        )
+        self._promised = of_ensemble(
+            Gauge("privmix_budget_epsilon", "The epsilon that is promised.", (ENSEMBLE,)), namespace
+        )
         self._spent = of_ensemble(
-            Gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.", (ENSEMBLE,))
+            Gauge("privmix_budget_epsilon_spent", "The epsilon of the tokens so far, an estimate.", (ENSEMBLE,)),
+            namespace,
         )
         self._tokens = of_ensemble(
-            Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.", (ENSEMBLE,))
+            Gauge("privmix_budget_tokens_left", "Tokens left, at the cost of those charged last.", (ENSEMBLE,)),
+            namespace,
         )
         self._state = of_ensemble(
-            Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state", ENSEMBLE))
+            Gauge("privmix_ledger_state", "1 for the state that the ledger is in, else 0.", ("state", ENSEMBLE)),
+            namespace,
         )
 
     def checked(self, health: LedgerHealth) -> None:

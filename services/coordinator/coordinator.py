@@ -98,7 +98,7 @@ class Coordinator:
         self._failing_since: float | None = None
         self._arithmetic = Arithmetic(settings.threads, settings.device)
         self._steps = StepTimes()
-        self._metrics = CoordinatorMetrics()
+        self._metrics = CoordinatorMetrics(settings.namespace)
 
     async def update_shards(self, shard_map: ShardMap) -> None:
         """Uses this shard map from the next token on. After it returns, shards outside the map get no requests."""

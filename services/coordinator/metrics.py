@@ -11,25 +11,28 @@ SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
 class CoordinatorMetrics:
     """Records the metrics of a coordinator. Rows are a total, so that no reader learns one token's draw."""
 
-    def __init__(self) -> None:
-        self._tokens = of_ensemble(Counter("privmix_tokens", "Tokens released.", ("answered_by", ENSEMBLE)))
+    def __init__(self, namespace: str) -> None:
+        self._tokens = of_ensemble(Counter("privmix_tokens", "Tokens released.", ("answered_by", ENSEMBLE)), namespace)
         self._free = of_ensemble(
-            Counter("privmix_free_tokens", "Tokens without an alternative, at no charge.", (ENSEMBLE,))
+            Counter("privmix_free_tokens", "Tokens without an alternative, at no charge.", (ENSEMBLE,)), namespace
         )
         self._rows = of_ensemble(
-            Counter("privmix_rows", "Rows asked of the models, the public model's included.", (ENSEMBLE,))
+            Counter("privmix_rows", "Rows asked of the models, the public model's included.", (ENSEMBLE,)), namespace
         )
-        self._live = of_ensemble(Gauge("privmix_live_sequences", "Sequences that wait for a token.", (ENSEMBLE,)))
+        self._live = of_ensemble(
+            Gauge("privmix_live_sequences", "Sequences that wait for a token.", (ENSEMBLE,)), namespace
+        )
         self._batch = of_ensemble(
-            Histogram("privmix_batch_size", "Sequences that a step advanced.", SIZES, (ENSEMBLE,))
+            Histogram("privmix_batch_size", "Sequences that a step advanced.", SIZES, (ENSEMBLE,)), namespace
         )
         self._first = of_ensemble(
             Histogram(
                 "privmix_time_to_first_token_seconds", "From submission to the first token.", SECONDS, (ENSEMBLE,)
-            )
+            ),
+            namespace,
         )
         self._token = of_ensemble(
-            Histogram("privmix_token_seconds", "From one token to the next.", SECONDS, (ENSEMBLE,))
+            Histogram("privmix_token_seconds", "From one token to the next.", SECONDS, (ENSEMBLE,)), namespace
         )
 
     def free(self, tokens: int) -> None:

@@ -85,7 +85,7 @@ class Fleet:
             shards = self._count_living()
         self._shard_map = self._shard_map_of(shards)
         self._replicas: int | None = None
-        self._metrics = FleetMetrics()
+        self._metrics = FleetMetrics(settings.namespace)
         # After a restart, shards that hung before it are replaced too, but shards that are still starting are not.
         started = filter(self._has_started, self._shard_map.shards) if self._restarted else ()
         self._answered: dict[str, float] = dict.fromkeys(started, time.monotonic())

@@ -8,9 +8,9 @@ from services.metrics import ENSEMBLE, of_ensemble
 class FleetMetrics:
     """Records the health of each shard in a gauge."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
         self._healthy = of_ensemble(
-            Gauge("privmix_shard_healthy", "1 where a shard answers, else 0.", ("shard", ENSEMBLE))
+            Gauge("privmix_shard_healthy", "1 where a shard answers, else 0.", ("shard", ENSEMBLE)), namespace
         )
 
     def probed(self, shard: str, answers: bool) -> None:

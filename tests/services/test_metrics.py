@@ -58,6 +58,23 @@ def test_the_budget_is_shown_as_the_statement_has_it(port: int, tmp_path: Path) 
     ray.kill(actor)
 
 
+def test_a_metric_names_the_namespace_of_its_actor(port: int, tmp_path: Path) -> None:
+    """Alerts and the dashboard tell ensembles apart by it. This process, which starts the actors, has another one."""
+    actors = [
+        budget.start(str(tmp_path / f"{name}.db"), terms(), namespace=f"privmix.{name}") for name in ("clinic", "court")
+    ]
+    ray.get([actor.lease.remote(EVENT.to_json(), 1) for actor in actors])
+    deadline, named = time.monotonic() + PATIENCE, set[str]()
+    while not named >= {"privmix.clinic", "privmix.court"} and time.monotonic() < deadline:
+        time.sleep(0.5)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        named = set(re.findall(r'^ray_privmix_leases_total{.*ensemble="([^"]*)"', text, re.MULTILINE))
+    assert named <= {"privmix.clinic", "privmix.court", "metrics"}, "no label is random"
+    assert named >= {"privmix.clinic", "privmix.court"}
+    for actor in actors:
+        ray.kill(actor)
+
+
 def test_measured_losses_are_not_shown(port: int, tmp_path: Path) -> None:
     actor = budget.start(str(tmp_path / "ledger.db"), terms(enforced="measured"), namespace="metrics", name="measured")
     before = scraped(port, "privmix_leases")
