@@ -90,7 +90,7 @@ def overview(tables: Sequence[ResultTable], theme: Theme = "light") -> bytes:
     axes.set_xlabel("change of the perplexity from the public model's, in %, with 95 % interval")
     axes.grid(axis="y", visible=False)
     _legend(axes, palette)
-    return _png(figure)
+    return png(figure)
 
 
 Draw = Callable[[Theme], bytes]
@@ -171,7 +171,7 @@ def _gap_figure(
         draw(axes, shown)
     row[0].set_ylabel(_GAP)
     shared_legend(figure, row[0], palette)
-    return _png(figure)
+    return png(figure)
 
 
 def _ensembles(tables: Sequence[ResultTable]) -> dict[str, int]:
@@ -261,7 +261,7 @@ def sweep(result: SweepResult, theme: Theme = "light") -> bytes:
     logarithmic(lower, values)
     lower.set_xlabel(_AXES[result.quantity])
     _legend(upper, palette)
-    return _png(figure)
+    return png(figure)
 
 
 def _line(axes: Axes, palette: Palette, label: str, points: Sequence[SweepPoint]) -> None:
@@ -376,7 +376,8 @@ def _percent(change: float) -> float:
     return 100 * (change - 1)
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """Returns a figure as the content of a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150, facecolor=figure.get_facecolor())
     return file.getvalue()

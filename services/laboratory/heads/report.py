@@ -1,15 +1,11 @@
 """Writes a comparison as JSON, PNG figures and one self-contained HTML page."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from services.files import write_atomically
-from services.laboratory.evaluation.figures import PALETTES, Palette, Theme
+from services.laboratory.evaluation.figures import PALETTES, Theme, canvas, png
 from services.laboratory.heads.compare import Cell, HeadComparison
 from services.laboratory.heads.methods import METHODS
 from services.laboratory.heads.names import MethodName
@@ -51,7 +47,7 @@ def auc_over_epsilon(comparison: HeadComparison, stage: str, theme: Theme = "lig
     """Draws a PNG with a box over all samples for each method and epsilon, and the non-private area as a line."""
     palette = PALETTES[theme]
     epsilons = sorted({cell.epsilon for cell in comparison.cells if cell.epsilon})
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette, height=4.2)
     for index, name in enumerate(_PRIVATE):
         cells = [cell for cell in comparison.cells if cell.name == name and cell.chosen == stage]
         colour = palette.lines[index]
@@ -80,13 +76,13 @@ def auc_over_epsilon(comparison: HeadComparison, stage: str, theme: Theme = "lig
     axes.set_xlabel("epsilon")
     axes.set_ylabel("area under the curve, test rows")
     axes.legend(frameon=False, fontsize=8.5, labelcolor=palette.ink)
-    return _png(figure)
+    return png(figure)
 
 
 def curves(comparison: HeadComparison, stage: str, theme: Theme = "light") -> bytes:
     """Draws a PNG of ROC curves on logarithmic axes, with a band of 90 % of the samples."""
     palette = PALETTES[theme]
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette, height=4.2)
     epsilons = sorted({cell.epsilon for cell in comparison.cells if cell.epsilon})
     epsilon = min(epsilons, key=lambda candidate: abs(candidate - _CURVE_EPSILON), default=0.0)
     for index, name in enumerate(("non-private", *_PRIVATE)):
@@ -104,7 +100,7 @@ def curves(comparison: HeadComparison, stage: str, theme: Theme = "light") -> by
     axes.set_xlabel("false-positive rate")
     axes.set_ylabel("true-positive rate")
     axes.legend(frameon=False, fontsize=8.5, labelcolor=palette.ink)
-    return _png(figure)
+    return png(figure)
 
 
 def _findings(comparison: HeadComparison, stage: str) -> list[str]:
@@ -137,19 +133,3 @@ def _enough(cells: list[Cell], area: float) -> Cell | None:
             break
         enough = cell
     return enough
-
-
-def _canvas(palette: Palette) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained", facecolor=palette.paper)
-    axes = figure.subplots()
-    axes.set_facecolor(palette.paper)
-    axes.tick_params(colors=palette.muted, labelcolor=palette.ink, length=3)
-    axes.grid(color=palette.rule, linewidth=0.7)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150, facecolor=figure.get_facecolor())
-    return file.getvalue()

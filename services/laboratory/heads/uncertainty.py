@@ -1,17 +1,15 @@
 """Estimates uncertainty from many samples of one flow, for public data (Bridges et al. 2024, Section 5, Appendix F).
 
 The exponential mechanism's density is a posterior with a tempered likelihood. So the samples of a flow that is fitted
-to it yield intervals of predictions and the most probable parameters.
+to it yield intervals of predictions.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from services.laboratory.heads import expm_nf, methods
-from services.laboratory.heads.expm_nf import Energy
 from services.laboratory.heads.flows import Draws
 from services.laboratory.heads.models import Parametrised
 from services.laboratory.heads.score import outputs
@@ -55,9 +53,3 @@ def predictive_intervals(model: Parametrised, draws: Draws, table: Table, share:
     predictions = outputs(model, draws.values, table)
     low, high = np.quantile(predictions, [(1 - share) / 2, (1 + share) / 2], axis=0)
     return Intervals(predictions.mean(axis=0), low, high)
-
-
-@torch.no_grad()
-def most_probable(draws: Draws, energy: Energy) -> Tensor:
-    """Returns the sample [D] with the highest density exp(-energy), an estimate of the posterior's mode."""
-    return draws.values[int(energy(draws.values).argmin())]
