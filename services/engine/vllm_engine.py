@@ -99,7 +99,10 @@ class VllmEngine(Engine):
         self._block_size: int = cache.block_size
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
         lora = self._llm.vllm_config.lora_config
-        self._slots: int = lora.max_loras if lora else len(texts) + 1
+        slots: int = lora.max_loras if lora else len(texts) + 1
+        # Where not all adapters have a slot, every row counts as one, whichever adapters the rows share: the number of
+        # steps must not depend on the draw.
+        self._readers_of_a_step = MAX_READERS if len(settings.adapters) < slots else min(MAX_READERS, slots)
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._started = 0
         if texts:
@@ -166,7 +169,7 @@ class VllmEngine(Engine):
             for name in request.adapters:
                 owner = name if name in self._own else PUBLIC
                 session_request = by_owner.get(owner)
-                if session_request is None or len(session_request.readers) == min(MAX_READERS, self._slots):
+                if session_request is None or len(session_request.readers) == self._readers_of_a_step:
                     if session_request is not None:
                         yield session_request
                     session_request = SessionRequest(
@@ -185,7 +188,6 @@ class VllmEngine(Engine):
         """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
         step: list[SessionRequest] = []
         blocks = readers = 0
-        adapters: set[int] = set()
         keys: set[SessionKey] = set()
         for session_request in session_requests:
             needed = self._blocks_for(session_request.tokens)
@@ -193,16 +195,14 @@ class VllmEngine(Engine):
                 session_request.key in keys
                 or len(step) == MAX_SESSIONS
                 or blocks + needed > self._blocks
-                or readers + len(session_request.readers) > MAX_READERS
-                or len(adapters.union(session_request.readers)) > self._slots
+                or readers + len(session_request.readers) > self._readers_of_a_step
             ):
                 yield step
                 step, blocks, readers = [], 0, 0
-                adapters, keys = set(), set()
+                keys = set()
             step.append(session_request)
             blocks += needed
             readers += len(session_request.readers)
-            adapters.update(session_request.readers)
             keys.add(session_request.key)
         if step:
             yield step

@@ -166,6 +166,19 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
         assert_same(engine.next_token(requests), expected(requests))
         rows = sum(len(request.adapters) for request in requests) - 1
         assert len(loads) - before == rows - len(announced)
+    steps: list[int] = []
+    compute = engine._compute
+
+    def recorded(step: list[vllm_engine.SessionRequest]) -> None:
+        steps.append(len(step))
+        compute(step)
+
+    monkeypatch.setattr(engine, "_compute", recorded)
+    for drawn in ("012345", "010101", "454545"):
+        pairs = [(NAMES[int(drawn[at])], NAMES[int(drawn[at + 1])]) for at in (0, 2, 4)]
+        requests = [Request(f"drawn-{at}", context(40, at), (PUBLIC, *pair)) for at, pair in enumerate(pairs)]
+        assert_same(engine.next_token(requests), expected(requests))
+    assert steps == 3 * [2, 1], "the number of steps does not depend on the draw"
     engine.close()
 
 
