@@ -196,14 +196,24 @@ class Fleet:
 
     async def _start_groups(self, groups: Sequence[int]) -> None:
         try:
-            actors = [actor for index in groups for actor in self._actors(self._settings.plans[index])]
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                await asyncio.gather(*(actor.status.remote() for actor in actors))
+            actors = []
+            for plan in [self._settings.plans[index] for index in groups]:
+                for actor in self._actors(plan):
+                    actors.append(actor)
+                    if 0 < plan.num_gpus < 1:
+                        # A starting engine measures the memory that is free on its GPU, so no other may fill it then.
+                        await self._wait_for([actor])
+            await self._wait_for(actors)
             names = [name for index in groups for name in self._settings.plans[index].shards]
             self._answered |= dict.fromkeys(names, time.monotonic())
         except (RayError, TimeoutError, ValueError) as error:
             self._stop_groups(groups)
             raise FleetError(f"a shard could not be started: {error or 'it did not answer in time'}") from error
+
+    async def _wait_for(self, actors: Sequence[ActorHandle]) -> None:
+        """Waits until all these shards answer. Raises TimeoutError if they take longer than a start may."""
+        async with asyncio.timeout(self._settings.start_timeout_s):
+            await asyncio.gather(*(actor.status.remote() for actor in actors))
 
     def _actors(self, plan: ShardPlan) -> Iterator[ActorHandle]:
         group = self._group(plan) if plan.copies > 1 else None
