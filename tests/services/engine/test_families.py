@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,9 +17,12 @@ from transformers import (
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
+from services.engine.part_text import text_files
 from services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
 from tests.ensembles import write_adapters
 
@@ -48,6 +52,34 @@ def test_both_engines_give_the_same_answers(family: str, tmp_path: Path) -> None
     FAMILIES[family]().save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
     settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters)
+    engines = [create(settings), create(replace(settings, kind="transformers"))]
+    for length in (20, 21, 60):
+        request = Request("family", TOKENS[:length], (PUBLIC, "first", ZERO, "second"))
+        rows, expected = (engine.next_token([request]) for engine in engines)
+        assert (rows.exp() - expected.exp()).abs().max() < 1e-4
+        assert (rows[1] - rows[0]).abs().max() > 0.1
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_of_a_mixture_of_experts_have_their_experts(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a pass of their own. The parts are texts, because vLLM's experts on a CPU do not run beside adapters."""
+    torch.manual_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_key_value_heads": 1}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, head_dim=32)).save_pretrained(tmp_path / "model")
+    for name, tokens in {"first": TOKENS[:40], "second": TOKENS[40:]}.items():
+        (tmp_path / name).mkdir()
+        for file, content in text_files(np.array(tokens, np.int32), 128).items():
+            (tmp_path / name / file).write_bytes(content)
+    adapters = {name: tmp_path / name for name in ("first", "second")}
+    settings = EngineSettings(
+        tmp_path / "model", "vllm", "float32", 128, cache_gib=1, part_kind="text", adapters=adapters
+    )
+    monkeypatch.setattr("services.engine.reader_rows.ReaderRows._runs_together", together)
     engines = [create(settings), create(replace(settings, kind="transformers"))]
     for length in (20, 21, 60):
         request = Request("family", TOKENS[:length], (PUBLIC, "first", ZERO, "second"))
