@@ -1,4 +1,4 @@
-"""What Prometheus is told: the numbers of real steps and charges, and nothing that was measured on private text."""
+"""Claim: Prometheus gets the numbers of real steps and charges, and nothing that was measured on private text."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""A cluster that a command starts is out of reach: it listens on loopback, and runs nothing without the token."""
+"""Claim: a cluster that a command starts listens on loopback, and runs nothing without the token."""
 
 import os
 import stat

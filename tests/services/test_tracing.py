@@ -1,4 +1,4 @@
-"""Traces: off unless asked for, whole when they are, and silent about text and draw."""
+"""Claim: traces are off unless asked for, whole when they are on, and silent about text and draw."""
 
 import json
 import os
