@@ -41,4 +41,4 @@ def test_a_row_has_the_same_bits_in_every_batch(measured: Any) -> None:
 
 
 def test_tokens_are_decoded(measured: Any) -> None:
-    assert measured["invariant"]["tokens_per_second"]["private"] > 0
+    assert min(measured["invariant"]["tokens_per_second"]["private"].values()) > 0
