@@ -12,7 +12,6 @@ files in FOLDER. --recipe selects recipes; the default is all.
 """
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 
+from cluster.options import JsonOption
 from services.engine.engine import AdapterFiles
 from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.tasks import score, score_public
@@ -35,15 +33,14 @@ from services.laboratory.evaluation.trial import run_trials
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public
 from services.training.adapter import train_adapter
-from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import DEFAULT, resolve
-from services.training.split import split
+from tests.benchmarks.options import CorpusArgument, OutputOption, RecipesOption, chosen, show
+from tests.benchmarks.public_text import held_apart
 
 PARTS = 16
-HELD_OUT = 0.1
 CONTEXT = 256
 RADII = (0.1, 0.4, 1.6)
 UNLIMITED = PMixedSettings(epsilon=None, delta=1e-5, tokens=1024)
@@ -100,13 +97,10 @@ class AdapterBench:
     @classmethod
     def of(cls, corpus: Path, output: Path, parts: int, tokens: int, held_out_tokens: int) -> "AdapterBench":
         model = resolve()
-        train, held_out = output / "train.jsonl", output / "heldout.jsonl"
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
-        split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=output / "split.salt")
+        train, held_out = held_apart(corpus, output)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=held_out_tokens, runs=1)
-        shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
+        text = held_out_text(held_out, tokenizer, context=CONTEXT, tokens=held_out_tokens, runs=1)
+        shares = tokenize(train, tokenizer, Partition(bytes(32), PARTS))
         return cls(output, model, text, tuple(shares[PartShare(part)][:tokens] for part in range(parts)))
 
     @property
@@ -166,34 +160,26 @@ class AdapterBench:
 
 
 def benchmark(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
-    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
-    recipe: Annotated[list[str] | None, typer.Option(help="One of the table; may be repeated. Default: all.")] = None,
+    corpus: CorpusArgument,
+    output: OutputOption,
+    recipe: RecipesOption = None,
     parts: Annotated[int, typer.Option(min=1, max=PARTS, help=f"Parts that are trained, of {PARTS}.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each that are used.")] = 12000,
     held_out_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are scored.")] = 5000,
     quick: Annotated[bool, typer.Option("--quick", help="Two recipes of two small parts.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
     if quick:
         recipe, parts, tokens, held_out_tokens = ["plain", "reader"], 2, 256, 100
-    if unknown := set(recipe or ()) - set(RECIPES):
-        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
+    recipes = chosen(recipe, RECIPES)
     bench = AdapterBench.of(corpus, output, parts, tokens, held_out_tokens)
-    measured = {name: bench.measure(name, RECIPES[name]) for name in recipe or RECIPES}
+    measured = {name: bench.measure(name, options) for name, options in recipes.items()}
     plain = {key: value for key, value in measured.get("plain", {}).items() if "gain" in key}
     for row in measured.values():
         row |= {f"{key} of plain": row[key] / gain for key, gain in plain.items()}
-    if as_json:
-        print(json.dumps(measured, indent=2))
-        return
-    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
-    table = Table("recipe", *columns)
-    for name, row in measured.items():
-        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
-    Console(width=140).print(table)
+    print(json.dumps(measured, indent=2)) if as_json else show(measured)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ An interrupted run continues with the files in FOLDER.
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,20 +22,19 @@ import torch
 import typer
 from numpy.typing import NDArray
 from peft import PeftModel
-from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.options import JsonOption
 from services.training.corpus import Corpus
 from services.training.dp_sgd import planned
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions
 from services.training.per_unit import train_adapter
 from services.training.public_model import DEFAULT, resolve
-from services.training.split import split
+from tests.benchmarks.options import CorpusArgument, OutputOption, RecipesOption, chosen, show
+from tests.benchmarks.public_text import held_apart
 
-HELD_OUT = 0.1
 CONTEXT = 256
 CONTEXTS = ((1, 16), (17, 64), (65, 128), (129, 256))
 """Ranges of the number of tokens before a position."""
@@ -94,25 +92,15 @@ class DpSgdBench:
 
     output: Path
     model: Path
-    corpus: Path
+    corpus: Corpus
     held_out: tuple[Tokens, ...]
 
     @classmethod
     def of(cls, corpus: Path, output: Path, user_limit: int, held_out_users: int) -> "DpSgdBench":
-        train, held_out = output / "train.jsonl", output / "heldout.jsonl"
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "split.salt").write_bytes(bytes(32))  # the same split every time: the text is public
-        split(
-            Corpus(corpus),
-            train,
-            held_out,
-            share=HELD_OUT,
-            salt_file=output / "split.salt",
-            user_limit=user_limit,
-        )
+        train, held_out = held_apart(corpus, output, user_limit)
         model = resolve()
         tokenizer = AutoTokenizer.from_pretrained(model)
-        texts = contributions(Corpus(held_out), tokenizer, "user", CONTEXT + 1)
+        texts = contributions(held_out, tokenizer, "user", CONTEXT + 1)
         return cls(output, model, train, tuple(_sample(texts, held_out_users)))
 
     def measure(
@@ -131,7 +119,7 @@ class DpSgdBench:
     def _train(self, folder: Path, recipe: TrainingRecipe, epsilon: float, population: int, users: int) -> float:
         options, private = recipe.training(), recipe.guarantee(epsilon, population)
         tokenizer = AutoTokenizer.from_pretrained(self.model)
-        units = _sample(contributions(Corpus(self.corpus), tokenizer, "user", private.blocks * options.block), users)
+        units = _sample(contributions(self.corpus, tokenizer, "user", private.blocks * options.block), users)
         event = planned(private)
         begun = time.process_time()
         files = train_adapter(
@@ -181,36 +169,28 @@ def _sample(texts: Sequence[Tokens], count: int) -> list[Tokens]:
 
 
 def benchmark(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
-    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
-    recipe: Annotated[list[str] | None, typer.Option(help="One of the table; may be repeated. Default: all.")] = None,
+    corpus: CorpusArgument,
+    output: OutputOption,
+    recipe: RecipesOption = None,
     epsilon: Annotated[float, typer.Option(help="With delta 1e-5.")] = 8.0,
     population: Annotated[int, typer.Option(min=1, help="The number of users that the noise is for.")] = 274,
     users: Annotated[int, typer.Option(min=1, help="The number of users that train.")] = 64,
     user_limit: Annotated[int, typer.Option(min=1, help="The characters of each user's text that are used.")] = 3000,
     held_out: Annotated[int, typer.Option(min=1, help="The largest number of held-out users.")] = 64,
     quick: Annotated[bool, typer.Option("--quick", help="One recipe on two users.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Trains and scores recipes, and prints their table."""
     torch.set_num_threads(1)
     if quick:
         recipe, users, user_limit, held_out = ["v, rank 1, rate 1e-3"], 2, 400, 2
-    if unknown := set(recipe or ()) - set(RECIPES):
-        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(RECIPES)}")
+    recipes = chosen(recipe, RECIPES)
     bench = DpSgdBench.of(corpus, output, user_limit, held_out)
     measured = {}
-    for name in recipe or RECIPES:
-        measured[name] = bench.measure(name, RECIPES[name], epsilon, population, users)
+    for name, each in recipes.items():
+        measured[name] = bench.measure(name, each, epsilon, population, users)
         print(f"{name}: {measured[name]}", file=sys.stderr, flush=True)
-    if as_json:
-        print(json.dumps(measured, indent=2))
-        return
-    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
-    table = Table("recipe", *columns)
-    for name, row in measured.items():
-        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
-    Console(width=140).print(table)
+    print(json.dumps(measured, indent=2)) if as_json else show(measured)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.options import JsonOption
 from services.engine.engine import AdapterFiles
 from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.scoring import Scorer
@@ -118,7 +119,7 @@ def replaced(
 
 
 def evaluate(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="One block and two parts.")] = False,
     parts: Annotated[int, typer.Option(min=2, help="Parts of the ensemble.")] = 8,
     blocks: Annotated[int, typer.Option(min=1, help=f"Blocks of {CONTEXT} tokens.")] = 4,

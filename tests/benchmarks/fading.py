@@ -35,6 +35,7 @@ from services.training.public_model import resolve
 from tests.benchmarks.gain import FewRows
 
 RUNS, RUN_TOKENS, CONTEXT = 16, 128, 256
+QUICK_RUNS, QUICK_TOKENS = 2, 256
 EARLIER = 16
 """The run is this many times the shorter horizon."""
 
@@ -96,14 +97,16 @@ def benchmark(
     epsilon: Annotated[float, typer.Option(help="The budget at delta 1e-5.")] = 8.0,
     standing: Annotated[int | None, typer.Option(help="So many parts stand for all of them.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Take only each such position.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run over each 16th position of little text.")] = False,
 ) -> None:
     """Prints the gains by window as JSON."""
     torch.set_num_threads(1)
+    tokens, every, runs = (QUICK_TOKENS, 16, QUICK_RUNS) if quick else (tokens, every, RUNS)
     output.mkdir(parents=True, exist_ok=True)
     loaded = TrainedEnsemble.load(ensemble)
     model = resolve(loaded.manifest.base_model)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=RUNS)
+    text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=runs)
     order = mixed(np.unique(np.concatenate(text.runs)))[::every]
     few = standing or loaded.parts
     methods = planned(epsilon, tokens, loaded.parts, few)

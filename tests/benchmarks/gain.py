@@ -43,18 +43,17 @@ from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
-from services.training.corpus import Corpus
 from services.training.demo import TRAIN, write_demo_corpus
 from services.training.expectation import TABLE
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import DEFAULT, resolve
-from services.training.split import split
+from tests.benchmarks.options import OutputOption
+from tests.benchmarks.public_text import held_apart
 
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-HELD_OUT = 0.1
 RUNS, RUN_TOKENS, QUICK_RUN_TOKENS = 3, 400, 20
 USERS, QUICK_USERS = 1000, 60
 """Of the demo corpus."""
@@ -123,14 +122,11 @@ class GainBench:
     @classmethod
     def of(cls, kind: Kind, corpus: Path, output: Path, run_tokens: int = RUN_TOKENS) -> "GainBench":
         model = resolve()
-        train, held_out, salt = (output / name for name in ("train.jsonl", "heldout.jsonl", "split.salt"))
-        output.mkdir(parents=True, exist_ok=True)
-        salt.write_bytes(bytes(32))  # the same split every time: the text is public
-        split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=salt)
+        train, held_out = held_apart(corpus, output)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=run_tokens, runs=RUNS)
+        text = held_out_text(held_out, tokenizer, context=CONTEXT, tokens=run_tokens, runs=RUNS)
         # One stream in the order of the users' hashes, which is cut into parts of equal size.
-        stream = tokenize(Corpus(train), tokenizer, Partition(bytes(32), 1))[PartShare(0)]
+        stream = tokenize(train, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
         return cls(kind, output, model, text, stream)
 
     def measure(self) -> dict[str, Any]:
@@ -236,7 +232,7 @@ class GainBench:
 
 
 def benchmark(
-    output: Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")],
+    output: OutputOption,
     corpus: Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")] = [],  # noqa: B006
     demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small parts of a small demo corpus, few tokens.")] = False,

@@ -16,6 +16,7 @@ import typer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from cluster.options import JsonOption
 from services.laboratory.heads import expm_nf, methods, sgd
 from services.laboratory.heads.data import DATASETS
 from services.laboratory.heads.expm_nf import ExpMNFSettings, FitSettings
@@ -56,7 +57,7 @@ def heads(
     samples: Annotated[int, typer.Option(min=1, help="Parameter vectors in each step of ExpM+NF.")] = 32,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="One epoch, once.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures one training of each method, on one thread."""
     torch.set_num_threads(1)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import event
 
+from cluster.options import JsonOption
 from services.keys.actor import Keys
 from services.keys.messages import AdmissionLimits, Admitted, Identity
 from services.keys.records import Secret, Share
@@ -40,7 +41,7 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="The number of requests.")] = 5000,
     clients: Annotated[int, typer.Option(min=1, help="The number of concurrent clients.")] = 128,
     quick: Annotated[bool, typer.Option("--quick", help="10 keys and 50 requests.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure the requests with keys per second, and the statements that they need."""
     keys, requests, clients = (10, 50, 8) if quick else (keys, requests, clients)

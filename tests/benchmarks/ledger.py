@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cluster.options import JsonOption
 from services.budget.export import verify
 from services.budget.ledger import Ledger, applied
 from services.budget.privacy_budget import PrivacyBudget
@@ -49,7 +50,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="2,000 rows and half a second each.")] = False,
     rows: Annotated[int, typer.Option(min=1, help="Rows of the long ledger.")] = 5_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="Time of each measurement of throughput.")] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures charged tokens per second and the start of a long ledger."""
     rows, seconds = (2000, 0.5) if quick else (rows, seconds)

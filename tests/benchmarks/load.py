@@ -38,7 +38,9 @@ import psutil
 import typer
 from transformers import AutoTokenizer
 
+from cluster.options import JsonOption
 from services.training.public_model import resolve
+from tests.benchmarks import options
 from tests.ensembles import usual_layers, write_ensemble
 from tests.running import RunningService, configure, free_port, running
 
@@ -297,23 +299,19 @@ def _resident(service: RunningService) -> Counter[str]:
 
 
 def main(
-    protocol: Annotated[list[str], typer.Option(help="Repeatable.")] = ["pmixed", "exponential"],  # noqa: B006
-    parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
-    prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
-    streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
-    layers: Annotated[
-        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
-    ] = None,
-    sample: Annotated[
-        int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")
-    ] = None,
+    protocol: options.ProtocolsOption = options.PROTOCOLS,
+    parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
+    prompt_tokens: options.PromptTokensOption = options.PROMPT_TOKENS,
+    streams: options.StreamsOption = options.STREAMS,
+    layers: options.LayersOption = None,
+    sample: options.SampleOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens a stream.")] = 64,
     requests: Annotated[int, typer.Option(help="Streams a round, one after another, for each concurrent one.")] = 1,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
+    rounds: options.RoundsOption = 3,
     threads: Annotated[int, typer.Option(help="Of each engine; fewer than cores tell more on a busy machine.")] = CORES,
-    quick: Annotated[bool, typer.Option(help="One small cell, one round.")] = False,
+    quick: options.QuickCellOption = False,
     memory_over: Annotated[int, typer.Option("--memory", help="Short requests of which to watch the memory.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
     if quick:

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cluster.options import JsonOption
 from services.privacy.accounting.published import largest_beta
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release
@@ -242,7 +243,7 @@ def measure(
 
 
 def mollify(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="One small batch, once.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Part rows of a sequence.")] = 8,
     rows: Annotated[list[int], typer.Option(min=1, help="Part rows in a batch; repeatable.")] = [1, 8, 64, 256],  # noqa: B006

@@ -24,9 +24,11 @@ from typing import Annotated, Any, Protocol
 import psutil
 import typer
 
+from cluster.options import JsonOption
 from services.engine.engine import PUBLIC, EngineSettings, Request
 from services.engine.vllm_engine import VllmEngine
 from services.training.public_model import resolve
+from tests.benchmarks.options import LayersOption
 from tests.ensembles import usual_layers, write_adapters
 
 FILES = 4
@@ -125,13 +127,11 @@ def measure(
 
 def main(
     parts: Annotated[int, typer.Option(min=1)] = 1000,
-    layers: Annotated[
-        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
-    ] = None,
+    layers: LayersOption = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
     steps: Annotated[int, typer.Option(min=1)] = 12,
     quick: Annotated[bool, typer.Option(help="One small cell.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures one engine with many parts."""
     if quick:

@@ -17,6 +17,7 @@ import torch
 import typer
 from torch import Tensor
 
+from cluster.options import JsonOption
 from services.privacy.mollifiers.shaping import SamplingOptions, shape
 from services.privacy.protocol import Answers, Protocol
 from services.privacy.protocols.exponential import Exponential
@@ -98,7 +99,7 @@ def times(protocol: Protocol, sequences: int, parts: int, vocabulary: int, repea
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few small rows, once.")] = False,
     vocabulary: Annotated[list[int], typer.Option(help="Repeatable.")] = [49152, 128256],  # noqa: B006
     sequences: Annotated[int, typer.Option(min=1)] = 64,

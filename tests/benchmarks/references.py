@@ -29,20 +29,20 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from cluster.options import JsonOption
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import text_files
 from services.laboratory.evaluation.text import texts_of_users
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings
-from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
-from services.training.split import split
+from tests.benchmarks.options import CorpusArgument
+from tests.benchmarks.public_text import held_apart
 
 DRAWN = 16
-HELD_OUT = 0.1
 BLOCK = 128
 REFERENCE, TEXT = 160, 1024
 """The number of tokens of a reference, and of a part's text."""
@@ -52,14 +52,14 @@ Mechanism = Callable[[Tensor, Tensor], Tensor]
 
 
 def benchmark(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
+    corpus: CorpusArgument,
     epsilon: Annotated[list[float], typer.Option(help="Repeatable.")] = [2.0, 8.0],  # noqa: B006
     delta: float = 1e-5,
     tokens: Annotated[int, typer.Option(help="Of a synthetic text.")] = 256,
     parts: Annotated[list[int], typer.Option(help="Of privmix; repeatable.")] = [256, 1024],  # noqa: B006
     blocks: Annotated[int, typer.Option(help="Of held-out text.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="One epsilon, 16 small texts, one block.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures each method at each epsilon."""
     torch.set_num_threads(1)
@@ -70,7 +70,7 @@ def benchmark(
     model = AdaptedModel(resolve(), torch.float32)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        train, held_out = _split(corpus, Path(name))
+        train, held_out = held_apart(corpus, Path(name), 4 * REFERENCE)
         stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
         spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
         sequences = torch.from_numpy(np.stack([stream[start : start + BLOCK] for start in spread]).astype(np.int64))
@@ -102,13 +102,6 @@ def benchmark(
             ]
     result = {"users": len(users), "tokens": total, "texts": len(users) // DRAWN, "methods": rows}
     print(json.dumps(result, indent=2)) if as_json else _show(result)
-
-
-def _split(corpus: Path, folder: Path) -> tuple[Corpus, Corpus]:
-    train, held_out, salt = folder / "train.jsonl", folder / "heldout.jsonl", folder / "split.salt"
-    salt.write_bytes(bytes(32))  # the same split every time: the text is public
-    split(Corpus(corpus), train, held_out, share=HELD_OUT, salt_file=salt, user_limit=4 * REFERENCE)
-    return Corpus(train), Corpus(held_out)
 
 
 def _radius(parts: int, **limits: float) -> float:

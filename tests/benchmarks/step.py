@@ -35,6 +35,7 @@ import typer
 from ray.actor import ActorHandle
 from scipy.optimize import brentq
 
+from cluster.options import JsonOption
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
@@ -49,6 +50,7 @@ from services.privacy.settings import Settings
 from services.ray_session import connected
 from services.shard import ShardActor
 from services.training.public_model import resolve
+from tests.benchmarks import options
 from tests.benchmarks.load import DISTINCT, PRIVACY, QUICK, LoadPrompts, LoadRequest
 from tests.benchmarks.parts import PartBatch
 from tests.ensembles import usual_layers, write_adapters
@@ -295,21 +297,17 @@ def resident(bench: StepBench) -> dict[str, float]:
 
 
 def main(
-    protocol: Annotated[list[str], typer.Option(help="Repeatable.")] = ["pmixed", "exponential"],  # noqa: B006
-    parts: Annotated[list[int], typer.Option(help="Of the ensemble; repeatable.")] = [8, 80, 400],  # noqa: B006
-    prompt_tokens: Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")] = [64, 512],  # noqa: B006
-    streams: Annotated[list[int], typer.Option(help="Concurrent; repeatable.")] = [1, 8, 32, 128],  # noqa: B006
-    layers: Annotated[
-        int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
-    ] = None,
-    sample: Annotated[
-        int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")
-    ] = None,
+    protocol: options.ProtocolsOption = options.PROTOCOLS,
+    parts: options.EnsembleSizesOption = options.ENSEMBLE_SIZES,
+    prompt_tokens: options.PromptTokensOption = options.PROMPT_TOKENS,
+    streams: options.StreamsOption = options.STREAMS,
+    layers: options.LayersOption = None,
+    sample: options.SampleOption = None,
     shards: Annotated[int, typer.Option(min=1, help="Shards that divide the parts, and the cores.")] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens a sequence.")] = 32,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")] = 3,
-    quick: Annotated[bool, typer.Option(help="One small cell, one round.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    rounds: options.RoundsOption = 3,
+    quick: options.QuickCellOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures and prints the values of this module's description."""
     if quick:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
+from tests.ensembles import write_ensemble
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,13 +39,14 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / TRAIN
 
 
-def test_every_quick_form_has_a_test_and_a_row_on_the_page() -> None:
+def test_every_benchmark_has_a_quick_form_with_a_test_and_a_row_on_the_page() -> None:
     modules = [file for file in Path(__file__).parent.glob("*.py") if file != Path(__file__)]
-    names = {file.stem for file in modules if "quick: Annotated[bool" in file.read_text()}
+    commands = {file.stem for file in modules if "typer.run(" in file.read_text()}
+    names = commands - {"plain"}  # the other side of `load`, which starts it
     tests, page = Path(__file__).read_text(), (Path(__file__).parent / "README.md").read_text()
-    assert len(names) >= 16
+    assert len(names) >= 18
     assert {name for name in names if f'figures("{name}"' not in tests} == set()
-    assert {name for name in names if f"`{name}`" not in page} == set()
+    assert {name for name in commands if f"`{name}`" not in page} == set()
 
 
 @slow
@@ -133,6 +136,19 @@ def test_the_table_of_gains(tmp_path: Path) -> None:
 
 
 @slow
+def test_how_gains_fade(corpus: Path, tmp_path: Path) -> None:
+    ensemble = write_ensemble(tmp_path / "ensemble", 4, layers=1)
+    given = {"ensemble": ensemble, "held-out": corpus, "output": tmp_path / "output", "standing": 2}
+    measured = figures("fading", *(word for name, value in given.items() for word in (f"--{name}", value)))
+    keys(measured, "parts", "standing", "tokens", "epsilon")
+    by_window = measured["gain_by_window"]
+    assert set(by_window) == {"individual, horizon 256", "individual, horizon 16", "exponential"}
+    for gains in by_window.values():
+        assert len(gains) == WINDOWS
+        assert any(gains), "the parts change the answers"
+
+
+@slow
 def test_many_small_trainings() -> None:
     measured = figures("train", "--json")
     keys(measured, "ratio")
@@ -143,8 +159,18 @@ def test_many_small_trainings() -> None:
 @slow
 def test_the_engine_across_batches() -> None:
     measured = figures("gpu", "--json")
-    keys(measured["ordinary"], "rows_compared", "private_over_plain")
-    keys(measured["ordinary"]["tokens_per_second"], "plain", "private")
+    keys(measured["ordinary"], "rows_compared")
+    keys(measured["ordinary"]["tokens_per_second"], "plain")
+    keys(measured["ordinary"]["private_over_plain"], "1", "2")
+
+
+@slow
+def test_the_start_of_a_service() -> None:
+    measured = figures("startup", "--json")
+    keys(measured, "service_s")
+    keys(measured["service"], "imports", "Starting Ray", "Loading 2 parts into 1 shard", "first token")
+    keys(measured["shard"], "imports", "engine", "first rows")
+    assert "adapters" in measured["shard"]
 
 
 @slow

@@ -20,47 +20,45 @@ import typer
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from cluster.options import JsonOption
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
-from services.training.corpus import Corpus
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
-from services.training.split import split
+from tests.benchmarks.options import CorpusArgument
+from tests.benchmarks.public_text import held_apart
 
 PARTS, MEASURED = 16, 4
-HELD_OUT = 0.1
 BLOCK, BLOCKS = 128, 8
 
 
 def benchmark(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")],
+    corpus: CorpusArgument,
     tokens: Annotated[list[int], typer.Option(help="Of each text; repeatable.")] = [256, 1024],  # noqa: B006
     quick: Annotated[bool, typer.Option("--quick", help="One small text, one block.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measures the gains for each number of tokens."""
     torch.set_num_threads(1)
     tokens = [64] if quick else tokens
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        held_out, parts = divided(Corpus(corpus), folder, 1 if quick else BLOCKS)
+        held_out, parts = divided(corpus, folder, 1 if quick else BLOCKS)
         gains = {size: measure(held_out, parts, size, folder / str(size)) for size in tokens}
     print(
         json.dumps(gains, indent=2) if as_json else "\n".join(f"{size} tokens: {gain}" for size, gain in gains.items())
     )
 
 
-def divided(corpus: Corpus, folder: Path, blocks: int) -> tuple[Tensor, list[np.ndarray]]:
+def divided(corpus: Path, folder: Path, blocks: int) -> tuple[Tensor, list[np.ndarray]]:
     """Returns blocks of held-out text, [blocks, BLOCK], and the tokens of the parts."""
-    train, held_out, salt = folder / "train.jsonl", folder / "heldout.jsonl", folder / "split.salt"
-    salt.write_bytes(bytes(32))  # the same split every time: the text is public
-    split(corpus, train, held_out, share=HELD_OUT, salt_file=salt)
+    train, held_out = held_apart(corpus, folder)
     tokenizer = AutoTokenizer.from_pretrained(resolve())
-    stream = tokenize(Corpus(held_out), tokenizer, Partition(bytes(32), 1))[PartShare(0)]
+    stream = tokenize(held_out, tokenizer, Partition(bytes(32), 1))[PartShare(0)]
     spread = np.linspace(0, len(stream) - BLOCK, blocks).astype(int)
-    shares = tokenize(Corpus(train), tokenizer, Partition(bytes(32), PARTS))
+    shares = tokenize(train, tokenizer, Partition(bytes(32), PARTS))
     sequences = np.stack([stream[start : start + BLOCK] for start in spread])
     return torch.from_numpy(sequences.astype(np.int64)), [shares[PartShare(part)] for part in range(MEASURED)]
 

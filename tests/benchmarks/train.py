@@ -24,6 +24,7 @@ import torch
 import typer
 from torch.nn.functional import cross_entropy
 
+from cluster.options import JsonOption
 from services.files import write_lines
 from services.training import demo
 from services.training.adapter import TOKENS_AT_ONCE, with_lora
@@ -100,7 +101,7 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
 
 
 def benchmark(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="2 and 8 parts of a small corpus.")] = False,
     few: Annotated[int, typer.Option(min=1)] = 16,
     many: Annotated[int, typer.Option(min=2)] = 256,

@@ -1,0 +1,54 @@
+"""Declares the options that several benchmarks share, and what two benchmarks of recipes do with them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+T = TypeVar("T")
+
+CorpusArgument = Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")]
+OutputOption = Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")]
+RecipesOption = Annotated[
+    list[str] | None, typer.Option("--recipe", help="One of the table; may be repeated. Default: all.")
+]
+
+ProtocolsOption = Annotated[list[str], typer.Option("--protocol", help="Repeatable.")]
+EnsembleSizesOption = Annotated[list[int], typer.Option("--parts", help="Of the ensemble; repeatable.")]
+PromptTokensOption = Annotated[list[int], typer.Option(help="Of each prompt; repeatable.")]
+StreamsOption = Annotated[list[int], typer.Option(help="Concurrent; repeatable.")]
+LayersOption = Annotated[
+    int | None, typer.Option(help="Last layers that a part changes; by default those of `privmix train`.")
+]
+SampleOption = Annotated[int | None, typer.Option(help="Parts that `exponential` draws for a token; by default all.")]
+RoundsOption = Annotated[int, typer.Option(help="Alternating rounds of both sides; medians are compared.")]
+QuickCellOption = Annotated[bool, typer.Option("--quick", help="One small cell, one round.")]
+
+PROTOCOLS = ["pmixed", "exponential"]
+ENSEMBLE_SIZES = [8, 80, 400]
+PROMPT_TOKENS = [64, 512]
+STREAMS = [1, 8, 32, 128]
+
+
+def chosen(names: Sequence[str] | None, recipes: Mapping[str, T]) -> dict[str, T]:
+    """Returns the recipes with these names; all of them without names.
+
+    Raises:
+        typer.BadParameter: there is no recipe of one of the names.
+    """
+    if unknown := set(names or ()) - set(recipes):
+        raise typer.BadParameter(f"recipe: {', '.join(sorted(unknown))}; known are {'; '.join(recipes)}")
+    return {name: recipes[name] for name in names or recipes}
+
+
+def show(measured: Mapping[str, Mapping[str, float]]) -> None:
+    """Prints a table with a row for each recipe."""
+    columns = list(dict.fromkeys(key for row in measured.values() for key in row))
+    table = Table("recipe", *columns)
+    for name, row in measured.items():
+        table.add_row(name, *(f"{row.get(key, math.nan):.3g}" for key in columns))
+    Console(width=140).print(table)

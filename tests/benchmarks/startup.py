@@ -1,0 +1,120 @@
+"""Measures the seconds until a service is ready, by stage: `python -m tests.benchmarks.startup --json`.
+
+- `service`: what `privmix serve` does with the quickstart's settings, stage after stage, in a new process: its imports,
+  the steps that it prints, and a first token over HTTP.
+- `shard`: what "Loading" consists of, in new processes like those of a shard: its imports, the engine without adapters,
+  what the adapters add, and the first rows, of the public model and of one part.
+
+The adapters are random, of the default layers and in as many files as parts.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.options import JsonOption
+
+# The processes that are measured import this module first, so it imports nothing heavy.
+
+
+class Stages:
+    """Takes the seconds of stages that follow each other."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[str, float]] = []
+
+    def __call__(self, stage: str) -> None:
+        """Begins a stage, and so ends the one before it."""
+        self._begun.append((stage.partition(" /")[0], time.monotonic()))  # without the paths that it names
+
+    def seconds(self) -> dict[str, float]:
+        """Ends the last stage; returns the seconds of each."""
+        ends = [begun for _, begun in self._begun[1:]] + [time.monotonic()]
+        return {stage: round(end - begun, 2) for (stage, begun), end in zip(self._begun, ends, strict=True)}
+
+
+def serve(config: Path) -> dict[str, float]:
+    """Starts the service of a configuration, asks for one token, and stops it. Returns the seconds by stage."""
+    stages = Stages()
+    stages("imports")
+    import httpx
+
+    from cluster.configuration import Configuration
+    from cluster.launch import launch
+    from services.ray_session import connected
+
+    stages("Starting Ray")
+    with connected():
+        service = launch(Configuration.load(config), stages)
+        try:
+            stages("first token")
+            request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}
+            httpx.post(f"{service.url}/v1/completions", json=request, timeout=300).raise_for_status()
+            return stages.seconds()
+        finally:
+            service.stop()
+
+
+def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, float]:
+    """Loads the engine of a shard and computes the first rows. Returns the seconds by stage."""
+    stages = Stages()
+    stages("imports")
+    from services import shard  # noqa: F401
+    from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+    from services.engine.vllm_engine import VllmEngine
+
+    stages("engine")
+    engine = VllmEngine(EngineSettings(model, context_length=1024, adapters=adapters))
+    stages("first rows")
+    engine.next_token([Request("first", (1, 2, 3), (PUBLIC, ZERO) if adapters else (PUBLIC,))])
+    seconds = stages.seconds()
+    engine.close()
+    return seconds
+
+
+def in_new_process(function: Any, *arguments: Any) -> dict[str, float]:
+    with ProcessPoolExecutor(1, get_context("spawn"), _log_to_standard_error) as process:
+        measured: dict[str, float] = process.submit(function, *arguments).result()
+    return measured
+
+
+def _log_to_standard_error() -> None:
+    os.dup2(2, 1)  # vLLM logs to standard output, which has the result alone
+
+
+def main(
+    parts: Annotated[int, typer.Option(min=1, help="Of the ensemble.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="Two parts.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures and prints the values of this module's description."""
+    from cluster.commands.quickstart import SETTINGS
+    from services.training.public_model import resolve
+    from tests.ensembles import usual_layers, write_ensemble
+    from tests.running import configure
+
+    parts = 2 if quick else parts
+    model = resolve()
+    with tempfile.TemporaryDirectory(prefix="startup-") as name:
+        folder = Path(name)
+        ensemble = write_ensemble(folder / "ensemble", parts, layers=usual_layers(model))
+        sections = {section: SETTINGS[section] for section in ("privacy", "engine", "budget")}
+        service = in_new_process(serve, configure(folder, ensemble, **sections))
+        alone = in_new_process(load, model, {})
+        shard = in_new_process(load, model, {path.name: path for path in sorted((ensemble / "parts").iterdir())})
+    shard["adapters"] = round(shard["engine"] - alone["engine"], 2)
+    shard["engine"] = alone["engine"]
+    result = {"parts": parts, "service": service, "service_s": round(sum(service.values()), 2), "shard": shard}
+    print(json.dumps(result) if as_json else json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
