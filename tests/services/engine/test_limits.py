@@ -118,6 +118,19 @@ def test_float32_with_adapters_is_refused_on_a_gpu(settings: EngineSettings, mon
         VllmEngine(settings)
 
 
+@pytest.mark.parametrize(("fitting", "slots"), [(10, vllm_engine.MIN_SLOTS), (40, 40), (1000, 51)])
+def test_slots_fill_their_share_of_a_gpu(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, fitting: int, slots: int
+) -> None:
+    """By the size that slots have in the serving type: no more than 50 adapters and the zero adapter need."""
+    path, rank = next(iter(settings.adapters.values())), vllm_engine.LORA_RANKS[0]
+    many = replace(settings, dtype="bfloat16", adapters={f"part-{number}": path for number in range(50)})
+    share = vllm_engine.SLOTS_MEMORY * many.gpu_memory_utilization
+    memory = (fitting + 0.5) * slot_bytes(path, rank, 2, key_width=32) / share
+    monkeypatch.setattr(vllm_engine, "current_platform", SimpleNamespace(get_device_total_memory=lambda: memory))
+    assert vllm_engine._gpu_slots(many, rank, LlamaConfig.from_pretrained(settings.model)) == slots
+
+
 def test_three_hundred_live_sequences(settings: EngineSettings, expected: Any) -> None:
     engine = VllmEngine(settings)
     requests = [Request(f"live-{seed}", context(12, seed), (PUBLIC, ZERO, NAMES[seed % 6])) for seed in range(300)]
