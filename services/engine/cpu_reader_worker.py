@@ -1,6 +1,7 @@
 """Adds reader rows to vLLM's CPU worker. vLLM imports the worker by name (`worker_cls`)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from vllm.lora.request import LoRARequest
@@ -14,6 +15,14 @@ from services.engine.reader_rows import ReaderRows, ReaderWorker
 
 class CPUReaderModelRunner(ReaderRows, CPUModelRunner):  # type: ignore[misc]
     """Adds reader rows to vLLM's CPU model runner."""
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        if self.lora_config is not None and self.model_config.is_moe:
+            raise ValueError(
+                "model: vLLM runs adapters of a mixture-of-experts model on a GPU only; use one, or train the parts "
+                "with `privmix train --part-kind text`"
+            )
+        super().load_model(*arguments, **options)
 
     def load_adapters(self, adapters: Sequence[LoRARequest], zero: int, rank: int, targets: Sequence[str]) -> None:
         manager = self.lora_manager._adapter_manager

@@ -62,23 +62,37 @@ def test_both_engines_give_the_same_answers(family: str, tmp_path: Path) -> None
         engine.close()
 
 
+def write_mixture_of_experts(folder: Path) -> Path:
+    torch.manual_seed(0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_key_value_heads": 1}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, head_dim=32)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")
+def test_adapters_of_a_mixture_of_experts_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    model = write_mixture_of_experts(tmp_path / "model")
+    base = Qwen3MoeForCausalLM.from_pretrained(model)
+    get_peft_model(base, LoraConfig(target_modules=["q_proj", "o_proj"])).save_pretrained(tmp_path / "part")
+    settings = EngineSettings(model, "vllm", "bfloat16", 128, cache_gib=1, adapters={"part": tmp_path / "part"})
+    with pytest.raises(ValueError, match="adapters of a mixture-of-experts model on a GPU only"):
+        create(settings)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 def test_rows_of_a_mixture_of_experts_have_their_experts(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a pass of their own. The parts are texts, because vLLM's experts on a CPU do not run beside adapters."""
-    torch.manual_seed(0)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_key_value_heads": 1}
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, head_dim=32)).save_pretrained(tmp_path / "model")
+    model = write_mixture_of_experts(tmp_path / "model")
     for name, tokens in {"first": TOKENS[:40], "second": TOKENS[40:]}.items():
         (tmp_path / name).mkdir()
         for file, content in text_files(np.array(tokens, np.int32), 128).items():
             (tmp_path / name / file).write_bytes(content)
     adapters = {name: tmp_path / name for name in ("first", "second")}
-    settings = EngineSettings(
-        tmp_path / "model", "vllm", "float32", 128, cache_gib=1, part_kind="text", adapters=adapters
-    )
+    settings = EngineSettings(model, "vllm", "float32", 128, cache_gib=1, part_kind="text", adapters=adapters)
     monkeypatch.setattr("services.engine.reader_rows.ReaderRows._runs_together", together)
     engines = [create(settings), create(replace(settings, kind="transformers"))]
     for length in (20, 21, 60):

@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_suffix(".json")
 
 USED: Mapping[str, Sequence[str]] = {
     "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
-    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.use_mla"],
+    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.is_moe", "ModelConfig.use_mla"],
     "engine/arg_utils.py": [
         f"EngineArgs.{field}"
         for field in (
