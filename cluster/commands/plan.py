@@ -78,11 +78,13 @@ def plan_(
     """Compute the radius that a budget allows, or the epsilon that a radius costs.
 
     Any parameter of the protocol is an option: --q 0.03 --mollifier ratio. `privmix protocols` lists them. With --users
-    the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts.
+    the command proposes parts, protocol and radius, and prints the expected gain as a range over public texts; with
+    --corpus-tokens also which share of epsilon a private base should get.
     """
     from cluster.work.plan import (
         Cohorts,
         IndividualComparison,
+        SplitBudget,
         base_event,
         parse_orders,
         plan_protocol,
@@ -94,6 +96,7 @@ def plan_(
     )
     from services.privacy.protocols import DEFAULT
     from services.training.expectation import Population, Requirements, propose
+    from services.training.splitting import divide
 
     if users is not None:
         _refuse_with_users(context.args, orders, plot, base_epsilon)
@@ -101,12 +104,14 @@ def plan_(
         kind = None if part_kind is None else TrainingOptions.checked(part_kind=part_kind).part_kind
         wanted = Requirements(Population(users, corpus_tokens), budget, protocol, parts, kind)
         proposal = propose(wanted)
-        compared: list[Cohorts | IndividualComparison] = []
+        compared: list[Cohorts | IndividualComparison | SplitBudget] = []
         if cohorts is not None:
             compared.append(Cohorts.of(cohorts, wanted, proposal))
         if protocol is None:
             with suppress(InputError):  # a budget can be too small for accounts
                 compared.append(IndividualComparison.of(wanted, proposal))
+        if (division := divide(wanted, proposal)) is not None:
+            compared.append(SplitBudget(division))
         if as_json:
             record = proposal_record(proposal, users, corpus_tokens)
             print(json.dumps(record | {key: own for each in compared for key, own in each.record().items()}, indent=2))

@@ -22,6 +22,7 @@ from services.privacy.settings import Settings
 from services.training import dp_sgd
 from services.training.expectation import Proposal, Requirements, propose
 from services.training.options import DpSgdOptions, TokenBudget
+from services.training.splitting import Division
 
 EXACT_DECIMALS = 9
 """The digits of an epsilon in JSON, which is rounded up: more digits would show rounding errors."""
@@ -172,6 +173,46 @@ class IndividualComparison:
                 "rows_a_token": _rows(self.own),
                 "gain_expected": self.own.expectation(),
                 "better": self.better,
+            }
+        }
+
+
+@dataclass(frozen=True)
+class SplitBudget:
+    """States the best division of epsilon between a private base and the parts on it."""
+
+    division: Division
+
+    @property
+    def sentence(self) -> str:
+        """The division in words."""
+        own = self.division
+        expected = own.expectation()
+        gain, base, added = (
+            f"{expected[name]['mean']:.2f}" for name in ("nats_a_token", "of_the_base", "of_the_parts")
+        )
+        if not own.share:
+            return f"A private base would add nothing to the {gain} nats per token of the ensemble alone."
+        if own.parts is None:
+            return (
+                f"DP-SGD with all of epsilon (privmix train --dp-sgd) gains {gain} nats per token for any number of "
+                "tokens, as much as any ensemble on a private base."
+            )
+        return (
+            f"A private base with {own.share:.0%} of epsilon (privmix train --base auto --base-share {own.share:g}) "
+            f"gains {base} nats per token for any number of tokens, and the parts on it {added} more for "
+            f"{own.parts.settings.tokens:,}, together {gain}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the JSON output."""
+        own = self.division
+        return {
+            "private_base": {
+                "share": own.share,
+                "epsilon": own.share * own.epsilon,
+                "radius": None if own.parts is None else own.parts.radius,
+                "gain_expected": own.expectation(),
             }
         }
 

@@ -10,7 +10,7 @@ does not cover.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ import numpy as np
 from services.engine import PartKind
 from services.errors import InputError
 from services.privacy import accounting
+from services.privacy.events import Event
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
@@ -44,7 +45,7 @@ LEAVES_OUT = (
     "the gain of averaging over more parts than were measured",
     "parts with more text than was measured: they count as the largest measured part",
     "users whose texts are much longer than others', which make parts of unequal size",
-    "DP-SGD, which costs nothing per token and gains more where tokens are many: privmix compare measures both",
+    "a private base, whose tokens cost nothing (its own expectation is `private_base`): privmix compare measures both",
 )
 
 
@@ -78,6 +79,7 @@ class Requirements:
             because a token asks all parts.
         parts: N, the number of parts.
         part_kind: what a part is; a reader or a text, and a reader if the size of the corpus is unknown.
+        base: the training of a private base, which the budget pays besides the tokens; None without a base.
     """
 
     population: Population
@@ -85,6 +87,7 @@ class Requirements:
     protocol: str | None = None
     parts: int | None = None
     part_kind: PartKind | None = None
+    base: Event | None = None
 
     def of_cohort(self, count: int) -> Self:
         """Returns the requirements of one of `count` cohorts of equal size, over which the tokens are spread equally.
@@ -135,6 +138,7 @@ class Proposal:
         part_kind: what a part is.
         kept: the share of the ensemble's gain, in nats per token, that the protocol keeps.
         gain: the gain over the public model, in nats per token; None if the size of the corpus is unknown.
+        by_corpus: the mean of that gain on each measured corpus; empty if the size of the corpus is unknown.
     """
 
     part_kind: PartKind
@@ -142,6 +146,7 @@ class Proposal:
     protocol: Protocol
     kept: Range
     gain: Range | None
+    by_corpus: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def radius(self) -> float:
@@ -196,6 +201,14 @@ class Measured:
         """
         return self._at(part_tokens, [corpus["gain_by_part_tokens"] for corpus in self._corpora])
 
+    def by_corpus(self, values: Sequence[float]) -> dict[str, float]:
+        """Returns the means of one value for each measurement."""
+        names = [name for name, corpus in self._kind["corpora"].items() for _ in corpus["ensemble_gain"]]
+        return {
+            name: float(np.mean([value for other, value in zip(names, values, strict=True) if other == name]))
+            for name in dict.fromkeys(names)
+        }
+
     @property
     def _corpora(self) -> Sequence[Any]:
         return list(self._kind["corpora"].values())
@@ -237,7 +250,7 @@ def propose(wanted: Requirements) -> Proposal:
 def _propose(wanted: Requirements, part_kind: PartKind) -> Proposal:
     population, budget = wanted.population, wanted.budget
     sizes = list(candidates(population)) if wanted.parts is None else [wanted.parts]
-    proposals = [_expect(part_kind, wanted.protocol or "pmixed", size, population, budget) for size in sizes]
+    proposals = [_expect(part_kind, wanted.protocol or "pmixed", size, wanted) for size in sizes]
     possible = [proposal for proposal in proposals if proposal is not None]
     if not possible:
         raise InputError(
@@ -247,7 +260,7 @@ def _propose(wanted: Requirements, part_kind: PartKind) -> Proposal:
     best = _cheapest(possible)
     if wanted.protocol is not None:
         return best
-    other = _expect(part_kind, "exponential", best.protocol.parts, population, budget)
+    other = _expect(part_kind, "exponential", best.protocol.parts, wanted)
     return best if other is None else _cheapest([best, other])
 
 
@@ -276,9 +289,9 @@ def _cheapest(choices: Sequence[Proposal]) -> Proposal:
 
 
 @lru_cache(maxsize=128)
-def _planned(protocol: str, parts: int, budget: TokenBudget) -> tuple[Settings, Protocol] | None:
+def _planned(protocol: str, parts: int, budget: TokenBudget, base: Event | None) -> tuple[Settings, Protocol] | None:
     """Returns a protocol's settings and plan, which are the same for adapters and texts; None if the budget ends."""
-    settings = _settings(protocol, parts, budget.limits())
+    settings = _settings(protocol, parts, budget.limits()).on_base(base)
     try:
         return settings, settings.plan(parts)
     except ValueError:
@@ -300,20 +313,20 @@ def _radius(protocol: Protocol) -> float:
     return float(getattr(protocol, "radius"))  # noqa: B009
 
 
-def _expect(
-    part_kind: PartKind, protocol: str, parts: int, population: Population, budget: TokenBudget
-) -> Proposal | None:
+def _expect(part_kind: PartKind, protocol: str, parts: int, wanted: Requirements) -> Proposal | None:
     """Returns the proposal for a number of parts; None if the budget does not last."""
-    chosen = _planned(protocol, parts, budget)
+    chosen = _planned(protocol, parts, wanted.budget, wanted.base)
     if chosen is None:
         return None
     settings, planned = chosen
     measured = Measured.load(part_kind)
     kept = measured.kept(protocol, _radius(planned))
-    if population.tokens is None:
+    tokens = wanted.population.tokens
+    if tokens is None:
         return Proposal(part_kind, settings, planned, Range.of(kept), None)
     # The pairs are kept together: the more a text differs from public text, the larger is the gain and the smaller is
     # the share that a radius keeps.
-    gains = measured.gain(population.tokens / parts)
-    gain = Range.of([share * nats for share, nats in zip(kept, gains, strict=True)])
-    return Proposal(part_kind, settings, planned, Range.of(kept), gain)
+    gains = measured.gain(tokens / parts)
+    kept_gains = [share * nats for share, nats in zip(kept, gains, strict=True)]
+    of_each = measured.by_corpus(kept_gains)
+    return Proposal(part_kind, settings, planned, Range.of(kept), Range.of(kept_gains), of_each)

@@ -61,13 +61,14 @@ def merged(directory: Path) -> Path:
                 training=training,
             )
             with building(target) as unfinished:
-                _merge(origin, manifest.adapter_path(directory, adapter), unfinished)
+                merge_adapter(origin, manifest.adapter_path(directory, adapter), unfinished)
                 _complete(origin, unfinished, described)
                 shutil.copy(marks_file(directory), unfinished / MARKS)
     return target
 
 
-def _merge(origin: Path, adapter: Path, target: Path) -> None:
+def merge_adapter(origin: Path, adapter: Path, target: Path) -> None:
+    """Writes the weights and the configuration of the public model with an adapter merged into them."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

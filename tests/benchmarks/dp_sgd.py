@@ -117,28 +117,10 @@ class DpSgdBench:
         return measured
 
     def _train(self, folder: Path, recipe: TrainingRecipe, epsilon: float, population: int, users: int) -> float:
-        options, private = recipe.training(), recipe.guarantee(epsilon, population)
-        tokenizer = AutoTokenizer.from_pretrained(self.model)
-        units = _sample(contributions(self.corpus, tokenizer, "user", private.blocks * options.block), users)
-        event = planned(private)
+        private = recipe.guarantee(epsilon, population)
         begun = time.process_time()
-        files = train_adapter(
-            self.model,
-            DEFAULT,
-            units,
-            options,
-            0,
-            lambda done: None,
-            noise_multiplier=event.noise_multiplier * len(units) / population,
-            sampling_rate=event.sampling_rate,
-            steps=event.steps,
-            clip=private.clip,
-            matrices=private.matrices,
-        )
-        seconds = time.process_time() - begun
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        return seconds
+        train_for(population, self.model, self.corpus, users, recipe.training(), private, folder)
+        return time.process_time() - begun
 
     def _gains(self, folder: Path) -> dict[str, float]:
         model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.bfloat16)
@@ -152,6 +134,36 @@ class DpSgdBench:
         for first, last in CONTEXTS:
             measured[f"{first}-{last}"] = float(np.concatenate([gain[first - 1 : last] for gain in gains]).mean())
         return measured
+
+
+def train_for(
+    population: int,
+    model: Path,
+    corpus: Corpus,
+    users: int,
+    options: TrainingOptions,
+    private: DpSgdOptions,
+    folder: Path,
+) -> None:
+    """Trains an adapter on some of a corpus' users, who stand for a population, and writes it to a folder."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    units = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), users)
+    event = planned(private)
+    files = train_adapter(
+        model,
+        DEFAULT,
+        units,
+        options,
+        0,
+        lambda done: None,
+        noise_multiplier=event.noise_multiplier * len(units) / population,
+        sampling_rate=event.sampling_rate,
+        steps=event.steps,
+        clip=private.clip,
+        matrices=private.matrices,
+    )
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def _losses(model: Any, tokens: Tokens) -> NDArray[np.float32]:

@@ -87,15 +87,8 @@ class FewRows(Individual):
     standing: int = PARTS
 
     @property
-    def rows(self) -> int:
-        return self.standing
-
-    @property
     def models(self) -> int:
         return self.standing
-
-    def draw(self) -> tuple[int, ...]:
-        return tuple(range(self.standing))
 
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         return super().combine(public, sums * (self.parts / self.standing), charges)

@@ -33,7 +33,12 @@ class Stages:
 
     def __call__(self, stage: str) -> None:
         """Begins a stage, and so ends the one before it."""
-        self._begun.append((stage.partition(" /")[0], time.monotonic()))  # without the paths that it names
+        self._begun.append((stage, time.monotonic()))
+
+    def step(self, line: str) -> None:
+        """Begins a stage for a line of `launch` that names a step, such as "Loading 8 parts"; others are notes."""
+        if line.split()[0].endswith("ing"):
+            self(line)
 
     def seconds(self) -> dict[str, float]:
         """Ends the last stage; returns the seconds of each."""
@@ -53,7 +58,7 @@ def serve(config: Path) -> dict[str, float]:
 
     stages("Starting Ray")
     with connected():
-        service = launch(Configuration.load(config), stages)
+        service = launch(Configuration.load(config), stages.step)
         try:
             stages("first token")
             request = {"model": "privmix", "prompt": "Caller: Hello", "max_tokens": 1}

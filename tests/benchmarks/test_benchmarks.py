@@ -111,6 +111,21 @@ def test_the_recipes_of_dp_sgd(corpus: Path, tmp_path: Path) -> None:
 
 
 @slow
+def test_ensembles_on_a_private_base(tmp_path: Path) -> None:
+    """Its gains, of two users and two parts, mean nothing."""
+    measured = figures("private_base", "--output", tmp_path, "--json")
+    (rows,) = measured["corpora"]["demo"].values()
+    assert {(row["method"], row["base_epsilon"]) for row in rows} == {
+        ("DP-SGD", 8.0),
+        *((method, base) for method in ("exponential", "individual", "not private") for base in (None, 4.0)),
+        ("DP-SGD", 4.0),
+    }
+    for row in rows:
+        assert len(row["gain"]) == len(row["over_dp_sgd"]) == 3
+        assert len(row["runs"]) == measured["size"]["runs"]
+
+
+@slow
 def test_parts_that_are_texts(corpus: Path) -> None:
     (row,) = figures("texts", corpus, "--json").values()
     assert set(row) == {"row", "row, of their mean", "prompt", "prompt, of their mean"}

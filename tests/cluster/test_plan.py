@@ -190,6 +190,22 @@ def test_a_platform_team_learns_what_individual_budgets_would_give() -> None:
     assert "tokens, no limit" in runner.invoke(app, [*words, "--protocol", "individual"]).stdout
 
 
+def test_a_platform_team_learns_what_a_private_base_would_give() -> None:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    words = ["plan", "--users", "2000", "--tokens", "131072", "--epsilon", "8"]
+    assert "private_base" not in json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    words += ["--corpus-tokens", "2e6"]
+    own = json.loads(runner.invoke(app, [*words, "--json"]).stdout)["private_base"]
+    assert own["epsilon"] == pytest.approx(8 * own["share"])
+    expected = own["gain_expected"]
+    whole, base, parts = (expected[name]["mean"] for name in ("nats_a_token", "of_the_base", "of_the_parts"))
+    assert whole == pytest.approx(base + parts)
+    assert "tests.benchmarks.private_base" in expected["source"]
+    shown = " ".join(runner.invoke(app, words).stdout.split())
+    assert f"{whole:.2f}" in shown
+    assert "private base" in shown
+
+
 @pytest.mark.parametrize("cohorts", [2, 9])
 def test_cohorts_leave_a_small_radius_smaller_by_their_root(cohorts: int) -> None:
     """N / k parts for T / k tokens: the cost of a token grows with (radius k / N)^2, so a radius falls by root k."""

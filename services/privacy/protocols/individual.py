@@ -155,8 +155,8 @@ class Individual(Protocol):
             raise ValueError(f"models must name all {self.parts} parts for each sequence, in order")
         allowances = answers.allowances
         if allowances is None:
-            allowances = torch.full((len(answers.public), self.parts), WHOLE // self.tokens, dtype=torch.int64)
-        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.parts)
+            allowances = torch.full((len(answers.public), self.models), WHOLE // self.tokens, dtype=torch.int64)
+        return reduction.release(self, replace(answers, allowances=allowances.to(answers.public.device)), self.models)
 
     @property
     def additive(self) -> bool:

@@ -1,0 +1,147 @@
+"""Divides epsilon between a private base and the tokens of an ensemble on it, before any training.
+
+    divide(requirements, propose(requirements))
+
+The tokens of a base that DP-SGD trained cost nothing, and an ensemble on it adds less than it gains alone.
+`base_gain.json`, which `tests.benchmarks.private_base` measures on public text, has the gain of DP-SGD by its signal,
+and the share of an ensemble's gain that is left on a base, by the base's. `LEAVES_OUT` lists what it does not cover.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from services.errors import InputError
+from services.privacy.protocols.dp_sgd import DpSgdEvent
+from services.training.dp_sgd import planned
+from services.training.expectation import Proposal, Range, Requirements, propose
+from services.training.options import DpSgdOptions
+
+BASE_TABLE = Path(__file__).with_name("base_gain.json")
+SHARES = tuple(tenths / 10 for tenths in range(11))
+"""The shares of epsilon that are considered for the base."""
+
+LEAVES_OUT = (
+    "other text and other models, and users with more text than was measured: a base learns more from them",
+    "larger corpora than were measured: their bases count as the largest measured one",
+    "few users stand for all in the measurements, which takes from the base more than from the parts",
+    "contexts: what a base gains is mostly at the beginning of a text",
+)
+
+
+def signal(event: DpSgdEvent, users: int) -> float:
+    """Returns the sum of all users' clipped gradients over all steps, at most, in deviations of the noise on it.
+
+    With a recipe, and batches of all users, epsilon and the number of users change what is learnt through it alone.
+    """
+    return users * event.sampling_rate * math.sqrt(event.steps) / event.noise_multiplier
+
+
+@dataclass(frozen=True)
+class MeasuredBases:
+    """Holds `base_gain.json`."""
+
+    table: Mapping[str, Any]
+
+    @classmethod
+    @cache
+    def load(cls) -> Self:
+        return cls(json.loads(BASE_TABLE.read_bytes()))
+
+    def gain(self, strength: float) -> dict[str, float]:
+        """Returns the gain of DP-SGD at a signal on each measured corpus, in nats per token."""
+        return {
+            name: _at(strength, 0.0, {key: float(np.mean(runs)) for key, runs in corpus["gain_by_signal"].items()})
+            for name, corpus in self.table["corpora"].items()
+        }
+
+    def added(self, base: Mapping[str, float], alone: Mapping[str, float]) -> dict[str, float]:
+        """Returns what ensembles add to bases on each corpus, from what both gain alone."""
+        return {
+            name: alone[name] * _at(base[name], 1.0, corpus["kept_by_gain"])
+            for name, corpus in self.table["corpora"].items()
+        }
+
+    @property
+    def source(self) -> str:
+        table = self.table
+        return (
+            f"measured {table['measured']} on {', '.join(table['corpora'])}, with {table['model']}, "
+            f"{table['size']['users']} users and {table['size']['standing']} parts that stand for all: "
+            "services/training/base_gain.json; python -m tests.benchmarks.private_base repeats it"
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """Holds a share of epsilon for a private base, and what both sides are expected to gain.
+
+    Attributes:
+        share: 0 for an ensemble on the public model, 1 for DP-SGD without parts.
+        base: the gain of the base over the public model on each measured corpus, in nats per token, for any number of
+            tokens.
+        parts: the ensemble on the base; None at a share of 1.
+        added: what the ensemble adds on each corpus, for the tokens of the budget.
+        alone: the ensemble with all of epsilon.
+    """
+
+    epsilon: float
+    share: float
+    base: Mapping[str, float]
+    parts: Proposal | None
+    added: Mapping[str, float]
+    alone: Proposal
+
+    @property
+    def gain(self) -> Range:
+        """The gain over the public model while the budget lasts, in nats per token."""
+        return Range.of([gain + self.added[name] for name, gain in self.base.items()])
+
+    def expectation(self) -> dict[str, Any]:
+        """Returns the JSON output: the ranges, their source, and the cases that they do not cover."""
+        return {
+            "nats_a_token": asdict(self.gain),
+            "of_the_base": asdict(Range.of([*self.base.values()])),
+            "of_the_parts": asdict(Range.of([*self.added.values()])),
+            "source": MeasuredBases.load().source,
+            "leaves_out": list(LEAVES_OUT),
+        }
+
+
+def divide(wanted: Requirements, alone: Proposal) -> Division | None:
+    """Returns the division with the largest expected gain, with the number of parts and the protocol of `alone`.
+
+    Returns None if the size of the corpus, or so the gain in nats, is unknown.
+    """
+    if alone.gain is None:
+        return None
+    fixed = replace(wanted, protocol=alone.settings.protocol, parts=alone.protocol.parts, part_kind=alone.part_kind)
+    divisions = [_division(share, fixed, alone) for share in SHARES]
+    return max((division for division in divisions if division is not None), key=lambda division: division.gain.mean)
+
+
+def _division(share: float, wanted: Requirements, alone: Proposal) -> Division | None:
+    """Returns the expectation at a share; None if what is left of the budget is too small."""
+    epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
+    nothing = dict.fromkeys(measured.table["corpora"], 0.0)
+    if not share:
+        return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing}, alone)
+    try:
+        event = planned(DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta))
+        parts = propose(replace(wanted, base=event)) if share < 1 else None
+    except InputError:
+        return None
+    base = measured.gain(signal(event, wanted.population.users))
+    added = nothing if parts is None else measured.added(base, parts.by_corpus)
+    return Division(epsilon, share, base, parts, added, alone)
+
+
+def _at(place: float, origin: float, curve: Mapping[str, float]) -> float:
+    """Interpolates a measured curve linearly, from its value at 0; it is flat after the last measurement."""
+    return float(np.interp(place, [0.0, *map(float, curve)], [origin, *curve.values()]))
