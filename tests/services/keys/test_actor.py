@@ -159,8 +159,9 @@ async def test_one_key_cannot_occupy_the_actor_while_it_waits_for_its_share(plac
     held = await keys.admit("held", identity.subjects, limits, 5, 1, GATEWAY)
     assert isinstance(held, Admitted)
     waiting = [asyncio.create_task(keys.admit(f"{n}", identity.subjects, limits, 5, 1, GATEWAY)) for n in range(6)]
-    await asyncio.sleep(0.3)
-    refused = [task.result() for task in waiting if task.done()]
+    async with asyncio.timeout(30):
+        while len(refused := [task.result() for task in waiting if task.done()]) < 4:
+            await asyncio.sleep(0.05)
     assert [outcome.reason for outcome in refused if isinstance(outcome, Refused)] == ["overloaded"] * 4
     await keys.settle("held", 5)
     assert isinstance((await asyncio.gather(*waiting))[0], Refused)
