@@ -60,7 +60,8 @@ class PostgreSQL(Backend):
             engine = create_engine(url, isolation_level="READ COMMITTED", connect_args=link, **pool)
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(f"{url} {ExtraMissing.of(error) or error}") from error
-        event.listen(engine, "do_connect", _connect_copy if access in ("copy", "create") else _connect)
+        copies = access in ("copy", "create")
+        event.listen(engine, "do_connect", lambda *given: _connect(*given, copies=copies))
         if access == "read":
             return engine.execution_options(postgresql_readonly=True)
         event.listen(engine, "connect", _require_fsync)
@@ -83,16 +84,13 @@ def _encryption(url: URL) -> dict[str, str]:
     return {} if url.host in _THIS_MACHINE or "PGSSLMODE" in os.environ else {"sslmode": "require"}
 
 
-def _connect(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
-    from services.database.limited_connection import LimitedConnection  # needs psycopg, which only an extra installs
+def _connect(
+    _: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any], *, copies: bool
+) -> Any:
+    # It needs psycopg, which only an extra installs.
+    from services.database.limited_connection import CopyConnection, LimitedConnection
 
-    return LimitedConnection.connect(*arguments, **parameters)
-
-
-def _connect_copy(_: Dialect, __: ConnectionPoolEntry, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
-    from services.database.limited_connection import CopyConnection
-
-    return CopyConnection.connect(*arguments, **parameters)
+    return (CopyConnection if copies else LimitedConnection).connect(*arguments, **parameters)
 
 
 def _require_fsync(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

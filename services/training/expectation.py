@@ -226,12 +226,17 @@ class Measured:
 
     @staticmethod
     def _at(value: float, curves: Sequence[dict[str, Sequence[float]]]) -> list[float]:
-        """Interpolates all curves linearly at a value, from the origin; they are flat after the last measurement."""
+        """Returns the value of every measurement's curve."""
         return [
-            float(np.interp(value, [0.0, *map(float, curve)], [0.0, *(runs[run] for runs in curve.values())]))
+            interpolated(value, {key: runs[run] for key, runs in curve.items()})
             for curve in curves
             for run in range(len(next(iter(curve.values()))))
         ]
+
+
+def interpolated(place: float, curve: Mapping[str, float], at_0: float = 0.0) -> float:
+    """Interpolates a measured curve linearly, from its value at 0; it is flat after the last measurement."""
+    return float(np.interp(place, [0.0, *map(float, curve)], [at_0, *curve.values()]))
 
 
 def propose(wanted: Requirements) -> Proposal:

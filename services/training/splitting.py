@@ -20,7 +20,7 @@ import numpy as np
 from services.errors import InputError
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.dp_sgd import planned
-from services.training.expectation import Proposal, Range, Requirements, propose
+from services.training.expectation import Proposal, Range, Requirements, interpolated, propose
 from services.training.options import DpSgdOptions
 
 BASE_TABLE = Path(__file__).with_name("base_gain.json")
@@ -57,14 +57,14 @@ class MeasuredBases:
     def gain(self, strength: float) -> dict[str, float]:
         """Returns the gain of DP-SGD at a signal on each measured corpus, in nats per token."""
         return {
-            name: _at(strength, 0.0, {key: float(np.mean(runs)) for key, runs in corpus["gain_by_signal"].items()})
+            name: interpolated(strength, {key: float(np.mean(runs)) for key, runs in corpus["gain_by_signal"].items()})
             for name, corpus in self.table["corpora"].items()
         }
 
     def added(self, base: Mapping[str, float], alone: Mapping[str, float]) -> dict[str, float]:
         """Returns what ensembles add to bases on each corpus, from what both gain alone."""
         return {
-            name: alone[name] * _at(base[name], 1.0, corpus["kept_by_gain"])
+            name: alone[name] * interpolated(base[name], corpus["kept_by_gain"], at_0=1.0)
             for name, corpus in self.table["corpora"].items()
         }
 
@@ -88,7 +88,6 @@ class Division:
             tokens.
         parts: the ensemble on the base; None at a share of 1.
         added: what the ensemble adds on each corpus, for the tokens of the budget.
-        alone: the ensemble with all of epsilon.
     """
 
     epsilon: float
@@ -96,7 +95,6 @@ class Division:
     base: Mapping[str, float]
     parts: Proposal | None
     added: Mapping[str, float]
-    alone: Proposal
 
     @property
     def gain(self) -> Range:
@@ -131,7 +129,7 @@ def _division(share: float, wanted: Requirements, alone: Proposal) -> Division |
     epsilon, measured = wanted.budget.epsilon, MeasuredBases.load()
     nothing = dict.fromkeys(measured.table["corpora"], 0.0)
     if not share:
-        return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing}, alone)
+        return Division(epsilon, share, nothing, alone, {name: alone.by_corpus[name] for name in nothing})
     try:
         event = planned(DpSgdOptions.checked(epsilon=share * epsilon, delta=wanted.budget.delta))
         parts = propose(replace(wanted, base=event)) if share < 1 else None
@@ -139,9 +137,4 @@ def _division(share: float, wanted: Requirements, alone: Proposal) -> Division |
         return None
     base = measured.gain(signal(event, wanted.population.users))
     added = nothing if parts is None else measured.added(base, parts.by_corpus)
-    return Division(epsilon, share, base, parts, added, alone)
-
-
-def _at(place: float, origin: float, curve: Mapping[str, float]) -> float:
-    """Interpolates a measured curve linearly, from its value at 0; it is flat after the last measurement."""
-    return float(np.interp(place, [0.0, *map(float, curve)], [origin, *curve.values()]))
+    return Division(epsilon, share, base, parts, added)
