@@ -46,6 +46,13 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files by name into a directory, which is created if needed. Not atomic: see `building`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replaces a file by JSON Lines, with `write_atomically`."""
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from services.errors import InputError, WorkError
-from services.files import building
+from services.files import building, write_files
 from services.training import manifest as manifests
 from services.training.manifest import Manifest, hash_adapter
 
@@ -61,8 +61,7 @@ def finished(directory: Path, fingerprint: str) -> str | None:
 def store(directory: Path, fingerprint: str, files: Mapping[str, bytes]) -> None:
     """Writes an adapter's files atomically."""
     with building(directory) as unfinished:
-        for name, content in files.items():
-            (unfinished / name).write_bytes(content)
+        write_files(unfinished, files)
         receipt = {"fingerprint": fingerprint, "sha256": hash_adapter(unfinished)}
         (unfinished / RECEIPT).write_text(json.dumps(receipt))
 

@@ -26,6 +26,7 @@ from transformers import AutoTokenizer
 
 from cluster.options import JsonOption
 from services.engine.engine import AdapterFiles
+from services.files import write_files
 from services.laboratory.evaluation.rows import EnsembleRows, RowReader
 from services.laboratory.evaluation.tasks import score, score_public
 from services.laboratory.evaluation.text import EvaluationText, held_out_text
@@ -131,9 +132,7 @@ class AdapterBench:
             begun = time.process_time()
             files = train_adapter(self.model, DEFAULT, self.parts[part], options, part, lambda _: None)
             seconds = time.process_time() - begun
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (directory / name).write_bytes(content)
+            write_files(directory, files)
             (directory / "seconds").write_text(str(seconds))
         return float((directory / "seconds").read_text())
 

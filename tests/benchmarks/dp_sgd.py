@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import JsonOption
+from services.files import write_files
 from services.training.corpus import Corpus
 from services.training.dp_sgd import planned
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
@@ -162,8 +163,7 @@ def train_for(
         clip=private.clip,
         matrices=private.matrices,
     )
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, files)
 
 
 def _losses(model: Any, tokens: Tokens) -> NDArray[np.float32]:

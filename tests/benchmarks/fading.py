@@ -11,7 +11,6 @@ FOLDER, so that an interrupted run continues.
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -21,18 +20,16 @@ import typer
 from transformers import AutoTokenizer
 
 from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
-from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
 from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocol import Protocol
-from services.privacy.protocols.exponential import Exponential, ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
 from services.training.corpus import Corpus
 from services.training.public_model import resolve
-from tests.benchmarks.gain import FewRows
+from tests.benchmarks.standing import few_exponential, few_individual, kept_rows, kept_states
 
 RUNS, RUN_TOKENS, CONTEXT = 16, 128, 256
 QUICK_RUNS, QUICK_TOKENS = 2, 256
@@ -45,14 +42,8 @@ def planned(epsilon: float, released: int, parts: int, standing: int) -> dict[st
     methods: dict[str, tuple[Settings, Protocol]] = {"public": (PublicSettings(), Public(standing))}
     for horizon in (released, released // EARLIER):
         settings = IndividualSettings(epsilon=epsilon, tokens=horizon)
-        methods[f"individual, horizon {horizon:,}"] = (
-            settings,
-            FewRows(**asdict(settings.plan(parts)), standing=standing),
-        )
-    # The mean of rows that stand for equal shares is the mean of all; the radius is that of all parts.
-    radius = ExponentialSettings(epsilon=epsilon, tokens=released, sample=parts).plan(parts).radius
-    unlimited = ExponentialSettings(epsilon=None, tokens=released, radius=radius)
-    methods["exponential"] = unlimited, Exponential(standing, standing, radius)
+        methods[f"individual, horizon {horizon:,}"] = few_individual(settings, parts, standing)
+    methods["exponential"] = few_exponential(epsilon, released, parts, standing)
     return methods
 
 
@@ -74,19 +65,9 @@ def gains(own: TrialResult, public: TrialResult) -> list[float | None]:
 
 def reader(ensemble: TrainedEnsemble, model: Path, text: EvaluationText, output: Path, standing: int) -> RowReader:
     """Reads the rows of the first `standing` parts, and computes the missing ones."""
-    head, public = output / "public.head", output / "public.npy"
-    if not is_whole(public, text.positions):
-        score_public(model, text, "auto", head, public)
     adapters = ensemble.manifest.parts[:standing]
-    files = tuple(output / f"{ensemble.directory.name}-{part.index}.npy" for part in adapters)
-    missing = [
-        (ensemble.files(part), file)
-        for part, file in zip(adapters, files, strict=True)
-        if not is_whole(file, text.positions)
-    ]
-    if missing:
-        score(model, missing, text, "auto")
-    return RowReader.open(EnsembleRows(head, public, files))
+    parts = [(ensemble.files(part), output / f"{ensemble.directory.name}-{part.index}.npy") for part in adapters]
+    return kept_rows(model, text, kept_states(model, text, output, "public"), parts)
 
 
 def benchmark(

@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -25,32 +25,29 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
 from services.engine.part_text import text_files
-from services.files import write_atomically
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader
-from services.laboratory.evaluation.tasks import score, score_public
+from services.files import write_atomically, write_files
+from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
 from services.laboratory.evaluation.trial import run_trials
-from services.privacy.protocol import Protocol, Release
+from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
-from services.privacy.protocols.individual import Individual, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
-from services.training.demo import TRAIN, write_demo_corpus
 from services.training.expectation import TABLE
 from services.training.options import TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import DEFAULT, resolve
-from tests.benchmarks.options import OutputOption
-from tests.benchmarks.public_text import held_apart
+from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
+from tests.benchmarks.public_text import corpora_by_name, held_apart
+from tests.benchmarks.standing import FewRows, kept_rows, kept_states
 
 PARTS = 4
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
@@ -58,8 +55,6 @@ RUNS, RUN_TOKENS, QUICK_RUN_TOKENS = 3, 400, 20
 USERS, QUICK_USERS = 1000, 60
 """Of the demo corpus."""
 CONTEXT = 256
-LEAST_PARTS, LEAST_TOKENS = 64, 1024
-"""The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
 _LEAST = -36 * math.log(2)
 """The log-probability below which tokens of the public model are never released (`mollifiers.shaping`)."""
 
@@ -78,28 +73,6 @@ KINDS = (
     Kind(TrainingOptions(part_kind="text"), 1024, (256,)),
 )
 QUICK_KINDS = tuple(Kind(kind.options, 128, (64,)) for kind in KINDS)
-
-
-@dataclass(frozen=True)
-class FewRows(Individual):
-    """Answers with the rows of `standing` parts, of which each stands for an equal share of all parts."""
-
-    standing: int = PARTS
-
-    @property
-    def models(self) -> int:
-        return self.standing
-
-    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
-        return super().combine(public, sums * (self.parts / self.standing), charges)
-
-    @classmethod
-    def at(cls, radius: float) -> tuple[Settings, Protocol]:
-        """Plans the default budget for a radius: more parts the larger it is, or more tokens the smaller it is."""
-        size = IndividualSettings().plan(LEAST_PARTS).size
-        tokens = max(LEAST_TOKENS, round(size * (LEAST_PARTS / radius) ** 2))
-        settings = IndividualSettings(tokens=tokens)
-        return settings, cls(*astuple(settings.plan(round(radius * math.sqrt(tokens / size)))))
 
 
 @dataclass(frozen=True)
@@ -148,30 +121,15 @@ class GainBench:
                 if options.part_kind == "text"
                 else train_adapter(self.model, DEFAULT, text, options, 0, lambda _: None)
             )
-            directory.mkdir(parents=True, exist_ok=True)
-            for file, content in files.items():
-                (directory / file).write_bytes(content)
+            write_files(directory, files)
             (directory / "finished").touch()
             print(f"{self.output}: made {name}", file=sys.stderr, flush=True)
         return AdapterFiles(directory, self.kind.options.part_kind)
 
-    @property
-    def _head(self) -> Path:
-        return self.output / "head.safetensors"
-
-    @property
-    def _public(self) -> Path:
-        path = self.output / "public.npy"
-        if not path.exists():
-            score_public(self.model, self.text, "auto", self._head, path)
-        return path
-
     def _rows(self, adapters: Mapping[str, AdapterFiles]) -> RowReader:
-        rows = EnsembleRows(self._head, self._public, tuple(self.output / f"{name}.npy" for name in adapters))
-        missing = [pair for pair in zip(adapters.values(), rows.models, strict=True) if not pair[1].exists()]
-        if missing:
-            score(self.model, missing, self.text, "auto")
-        return RowReader.open(rows)
+        states = kept_states(self.model, self.text, self.output, "public")
+        parts = [(files, self.output / f"{name}.npy") for name, files in adapters.items()]
+        return kept_rows(self.model, self.text, states, parts)
 
     def _losses(self, reader: RowReader, planned: list[tuple[Settings, Protocol]]) -> list[list[float]]:
         """Returns the mean loss in nats per token of each protocol (outer) on each run (inner)."""
@@ -207,7 +165,7 @@ class GainBench:
             unlimited = {"epsilon": None, "tokens": 2**40, "radius": radius}
             planned.append((PMixedSettings(q=1.0, **unlimited), PMixed(PARTS, 1.0, radius)))
             planned.append((ExponentialSettings(**unlimited), Exponential(PARTS, PARTS, radius)))
-            planned.append(FewRows.at(radius))
+            planned.append(FewRows.at(radius, PARTS))
         path = self.output / "losses.json"
         if not path.exists():
             path.write_text(json.dumps(self._losses(reader, planned)))
@@ -226,20 +184,17 @@ class GainBench:
 
 def benchmark(
     output: OutputOption,
-    corpus: Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")] = [],  # noqa: B006
-    demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
+    corpus: CorporaOption = [],  # noqa: B006
+    demo: DemoOption = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small parts of a small demo corpus, few tokens.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")] = False,
+    write: WriteOption = False,
 ) -> None:
     """Measures the gains and prints the table."""
     torch.set_num_threads(1)
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
     kinds, users, run_tokens = (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
-    corpora = {path.stem: path for path in corpus}
-    if demo or quick:
-        write_demo_corpus(output / "demo-corpus", users=users)
-        corpora["demo"] = output / "demo-corpus" / TRAIN
+    corpora = corpora_by_name(corpus, output, users if demo or quick else None)
     table = {
         "measured": datetime.now(UTC).date().isoformat(),
         "model": DEFAULT,

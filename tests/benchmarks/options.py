@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 CorpusArgument = Annotated[Path, typer.Argument(help="JSON Lines with the fields user and text; public or set-aside.")]
 OutputOption = Annotated[Path, typer.Option(help="Where what is trained and measured is kept.")]
+CorporaOption = Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")]
+DemoOption = Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")]
+WriteOption = Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")]
 RecipesOption = Annotated[
     list[str] | None, typer.Option("--recipe", help="One of the table; may be repeated. Default: all.")
 ]

@@ -34,38 +34,32 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from services.engine.engine import AdapterFiles
-from services.files import building, write_atomically
+from services.files import building, write_atomically, write_files
 from services.laboratory.evaluation.estimate import Estimate
-from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
-from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.trial import CONTEXTS, TrialResult, run_trials
-from services.privacy.protocol import Protocol
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.ensemble import Ensemble, EnsembleSettings
-from services.privacy.protocols.exponential import Exponential, ExponentialSettings
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
-from services.privacy.settings import Settings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
-from services.training.demo import TRAIN, write_demo_corpus
 from services.training.dp_sgd import planned
 from services.training.options import BASE_SHARE, DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
-from services.training.packing import tokenize
+from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
 from services.training.private_base import merge_adapter
 from services.training.public_model import DEFAULT, resolve
 from services.training.splitting import BASE_TABLE, signal
 from tests.benchmarks.dp_sgd import train_for
-from tests.benchmarks.gain import QUICK_USERS, USERS, FewRows
-from tests.benchmarks.options import OutputOption
-from tests.benchmarks.public_text import held_apart
+from tests.benchmarks.gain import QUICK_USERS, USERS
+from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
+from tests.benchmarks.public_text import corpora_by_name, held_apart
+from tests.benchmarks.standing import Planned, few_exponential, few_individual, kept_rows, kept_states
 
 CONTEXT = 256
 TOKENS = (1024, 16_384, 131_072)
-
-Planned = tuple[Settings, Protocol]
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class PrivateBaseBench:
         return len({document.user for document in self.train})
 
     @cached_property
-    def _streams(self) -> Any:
+    def _streams(self) -> dict[PartShare, Tokens]:
         tokenizer = AutoTokenizer.from_pretrained(self.public_model)
         return tokenize(self.train, tokenizer, Partition(bytes(32), self.size.parts))
 
@@ -195,11 +189,9 @@ class PrivateBaseBench:
         """Yields protocols for all parts, of which the rows of few stand for equal shares."""
         parts, standing = self.size.parts, self.size.standing
         for tokens in TOKENS:
-            radius = ExponentialSettings(epsilon=epsilon, tokens=tokens, sample=parts).on_base(base).plan(parts).radius
-            unlimited = ExponentialSettings(epsilon=None, tokens=tokens, radius=radius)
-            yield "exponential", tokens, (unlimited, Exponential(standing, standing, radius))
+            yield "exponential", tokens, few_exponential(epsilon, tokens, parts, standing, base)
             individual = IndividualSettings(epsilon=epsilon, tokens=tokens).on_base(base)
-            yield "individual", tokens, (individual, FewRows(**asdict(individual.plan(parts)), standing=standing))
+            yield "individual", tokens, few_individual(individual, parts, standing)
         yield "not private", None, (EnsembleSettings(), Ensemble(standing))
 
     def _outcomes(self, reader: RowReader, methods: Sequence[Planned]) -> list[list[TrialResult]]:
@@ -229,21 +221,15 @@ class PrivateBaseBench:
         return model
 
     def _reader(self, model: Path, standing: int) -> RowReader:
-        """Reads the rows of the model and of so many parts on it, and makes what is missing."""
-        name = "public" if model == self.public_model else model.name
-        original = self._states(self.public_model, "public")
-        head, states = self._states(model, name)
-        files = [(self._part(model, name, part), self.output / f"{name}-{part}.npy") for part in range(standing)]
-        if missing := [pair for pair in files if not is_whole(pair[1], self.text.positions)]:
-            score(model, missing, self.text, "auto")
-        paths = tuple(path for _, path in files)
-        return RowReader.open(EnsembleRows(head, states, paths, original=None if name == "public" else original))
-
-    def _states(self, model: Path, name: str) -> tuple[Path, Path]:
-        head, states = self.output / f"{name}.head", self.output / f"{name}.npy"
-        if not is_whole(states, self.text.positions):
-            score_public(model, self.text, "auto", head, states)
-        return head, states
+        """Trains the first `standing` parts on a model, computes their rows, and reads them. Keeps what is there."""
+        public = kept_states(self.public_model, self.text, self.output, "public")
+        if model == self.public_model:
+            name, states, original = "public", public, None
+        else:
+            name, original = model.name, public
+            states = kept_states(model, self.text, self.output, name)
+        parts = [(self._part(model, name, part), self.output / f"{name}-{part}.npy") for part in range(standing)]
+        return kept_rows(model, self.text, states, parts, original)
 
     def _part(self, model: Path, name: str, part: int) -> AdapterFiles:
         options = TrainingOptions()
@@ -251,8 +237,7 @@ class PrivateBaseBench:
         if not folder.exists():
             with building(folder) as unfinished:
                 files = train_adapter(model, DEFAULT, self._streams[PartShare(part)], options, 0, lambda done: None)
-                for file, content in files.items():
-                    (unfinished / file).write_bytes(content)
+                write_files(unfinished, files)
             _say(f"trained {folder.name}")
         return AdapterFiles(folder, options.part_kind)
 
@@ -305,15 +290,15 @@ def _printed(title: str, rows: Sequence[GainRow]) -> Table:
 
 def benchmark(
     output: OutputOption,
-    corpus: Annotated[list[Path], typer.Option(help="JSON Lines with user and text; public or set-aside.")] = [],  # noqa: B006
-    demo: Annotated[bool, typer.Option("--demo", help="The demo corpus, of 1,000 fictional people.")] = False,
+    corpus: CorporaOption = [],  # noqa: B006
+    demo: DemoOption = False,
     epsilon: Annotated[list[float], typer.Option(help="The total, at delta 1e-5; repeatable.")] = [2.0, 8.0],  # noqa: B006
     users: Annotated[int, typer.Option(min=1, help="Users that train by DP-SGD.")] = 48,
     parts: Annotated[int, typer.Option(min=2, help="Of the ensemble.")] = 64,
     standing: Annotated[int, typer.Option(min=2, help="Parts that are trained.")] = 8,
     user_limit: Annotated[int, typer.Option(min=1, help="The characters of each user's text that are used.")] = 1000,
     quick: Annotated[bool, typer.Option("--quick", help="Two users and two parts of a small demo corpus.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Replace the table that `privmix plan` reads.")] = False,
+    write: WriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Trains, measures and prints the tables."""
@@ -323,10 +308,8 @@ def benchmark(
     size = Size(users, parts, standing)
     if quick:
         size, epsilon, user_limit = Size(2, parts, 2, runs=2, run_tokens=16), epsilon[-1:], 300
-    corpora = {path.stem: path for path in corpus}
-    if demo or quick:
-        write_demo_corpus(output / "demo-corpus", users=QUICK_USERS if quick else USERS)
-        corpora["demo"] = output / "demo-corpus" / TRAIN
+    demo_users = (QUICK_USERS if quick else USERS) if demo or quick else None
+    corpora = corpora_by_name(corpus, output, demo_users)
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:

@@ -1,12 +1,23 @@
-"""Holds users out of a corpus of public text."""
+"""Names corpora of public text, and holds users out of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from services.training.corpus import Corpus
+from services.training.demo import TRAIN, write_demo_corpus
 from services.training.split import split
 
 HELD_OUT = 0.1
 """The share of the users that is held out."""
+
+
+def corpora_by_name(files: Sequence[Path], output: Path, demo_users: int | None) -> dict[str, Path]:
+    """Returns corpora by the names of their files; with `demo_users`, also a demo corpus of so many, written here."""
+    corpora = {path.stem: path for path in files}
+    if demo_users is not None:
+        write_demo_corpus(output / "demo-corpus", users=demo_users)
+        corpora["demo"] = output / "demo-corpus" / TRAIN
+    return corpora
 
 
 def held_apart(corpus: Path, folder: Path, user_limit: int | None = None) -> tuple[Corpus, Corpus]:

@@ -33,6 +33,7 @@ from cluster.options import JsonOption
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import text_files
+from services.files import write_files
 from services.laboratory.evaluation.text import texts_of_users
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings
@@ -132,9 +133,7 @@ def _load(model: AdaptedModel, texts: Sequence[np.ndarray], size: int, folder: P
     """Loads the first `size` tokens of the texts of parts and returns their names."""
     names = [f"{folder.name}-{part}" for part in range(len(texts))]
     for name, tokens in zip(names, texts, strict=True):
-        (folder / name).mkdir(parents=True)
-        for file, content in text_files(tokens, size).items():
-            (folder / name / file).write_bytes(content)
+        write_files(folder / name, text_files(tokens, size))
         model.load(name, AdapterFiles(folder / name, "text"))
     return names
 

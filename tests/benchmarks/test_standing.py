@@ -9,7 +9,8 @@ from services.laboratory.evaluation.trial import WINDOWS, TrialResult
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocols.individual import IndividualSettings
 from tests.benchmarks.fading import gains, mixed, planned
-from tests.benchmarks.gain import RADII, FewRows
+from tests.benchmarks.gain import RADII
+from tests.benchmarks.standing import FewRows
 
 STANDING, PARTS, POSITIONS, VOCABULARY = 2, 8, 3, 50
 
@@ -33,7 +34,7 @@ def test_few_rows_release_what_all_do() -> None:
 
 def test_a_radius_is_planned() -> None:
     for radius in RADII:
-        _, protocol = FewRows.at(radius)
+        _, protocol = FewRows.at(radius, STANDING)
         assert isinstance(protocol, FewRows)
         assert abs(protocol.radius / radius - 1) < 0.01
 

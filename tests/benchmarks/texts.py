@@ -24,6 +24,7 @@ from cluster.options import JsonOption
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
+from services.files import write_files
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve
@@ -67,9 +68,7 @@ def measure(held_out: Tensor, parts: list[np.ndarray], size: int, folder: Path) 
     model = AdaptedModel(resolve(), torch.float32)
     for part, tokens in enumerate(parts):
         path = folder / str(part)
-        path.mkdir(parents=True)
-        for name, content in text_files(tokens, size).items():
-            (path / name).write_bytes(content)
+        write_files(path, text_files(tokens, size))
         model.load(str(part), AdapterFiles(path, "text"))
     sums: dict[str, list[Tensor]] = {"public": [], "row": [], "prompt": []}
     for block in held_out:

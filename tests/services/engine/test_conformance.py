@@ -17,6 +17,7 @@ from services.engine import PartKind
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, Request, create
 from services.engine.part_text import read_text, text_files
 from services.engine.reader_attention import PublicCache
+from services.files import write_files
 from tests.ensembles import write_adapters
 from tests.services.engine.masked import after_text
 
@@ -90,8 +91,7 @@ def texts(tokens: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     paths = {}
     for number, name in enumerate(EVERY[1:]):
         paths[name] = tmp_path_factory.mktemp(name)
-        for file, content in text_files(np.array(tokens[30 * number : 30 * number + 40], np.int32), TEXT).items():
-            (paths[name] / file).write_bytes(content)
+        write_files(paths[name], text_files(np.array(tokens[30 * number : 30 * number + 40], np.int32), TEXT))
     return paths
 
 

@@ -10,15 +10,14 @@ import torch
 from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
 from services.engine.part_text import read_text, read_texts, text_files
+from services.files import write_files
 from tests.services.engine.masked import after_text
 
 END = 7
 
 
 def write(path: Path, tokens: list[int], size: int = 128) -> Path:
-    path.mkdir()
-    for name, content in text_files(np.array(tokens, np.int32), size).items():
-        (path / name).write_bytes(content)
+    write_files(path, text_files(np.array(tokens, np.int32), size))
     return path
 
 

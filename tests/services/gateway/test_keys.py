@@ -14,7 +14,6 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -30,12 +29,11 @@ from services.requests.admission import divide_tokens
 from services.requests.coordinator_client import CoordinatorClient
 from services.requests.errors import unavailable
 from services.requests.keys import rate_headers, refusal
-from services.structure import compiler
-from services.structure.vocabulary import Vocabulary
 from tests.ensembles import write_ensemble
 from tests.running import RunningService, configure, eventually, running, settled
 from tests.services.gateway.conftest import MakeClient
 from tests.services.gateway.test_fuzz import FIELDS, VALUES
+from tests.services.structure.compilations import recorded
 
 PROMPT = "The patient called because"
 KEYS, CLIENTS, SHARE = 10, 50, 24
@@ -118,14 +116,7 @@ def test_two_keys_never_share_a_cached_prefix(make_client: MakeClient, monkeypat
 
 def test_two_keys_never_share_a_compiled_grammar(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that is kept answers sooner, so a key could test guesses of another key's schemas."""
-    compiled: list[str] = []
-    compile_ = compiler._compiled
-
-    def counted(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
-        compiled.append(grammar)
-        return compile_(grammar, vocabulary)
-
-    monkeypatch.setattr(compiler, "_compiled", counted)
+    compiled = recorded(monkeypatch)
     client = make_client(api_keys=("hers", "his"))
     fields = {"model": "privmix", "prompt": "Hello", "structured_outputs": {"choice": ["heliotrope", "vermilion"]}}
     for key in ("hers", "hers", "his"):

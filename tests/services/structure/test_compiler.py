@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from services.structure import compiler, grammar
 from services.structure.compiler import Compiler
 from services.structure.errors import StructureError
 from services.structure.limits import MAX_BYTES, MAX_CHOICES, MAX_DEPTH, MAX_NODES
 from services.structure.satisfiable import has_finite_value
-from services.structure.vocabulary import Vocabulary
+from tests.services.structure.compilations import recorded
 from tests.services.structure.test_matcher import GRAMMARS, vocabulary
 
 SECRET = "Xyzzy"
@@ -120,14 +119,7 @@ def test_references_of_a_tool_stay_within_its_schema() -> None:
 
 def test_a_compiler_keeps_the_latest_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MAX_GRAMMARS", 2)
-    made: list[str] = []
-    compile_ = compiler._compiled
-
-    def counted(text: str, words: Vocabulary) -> LLMatcher:
-        made.append(text)
-        return compile_(text, words)
-
-    monkeypatch.setattr(compiler, "_compiled", counted)
+    made = recorded(monkeypatch)
 
     async def run() -> None:
         own = Compiler(vocabulary)

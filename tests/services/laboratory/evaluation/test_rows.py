@@ -16,6 +16,7 @@ from services.engine.part_text import text_files
 from services.engine.reader_attention import record
 from services.engine.switching import using
 from services.errors import InputError
+from services.files import write_files
 from services.laboratory.evaluation.rows import Drawing, EnsembleRows, RowInputs, RowReader, is_whole, read
 from services.laboratory.evaluation.scoring import Scorer
 from services.laboratory.evaluation.tasks import score, score_public
@@ -143,9 +144,7 @@ def test_few_positions_have_the_same_rows_as_all(
     if part_kind == "text":
         paths = [tmp_path / "first", tmp_path / "second"]
         for path, tokens in zip(paths, (blocks[0].tokens[:20], blocks[1].tokens), strict=True):
-            path.mkdir()
-            for name, content in text_files(np.array(tokens, np.int32), 32).items():
-                (path / name).write_bytes(content)
+            write_files(path, text_files(np.array(tokens, np.int32), 32))
     paths.append(paths[0])
     positions = [np.array([0, 5, 38, 39, 70]), np.array([45]), np.array([], np.int64)]
     files = [

@@ -1,0 +1,86 @@
+"""Plans protocols for many parts of which the rows of few stand for all, and keeps the rows of few."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from services.engine.engine import AdapterFiles
+from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
+from services.laboratory.evaluation.tasks import score, score_public
+from services.laboratory.evaluation.text import EvaluationText
+from services.privacy.events import Event
+from services.privacy.protocol import Protocol, Release
+from services.privacy.protocols.exponential import Exponential, ExponentialSettings
+from services.privacy.protocols.individual import Individual, IndividualSettings
+from services.privacy.settings import Settings
+
+Planned = tuple[Settings, Protocol]
+
+LEAST_PARTS, LEAST_TOKENS = 64, 1024
+"""The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
+
+
+@dataclass(frozen=True)
+class FewRows(Individual):
+    """Answers with the rows of `standing` parts, of which each stands for an equal share of all parts."""
+
+    standing: int
+
+    @property
+    def models(self) -> int:
+        return self.standing
+
+    def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
+        return super().combine(public, sums * (self.parts / self.standing), charges)
+
+    @classmethod
+    def at(cls, radius: float, standing: int) -> Planned:
+        """Plans the default budget for a radius: more parts the larger it is, or more tokens the smaller it is."""
+        size = IndividualSettings().plan(LEAST_PARTS).size
+        tokens = max(LEAST_TOKENS, round(size * (LEAST_PARTS / radius) ** 2))
+        settings = IndividualSettings(tokens=tokens)
+        return few_individual(settings, round(radius * math.sqrt(tokens / size)), standing)
+
+
+def few_individual(settings: IndividualSettings, parts: int, standing: int) -> Planned:
+    """Plans individual budgets, whose settings may be on a private base."""
+    return settings, FewRows(**asdict(settings.plan(parts)), standing=standing)
+
+
+def few_exponential(epsilon: float, tokens: int, parts: int, standing: int, base: Event | None = None) -> Planned:
+    """Plans the exponential mechanism with all parts drawn, and nothing that ends it.
+
+    The mean of rows that stand for equal shares is the mean of all; the radius is that of all parts.
+    """
+    radius = ExponentialSettings(epsilon=epsilon, tokens=tokens, sample=parts).on_base(base).plan(parts).radius
+    return ExponentialSettings(epsilon=None, tokens=tokens, radius=radius), Exponential(standing, standing, radius)
+
+
+def kept_states(model: Path, text: EvaluationText, output: Path, name: str) -> tuple[Path, Path]:
+    """Returns the files of a model's output layer and hidden states, which are computed unless they are there."""
+    head, states = output / f"{name}.head", output / f"{name}.npy"
+    if not (head.exists() and is_whole(states, text.positions)):
+        score_public(model, text, "auto", head, states)
+    return head, states
+
+
+def kept_rows(
+    model: Path,
+    text: EvaluationText,
+    states: tuple[Path, Path],
+    parts: Sequence[tuple[AdapterFiles, Path]],
+    original: tuple[Path, Path] | None = None,
+) -> RowReader:
+    """Computes the rows of parts that are missing, and opens all.
+
+    Args:
+        states: of the model (`kept_states`).
+        parts: each with the file of its hidden states.
+        original: the states of the public model, if the model is a private base.
+    """
+    if missing := [pair for pair in parts if not is_whole(pair[1], text.positions)]:
+        score(model, missing, text, "auto")
+    return RowReader.open(EnsembleRows(*states, tuple(path for _, path in parts), original=original))
