@@ -303,10 +303,7 @@ def start_ensemble(
         parts = sum(plan.parts for plan in plans[:serving])
         report(f"Loading {parts} parts into {serving} shard{'s' * (serving > 1)}")
         fleet_actor = _start_fleet(configuration, promised, plans, serving, size, keep)
-        try:
-            ray.get(fleet_actor.start.remote())
-        except FleetError as error:
-            raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
+        loaded = fleet_actor.start.remote()  # takes longest, so the other actors start meanwhile
         # Another service that uses this ledger continues until this one makes its first charge.
         report("Opening the ledger")
         kept = _kept_budget(configuration, promised) if keep else None
@@ -314,6 +311,11 @@ def start_ensemble(
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
+        report("Waiting for parts and coordinators")
+        try:
+            ray.get(loaded)
+        except FleetError as error:
+            raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
         wait_until_healthy(coordinators)
     return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
 
@@ -400,8 +402,11 @@ def _all_or_none(namespace: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for name, actor_namespace in _running(namespace) - before:
-            _kill(name, actor_namespace)
+        # The fleet first: while it starts, it makes shards.
+        for ended in ({fleet.NAME}, None):
+            for name, actor_namespace in _running(namespace) - before:
+                if ended is None or name in ended:
+                    _kill(name, actor_namespace)
         raise
 
 
