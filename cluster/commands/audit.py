@@ -12,10 +12,10 @@ import typer
 from rich.markup import escape
 
 from cluster.console import console, display
-from cluster.options import JsonOption
+from cluster.options import JsonOption, TextFieldOption
 from cluster.parameters import ACCEPTED, bad, options
 from cluster.steps import Steps
-from services.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, ShadowSize
+from services.laboratory.audit.worlds.sizes import AdjacentSize, PlantedSize, SecretKind, ShadowSize
 
 audit = typer.Typer(
     name="audit", help="Attack the output of protocols, and compare the result with their claims.", no_args_is_help=True
@@ -41,11 +41,15 @@ Directory = Annotated[Path, typer.Option("--directory", help="The directory for 
 Users = Annotated[int, typer.Option(min=1, help="Ordinary people of the demo corpus.")]
 Planted = Annotated[int, typer.Option(min=2, help="People with a secret, each included by a fair coin.")]
 Repetitions = Annotated[int, typer.Option(min=1, help="How often the secret of an included person is in the corpus.")]
+Secrets = Annotated[
+    SecretKind, typer.Option(help="Random digits, or texts that the public model samples at a high temperature.")
+]
 Candidates = Annotated[int, typer.Option(min=2, help="The number of candidate secrets in the ranking.")]
 Attempts = Annotated[int, typer.Option(min=1, help="The number of completions for each secret.")]
 TopK = Annotated[int, typer.Option(min=1, help="The number of most likely tokens from which the attacker samples.")]
 Draws = Annotated[int, typer.Option(min=1, help="The number of releases to average for a noisy or random protocol.")]
 Queries = Annotated[int, typer.Option(min=1, help="The number of queries about each planted person.")]
+Guesses = Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins to guess.")]
 Shadows = Annotated[int, typer.Option(min=3, help="Shadow ensembles.")]
 Output = Annotated[Path | None, typer.Option(help="A directory for audit.json and audit.html.")]
 
@@ -155,6 +159,7 @@ def extraction_(
     planted: Planted = _GROUND.planted,
     repetitions: Repetitions = _GROUND.repetitions,
     parts: Parts = _GROUND.parts,
+    secrets: Secrets = _GROUND.secrets,
     protocol: Annotated[
         str | None, typer.Option(help="The protocol. Default: every one that `privmix evaluate` compares.")
     ] = None,
@@ -184,13 +189,13 @@ def extraction_(
         subjects = compared_subjects(parts, epsilons, tokens, delta)
     else:
         subjects = planned_subjects(protocol, options(context.args), parts, epsilons, (tokens,), delta)
-    known = train_planted(directory, PlantedSize(users, planted, repetitions, parts), subjects, steps, as_json)
+    known = train_planted(directory, PlantedSize(users, planted, repetitions, parts, secrets), subjects, steps, as_json)
     steps(f"Asking the models for {len(known)} secrets")
     trained = testbed.evaluate_testbed(directory, known, candidates, top_k)
     served = None
     if url is not None:
         included = trained.canaries
-        charged = sum(len(canary.secret) for canary in included) * attempts
+        charged = sum(canary.length for canary in included) * attempts
         steps(f"Asking {url} for {charged} tokens: every one of them is charged")
         served = extraction.over_http(url, included, attempts, top_k, os.environ.get(API_KEY))
     finish([sections.extraction_section(trained, subjects, attempts, draws, steps, served)], output, as_json)
@@ -205,7 +210,7 @@ def one_run(
     epsilon: Epsilons = None,
     delta: Delta = _DELTA,
     confidence: Confidence = _CONFIDENCE,
-    guesses: Annotated[float, typer.Option(min=0.01, max=1, help="The share of the coins to guess.")] = _GUESSES,
+    guesses: Guesses = _GUESSES,
     directory: Annotated[
         Path | None, typer.Option(help="The directory of `privmix audit extraction`: also guess its planted users.")
     ] = None,
@@ -225,9 +230,41 @@ def one_run(
     if directory is not None:
         steps("Asking the models for the planted secrets")
         trained = testbed.load_testbed(directory)
-        count = queries * sum(len(canary.secret) for canary in trained.outputs)
+        count = queries * sum(canary.length for canary in trained.outputs)
         on_testbed = planned_subjects(protocol, given, trained.parts, epsilons, (count,), delta)
     section = sections.one_run_section(subjects, on_testbed, trained, queries, delta, confidence, guesses, steps)
+    finish([section], output, as_json)
+
+
+@audit.command()
+def released(
+    texts: Annotated[Path, typer.Argument(help="A job of `privmix generate`, or JSON Lines.")],
+    directory: Annotated[
+        Path,
+        typer.Option("--directory", help="The directory of `privmix audit extraction`, whose ensemble wrote them."),
+    ] = DIRECTORY,
+    text_field: TextFieldOption = "text",
+    confidence: Confidence = _CONFIDENCE,
+    guesses: Guesses = _GUESSES,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bound epsilon from below by released text alone: train a model on it, and guess who was planted.
+
+    Trains into DIRECTORY. The claim is the one of the texts' card; a JSON Lines file claims nothing.
+    """
+    from cluster.work.audit import finish
+    from services.laboratory.audit.attacks import released_text
+    from services.laboratory.audit.report import sections
+    from services.laboratory.audit.worlds import testbed
+
+    steps, read = Steps(), released_text.read_released(texts, text_field)
+    canaries, corpus = testbed.planted(directory)
+    steps(f"Training on {len(read.texts)} released texts (a finished model is kept)")
+    trained = released_text.train_on(read, directory, display(as_json))
+    steps(f"Asking the models for {len(canaries)} secrets")
+    scores, of_the_corpus = released_text.score((trained, corpus), canaries)
+    section = sections.released_section(read, canaries, scores, of_the_corpus, confidence, guesses)
     finish([section], output, as_json)
 
 
@@ -346,7 +383,7 @@ def all_(
     trained = testbed.evaluate_testbed(directory, known, _CANDIDATES, _TOP_K)
     every.append(sections.extraction_section(trained, compared, _ATTEMPTS, _EXTRACTION_DRAWS, steps))
     coins = planned_subjects(None, {}, _ONE_RUN_PARTS, _ONE_RUN_EPSILONS, (_ONE_RUN_PARTS * _QUERIES,), delta)
-    tokens = _QUERIES * sum(len(canary.secret) for canary in known)
+    tokens = _QUERIES * sum(canary.length for canary in known)
     planted = planned_subjects(None, {}, _GROUND.parts, _ONE_RUN_EPSILONS, (tokens,), delta)
     every.append(sections.one_run_section(coins, planted, trained, _QUERIES, delta, confidence, _GUESSES, steps))
     members = planned_subjects("pmixed", {}, _SHADOWS.parts, _MEMBERSHIP_EPSILONS, (_TOKENS,), delta)

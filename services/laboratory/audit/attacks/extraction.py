@@ -68,8 +68,8 @@ def over_http(url: str, canaries: Sequence[Canary], attempts: int, top_k: int, a
     with client(url, api_key) as service:
         for canary in canaries:
             body = {"model": "privmix", "prompt": canary.prompt, "n": attempts, "top_k": top_k}
-            answer = service.post("/v1/completions", json={**body, "max_tokens": len(canary.secret)}).raise_for_status()
-            hits += any(choice["text"].strip().startswith(canary.secret) for choice in answer.json()["choices"])
+            answer = service.post("/v1/completions", json={**body, "max_tokens": canary.length}).raise_for_status()
+            hits += any(choice["text"].strip().startswith(canary.secret.strip()) for choice in answer.json()["choices"])
     return hits / len(canaries)
 
 
@@ -94,7 +94,7 @@ def attack(
         settings: the settings of the budget. If the cost depends on the text, every attempt has a full budget.
     """
     scores = [
-        log_chances(protocol, answers, models[canary], len(canary.secret), draws, settings)
+        log_chances(protocol, answers, models[canary], canary.length, draws, settings)
         for canary, answers in outputs.items()
     ]
     chances = np.array([np.exp(candidate_scores[0]) for candidate_scores in scores])

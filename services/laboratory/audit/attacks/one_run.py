@@ -70,9 +70,9 @@ def of_users(
     """
     models = testbed.models(protocol)
     scores = [
-        _surprise(protocol, outputs, models, canary.secret, queries) for canary, outputs in testbed.outputs.items()
+        _surprise(protocol, outputs, models, canary.length, queries) for canary, outputs in testbed.outputs.items()
     ]
-    tokens = queries * sum(len(canary.secret) for canary in testbed.outputs)
+    tokens = queries * sum(canary.length for canary in testbed.outputs)
     coins = [canary.included for canary in testbed.outputs]
     guessed = GuessCounts(len(coins), guesses, correct_guesses(coins, np.array(scores), guesses))
     return findings(protocol, guessed, tokens, delta, confidence, subject or protocol.name)
@@ -102,9 +102,9 @@ def _attacked(pair: Pair, part: int, coin: bool) -> World:
     return replace(world, parts=(*others[:part], own, *others[part:]))
 
 
-def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], secret: str, queries: int) -> float:
+def _surprise(protocol: Protocol, outputs: ModelOutput, models: Sequence[int], length: int, queries: int) -> float:
     """Returns the count of the secret's tokens in samples, minus the count expected from the public model."""
-    own = slice(0, len(secret))  # the first candidate is the true secret
+    own = slice(0, length)  # the first candidate is the true secret
     public = torch.softmax(outputs.public[own].double(), dim=1).gather(1, outputs.wanted[own, None])[:, 0].numpy()
     samples = np.array([_sampled(protocol, outputs, models, own) for _ in range(queries)])
     return float(((samples == outputs.wanted[own].numpy()) - public).sum())

@@ -6,20 +6,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from services.laboratory.audit.attacks import extraction, likelihood, membership, one_run, published
+from services.laboratory.audit.attacks import extraction, likelihood, membership, one_run, published, released_text
 from services.laboratory.audit.attacks.accounts import audit_accounts
 from services.laboratory.audit.attacks.extraction import ExtractionResult
 from services.laboratory.audit.attacks.frequencies import audit_draws
 from services.laboratory.audit.attacks.membership import Observation
+from services.laboratory.audit.attacks.released_text import ReleasedTexts
 from services.laboratory.audit.attacks.releases import audit_releases
 from services.laboratory.audit.report.finding import Finding
 from services.laboratory.audit.report.page import AttackSection, bars, roc_figure
+from services.laboratory.audit.report.roc import Roc
+from services.laboratory.audit.worlds.canaries import SAMPLED_TOKENS, Canary
 from services.laboratory.audit.worlds.distributions import NoPairError
+from services.laboratory.audit.worlds.sampled_secrets import TEMPERATURE
 from services.laboratory.audit.worlds.shadow_ensembles import Shadows
 from services.laboratory.audit.worlds.testbed import Testbed
+from services.privacy.arrays import Reals
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.ensemble import Ensemble
 from services.privacy.protocols.finetuned import Finetuned
@@ -211,11 +217,11 @@ def extraction_section(
     return AttackSection(
         title="Extraction",
         text=(
-            f"The demo corpus contains {len(outputs)} planted secrets of six digits. The attacker sends the text "
-            f"before the secret {attempts} times; the hit rate is the probability that at least one answer is the "
-            "secret. Exposure and rank compare the secret with random candidates by their probabilities under the "
-            "released distributions. If the cost of a token depends on the text, every attempt has a full budget, and "
-            "the public model answers after its end. "
+            f"The demo corpus contains {len(outputs)} planted secrets of {_described(testbed.canaries)}. The attacker "
+            f"sends the text before the secret {attempts} times; the hit rate is the probability that at least one "
+            "answer is the secret. Exposure and rank compare the secret with random candidates by their probabilities "
+            "under the released distributions. If the cost of a token depends on the text, every attempt has a full "
+            "budget, and the public model answers after its end. "
             + (
                 "THE ATTACK IS TOO WEAK FOR A CONCLUSION: even models without privacy do not output their secrets."
                 if weak
@@ -282,6 +288,56 @@ def one_run_section(
     )
 
 
+def released_section(
+    released: ReleasedTexts,
+    canaries: Sequence[Canary],
+    scores: Reals,
+    of_the_corpus: Reals,
+    confidence: float,
+    guesses: float,
+) -> AttackSection:
+    """Audits released texts, beside the planted corpus itself as if it were released.
+
+    Args:
+        scores, of_the_corpus: what the models of the texts and of the corpus add to each canary, float64 [canaries].
+        guesses: the share of the coins to guess.
+    """
+    corpus = ReleasedTexts("the planted corpus itself", ())
+    count = round(guesses * len(canaries))
+    findings = [
+        released_text.find(texts, canaries, added, confidence, count)
+        for texts, added in ((released, scores), (corpus, of_the_corpus))
+    ]
+    included = np.array([canary.included for canary in canaries])
+    areas = [Roc.of(added[included], added[~included]).area for added in (scores, of_the_corpus)]
+    weak = areas[1] < extraction.LEAKS
+    return AttackSection(
+        title="Released text",
+        text=(
+            f"A fair coin included each of {len(canaries)} planted users. A model is trained on the released text "
+            "alone; what it adds to the log-probability of each secret decides the guess. The second row trains on the "
+            "corpus itself, which shows what the attack can find. "
+            + (
+                "THE ATTACK IS TOO WEAK FOR A CONCLUSION: it does not even find the secrets of the corpus itself."
+                if weak
+                else "It finds the secrets of the corpus itself, so it is strong enough."
+            )
+        ),
+        findings=findings,
+        rows=[
+            {
+                "trained on": finding.subject,
+                "claimed epsilon": finding.claim,
+                "area under the curve": area,
+                "right guesses": f"{finding.details['correct']} of {finding.details['guesses']}",
+                "lower bound": finding.lower,
+                "verdict": finding.verdict,
+            }
+            for finding, area in zip(findings, areas, strict=True)
+        ],
+    )
+
+
 def membership_section(
     shadows: Shadows, subjects: Sequence[Subject], delta: float, draws: int, show_step: ShowStep
 ) -> AttackSection:
@@ -326,6 +382,13 @@ def membership_section(
         rows=rows,
         figures={"LiRA": roc_figure(curves, bounds)},
     )
+
+
+def _described(canaries: Sequence[Canary]) -> str:
+    """Names the secrets: all are of one kind."""
+    if any(canary.others for canary in canaries):
+        return f"{SAMPLED_TOKENS} tokens, which the public model sampled at temperature {TEMPERATURE:g}"
+    return "six digits"
 
 
 def _against_epsilon(results: Sequence[ExtractionResult]) -> Figure:

@@ -1,6 +1,9 @@
 """Defines the sizes of the worlds that attacks train, without importing what trains them."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+SecretKind = Literal["digits", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -12,12 +15,14 @@ class PlantedSize:
         planted: the number of users with a secret, each included by a fair coin.
         repetitions: the number of copies of an included user's text in the corpus.
         parts: the number of parts of the ensemble.
+        secrets: random digits, or texts that the public model samples at a high temperature.
     """
 
     users: int = 48
     planted: int = 16
     repetitions: int = 24
     parts: int = 4
+    secrets: SecretKind = "digits"
 
 
 @dataclass(frozen=True)

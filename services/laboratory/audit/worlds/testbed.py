@@ -10,6 +10,7 @@ from services.errors import InputError
 from services.files import write_atomically
 from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
 from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from services.laboratory.audit.worlds.sampled_secrets import SecretSampler
 from services.laboratory.audit.worlds.sizes import PlantedSize
 from services.laboratory.evaluation.ensembles import TrainedEnsemble, has_halves
 from services.privacy.protocol import Protocol
@@ -106,7 +107,8 @@ def train_testbed(
         WorkError: as `train`.
     """
     claim_directory(directory, size)
-    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions)
+    sampler = SecretSampler(resolve()) if size.secrets == "sampled" else None
+    canaries = plant(directory, users=size.users, planted=size.planted, repetitions=size.repetitions, sampler=sampler)
     plans = [
         plan(
             Corpus(directory / CORPUS),
@@ -122,15 +124,25 @@ def train_testbed(
     return canaries
 
 
-def load_testbed(directory: Path) -> Testbed:
-    """Loads and evaluates the trained testbed of ``directory``.
+def planted(directory: Path) -> tuple[tuple[Canary, ...], TrainedEnsemble]:
+    """Returns the canaries of a trained testbed, and its model of the whole corpus.
 
     Raises:
         InputError: the directory has none.
     """
     if not (directory / SINGLE / FILE).exists():
         raise InputError(f"{directory}: there is no trained testbed; run `privmix audit extraction` first")
-    return evaluate_testbed(directory, read(directory), count=2, top_k=64)
+    return read(directory), TrainedEnsemble.load(directory / SINGLE)
+
+
+def load_testbed(directory: Path) -> Testbed:
+    """Loads and evaluates the trained testbed of ``directory``.
+
+    Raises:
+        InputError: the directory has none.
+    """
+    canaries, _ = planted(directory)
+    return evaluate_testbed(directory, canaries, count=2, top_k=64)
 
 
 def evaluate_testbed(directory: Path, canaries: Sequence[Canary], count: int, top_k: int) -> Testbed:

@@ -27,6 +27,7 @@ NOT_PRIVATE = {
         "a release of an attack, from known outputs",
     ),
     "services/laboratory/audit/worlds/canaries.py": ({"secrets"}, "planted text"),
+    "services/laboratory/audit/worlds/sampled_secrets.py": ({"secrets"}, "planted text"),
     "services/laboratory/audit/worlds/shadow_ensembles.py": ({"random"}, "coins of an audit"),
     "services/engine/vllm_engine.py": ({"secrets"}, "a name"),
     "services/laboratory/evaluation/rows.py": (

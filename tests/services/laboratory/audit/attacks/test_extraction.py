@@ -13,9 +13,10 @@ from services.laboratory.audit.attacks.one_run import correct_guesses, of_users
 from services.laboratory.audit.report.page import AuditReport
 from services.laboratory.audit.report.sections import Subject, extraction_section
 from services.laboratory.audit.worlds import testbed
-from services.laboratory.audit.worlds.canaries import CORPUS, Canary, candidates, plant, read
+from services.laboratory.audit.worlds.canaries import CORPUS, SAMPLED_TOKENS, Canary, candidates, plant, read
 from services.laboratory.audit.worlds.chances import next_token_chances
 from services.laboratory.audit.worlds.models import LocalModels, ModelOutput
+from services.laboratory.audit.worlds.sampled_secrets import SecretSampler
 from services.laboratory.audit.worlds.sizes import PlantedSize
 from services.laboratory.audit.worlds.testbed import evaluate_testbed, train_testbed
 from services.privacy.protocols import PROTOCOLS
@@ -146,6 +147,35 @@ def test_candidates_are_different_and_begin_with_the_truth() -> None:
     assert secrets_[0] == CANARY.secret
     assert len(set(secrets_)) == 50
     assert {len(secret) for secret in secrets_} == {DIGITS}
+
+
+def sampler(prompt: str, count: int) -> list[str]:
+    return [f" {prompt[:3]} text {number}" for number in range(count)]
+
+
+def test_sampled_secrets_and_their_candidates_come_from_one_draw(tmp_path: Path) -> None:
+    canaries = plant(tmp_path, users=4, planted=6, repetitions=2, sampler=sampler)
+    texts = [document.text for document in Corpus(tmp_path / CORPUS)]
+    for canary in canaries:
+        assert sum(canary.text in text for text in texts) == (2 if canary.included else 0)
+        assert candidates(canary, 8) == sampler(canary.prompt, 8)
+        assert canary.length == SAMPLED_TOKENS
+    assert read(tmp_path) == canaries
+    with pytest.raises(InputError, match=r"candidates: a sampled secret has at most 64, not 65"):
+        candidates(canaries[0], 65)
+
+
+@pytest.mark.slow
+def test_a_sampled_secret_has_its_tokens_and_is_unlikely(public_model: Path) -> None:
+    """Each token of such a secret is less likely to the model than a digit after the prompt of a number."""
+    texts = SecretSampler(public_model)(CANARY.prompt, 8)
+    models = LocalModels(public_model, [])
+    assert len(set(texts)) == 8
+    outputs = models.continuations(CANARY.prompt, texts, 1)
+    assert len(outputs.wanted) == 8 * SAMPLED_TOKENS
+    drawn = outputs.public.gather(1, outputs.wanted[:, None])
+    digits = models.continuations(CANARY.prompt, [CANARY.secret], 1)
+    assert drawn.mean() < digits.public.gather(1, digits.wanted[:, None]).mean()
 
 
 def test_coins_are_guessed_from_both_ends() -> None:

@@ -1,0 +1,92 @@
+"""Claim: text that tells who was in the corpus breaks the claim of its card, and other text does not."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.errors import InputError
+from services.files import write_lines
+from services.generation.card import JSON_FILE
+from services.generation.job import OUTPUT
+from services.laboratory.audit.attacks.released_text import ReleasedTexts, find, read_released, score, train_on
+from services.laboratory.audit.report.sections import released_section
+from services.laboratory.audit.worlds.canaries import Canary
+from services.laboratory.audit.worlds.testbed import planted
+from services.privacy.arrays import Reals
+from services.progress import Display
+
+CANARIES = tuple(Canary(f"user {i}", "My number is ", f"{i:06d}", i % 2 == 0) for i in range(40))
+INCLUDED = np.array([canary.included for canary in CANARIES], dtype=np.float64)
+TEXTS = ReleasedTexts("texts", ("a text",), epsilon=0.5, delta=1e-9, status="certified")
+
+
+def test_text_that_tells_every_coin_breaks_a_small_claim() -> None:
+    found = find(TEXTS, CANARIES, INCLUDED, 0.95, 40)
+    assert found.details["correct"] == 40
+    assert found.verdict == "broken"
+    assert found.claims == {"card": 0.5}
+    assert found.certain > 0.5
+
+
+def test_text_that_tells_nothing_breaks_no_claim() -> None:
+    blind: Reals = (np.arange(40) // 2 % 2).astype(np.float64)  # right for every other pair of coins
+    found = find(TEXTS, CANARIES, blind, 0.95, 40)
+    assert found.details["correct"] == 20
+    assert (found.verdict, found.lower) == ("holds", 0)
+
+
+def test_text_without_a_card_claims_nothing() -> None:
+    found = find(ReleasedTexts("texts", ("a text",)), CANARIES, INCLUDED, 0.95, 40)
+    assert found.verdict == "no claim"
+
+
+def test_the_section_shows_what_the_attack_finds_in_the_corpus_itself() -> None:
+    strong = released_section(TEXTS, CANARIES, np.zeros(40), INCLUDED, 0.95, 1.0)
+    assert [row["area under the curve"] for row in strong.rows] == [0.5, 1.0]
+    assert "strong enough" in strong.text
+    weak = released_section(TEXTS, CANARIES, np.zeros(40), np.zeros(40), 0.95, 1.0)
+    assert "TOO WEAK" in weak.text
+
+
+def job(directory: Path, epsilon: float | None, texts: list[str]) -> Path:
+    directory.mkdir()
+    write_lines(directory / OUTPUT, ({"text": text} for text in texts))
+    (directory / JSON_FILE).write_text(json.dumps({"epsilon": epsilon, "delta": 1e-5, "guarantee": "certified"}))
+    return directory
+
+
+def test_a_job_has_the_claim_of_its_card(tmp_path: Path) -> None:
+    read = read_released(job(tmp_path / "job", 8.0, ["one", "two"]), "text")
+    assert read == ReleasedTexts("job", ("one", "two"), 8.0, 1e-5, "certified")
+    assert read_released(job(tmp_path / "free", None, ["one"]), "text").epsilon == math.inf
+
+
+def test_lines_without_a_card_are_read_by_field(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    write_lines(path, [{"body": "one"}, {"body": "two"}])
+    assert read_released(path, "body").texts == ("one", "two")
+    with pytest.raises(InputError, match="has no text in the field 'text'"):
+        read_released(path, "text")
+
+
+def test_a_job_without_its_card_and_a_missing_testbed_are_refused(tmp_path: Path) -> None:
+    broken = job(tmp_path / "job", 8.0, ["one"])
+    (broken / JSON_FILE).unlink()
+    with pytest.raises(InputError, match=JSON_FILE):
+        read_released(broken, "text")
+    with pytest.raises(InputError, match="privmix audit extraction"):
+        planted(tmp_path)
+
+
+@pytest.mark.long
+def test_a_model_of_texts_with_secrets_finds_them(tmp_path: Path) -> None:
+    """The texts repeat the secrets of the included users, as a service without privacy could."""
+    canaries = CANARIES[:8]
+    texts = [canary.text for canary in canaries if canary.included] * 24
+    trained = train_on(ReleasedTexts("leak", tuple(texts)), tmp_path, Display())
+    (added,) = score([trained], canaries)
+    included = np.array([canary.included for canary in canaries])
+    assert added[included].min() > added[~included].max()
