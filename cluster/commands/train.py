@@ -247,6 +247,14 @@ def train(
     steps: Annotated[
         int, typer.Option(help="DP-SGD: the number of steps. It replaces --epochs.", rich_help_panel=_GUARANTEE)
     ] = _PRIVATE.steps,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(
+            help="DP-SGD, also of --base auto: public text of the same kind, of nobody in the corpus, in the same "
+            "form. The adapter is trained on it first, at no cost.",
+            rich_help_panel=_GUARANTEE,
+        ),
+    ] = None,
     expected_batch: Annotated[
         int | None,
         typer.Option(
@@ -315,6 +323,9 @@ def train(
             raise bad(name, "has no effect with --dp-sgd; choose --steps, and --expected-batch for smaller batches")
     if base_share is not None and base != AUTO_BASE:
         raise bad("base-share", "belongs to --base auto; add it")
+    if warm_start is not None and not (privately or base == AUTO_BASE):
+        raise bad("warm-start", "belongs to --dp-sgd or --base auto; add one of them")
+    public = None if warm_start is None else Corpus(warm_start, user_field, text_field, skip_bad)
     if privately and earlier:
         raise bad("earlier", "is for ensembles of parts; leave it out with --dp-sgd")
     if users is not None and (privately or parts is not None):
@@ -328,7 +339,9 @@ def train(
             share = epsilon * (BASE_SHARE if base_share is None else base_share)
             guarantee = DpSgdOptions.checked(epsilon=share, delta=delta)
             common = {name: value for name, value in given.items() if name in ("block", "precision")}
-            base = str(train_base(documents, output / "base", guarantee, model, common, salt_file, resources, as_json))
+            base = str(
+                train_base(documents, output / "base", guarantee, model, common, salt_file, resources, public, as_json)
+            )
         model = base
     size = None if users is None else StatedSize.rounded(users, tokens_per_user)
     plan = (
@@ -348,6 +361,7 @@ def train(
             model=model,
             options=options,
             salt_file=salt_file,
+            warm_start=public,
         )
         if privately
         else ensemble.plan(

@@ -68,11 +68,14 @@ def train_base(
     given: Mapping[str, object],
     salt_file: Path | None,
     resources: Resources,
+    warm_start: Corpus | None,
     as_json: bool,
 ) -> Path:
     """Trains a private base by the default recipe, or keeps the finished one; returns its directory."""
     options = TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(given))
-    plan = dp_sgd.plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
+    plan = dp_sgd.plan(
+        corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
+    )
     run_trainings([plan], resources, display(as_json))
     return output
 

@@ -45,6 +45,7 @@ def train(
     options: TrainingOptions | None = None,
     resources: Resources | None = None,
     salt_file: Path | None = None,
+    warm_start: Corpus | None = None,
     display: Display | None = None,
 ) -> Trained:
     """Trains one adapter with DP-SGD into `output`. Keeps an existing adapter of the same input.
@@ -54,11 +55,16 @@ def train(
 
     A training that is killed has released nothing. A second training on the same text costs as much as the first.
 
+    Args:
+        warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
+
     Raises:
         InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
         WorkError: the training failed, or another training is writing to `output`.
     """
-    training = plan(corpus, output, private=private, model=model, options=options, salt_file=salt_file)
+    training = plan(
+        corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
+    )
     (trained,) = run_trainings([training], resources or Resources(), display or Display())
     return trained
 
@@ -72,6 +78,7 @@ def plan(
     model: str | None = None,
     options: TrainingOptions | None = None,
     salt_file: Path | None = None,
+    warm_start: Corpus | None = None,
 ) -> Iterator[TrainingPlan]:
     """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
 
@@ -95,10 +102,11 @@ def plan(
         units = _units(marks.of(corpus), base, private, options)
         if not units:
             raise InputError(f"corpus {corpus.path}: has no documents")
+        public = () if warm_start is None else _public(warm_start, marks, base, private, options)
         adapter = PlannedAdapter(
             _NAME,
-            _fingerprint(units, base, salt, private, options),
-            partial(_recipe, units, private, options),
+            _fingerprint(units, base, salt, private, options, public),
+            partial(_recipe, units, private, options, public),
         )
         yield TrainingPlan(
             output,
@@ -125,6 +133,25 @@ def planned(private: DpSgdOptions) -> DpSgdEvent:
     return DpSgdEvent(private.unit, noise, rate, steps, uuid.uuid4().hex)
 
 
+def _public(
+    warm_start: Corpus, private_text: Marks, base: Base, private: DpSgdOptions, options: TrainingOptions
+) -> list[Tokens]:
+    """Returns the texts of a warm start.
+
+    Raises:
+        InputError: there are none, or a user or a text is also in the private corpus.
+    """
+    documents = list(warm_start)
+    if shared := private_text.overlap(documents):
+        raise InputError(
+            f"warm-start {warm_start.path}: {shared.users} of its users and {shared.texts} of its {len(documents)} "
+            "texts are in the private corpus, now or in an earlier training here; give public text of others"
+        )
+    if not documents:
+        raise InputError(f"warm-start {warm_start.path}: has no documents")
+    return _units(documents, base, private, options)
+
+
 def _units(documents: Iterable[Document], base: Base, private: DpSgdOptions, options: TrainingOptions) -> list[Tokens]:
     from transformers import AutoTokenizer
 
@@ -133,20 +160,37 @@ def _units(documents: Iterable[Document], base: Base, private: DpSgdOptions, opt
 
 
 def _fingerprint(
-    units: Sequence[Tokens], base: Base, salt: bytes, private: DpSgdOptions, options: TrainingOptions
+    units: Sequence[Tokens],
+    base: Base,
+    salt: bytes,
+    private: DpSgdOptions,
+    options: TrainingOptions,
+    public: Sequence[Tokens],
 ) -> str:
     # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
     unused = {"part_kind", "text", "layers", "batch", "epochs"}
     chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=unused)]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
+    if public:
+        recipe.append(_digest(public))
     digest = hmac.new(key, json.dumps(recipe, sort_keys=True).encode() + b"\0", "sha256")
     for unit in units:
         digest.update(unit.astype("<i4").tobytes())
     return digest.hexdigest()
 
 
-def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions) -> Recipe:
+def _digest(public: Sequence[Tokens]) -> str:
+    """Returns the digest of the texts of a warm start."""
+    digest = hashlib.sha256(json.dumps([len(text) for text in public]).encode())
+    for text in public:
+        digest.update(text.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _recipe(
+    units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOptions, public: Sequence[Tokens]
+) -> Recipe:
     from services.training import per_unit
 
     event = planned(private)
@@ -160,9 +204,10 @@ def _recipe(units: Sequence[Tokens], private: DpSgdOptions, options: TrainingOpt
         steps=event.steps,
         clip=private.clip,
         matrices=private.matrices,
+        public=public,
     )
     chosen = private.model_dump(include={"epsilon", "delta", "clip", "blocks"})
-    record = PrivateTraining(**chosen, event=event)
+    record = PrivateTraining(**chosen, event=event, warm_start=_digest(public) if public else None)
     batch = f"all {private.unit}s" if event.sampling_rate == 1 else f"a rate of {event.sampling_rate:g}"
     note = f"noise {event.noise_multiplier:.3f}, {event.steps} steps of {batch}"
     return Recipe(work, {RECORD: record.model_dump_json().encode()}, note)

@@ -23,6 +23,9 @@ from services.training.adapter import TOKENS_AT_ONCE, Files, files_of, loss_grad
 from services.training.options import Matrices, TrainingOptions
 from services.training.packing import IGNORED, Tokens, even_size, pack
 
+_PUBLIC_BATCH = 8
+"""The number of public texts in a step of a warm start."""
+
 
 def train_adapter(
     base: Path,
@@ -37,6 +40,7 @@ def train_adapter(
     steps: int,
     clip: float,
     matrices: Matrices = "b",
+    public: Sequence[Tokens] = (),
 ) -> Files:
     """Fine-tunes one adapter with DP-SGD.
 
@@ -53,6 +57,7 @@ def train_adapter(
         sampling_rate: the probability with which each unit is in a batch (Poisson sampling); 1 for all units.
         clip: the maximum L2 norm of the gradient of a unit's mean loss.
         matrices: the matrices of LoRA to train. With "b", A stays at its initial values.
+        public: texts of no private unit, on which the adapter is trained first, without noise.
 
     Returns:
         the files of a PEFT adapter directory.
@@ -65,6 +70,8 @@ def train_adapter(
     torch.manual_seed(seed)
     model = with_lora(base, base_name, options, device)
     gradients = UnitGradients(model, options.block, matrices)
+    if public:
+        _begin_with(public, gradients, options)
     optimizer = torch.optim.AdamW(gradients.weights, lr=options.initial_rate(steps), weight_decay=options.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, round(options.warm_up * steps), steps)
     model.train()
@@ -80,6 +87,19 @@ def train_adapter(
     gradients.detach()
     _unfreeze(model)  # so that the files have A too
     return files_of(model)
+
+
+def _begin_with(public: Sequence[Tokens], gradients: "UnitGradients", options: TrainingOptions) -> None:
+    """Trains on public texts, in their order, once. The optimiser of DP-SGD begins anew after it."""
+    batches = [public[first : first + _PUBLIC_BATCH] for first in range(0, len(public), _PUBLIC_BATCH)]
+    optimizer = torch.optim.AdamW(
+        gradients.weights, lr=options.initial_rate(len(batches)), weight_decay=options.weight_decay
+    )
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, len(batches))
+    for batch in batches:
+        gradients.assign(gradients.of(batch).mean(dim=0))
+        optimizer.step()
+        schedule.step()
 
 
 def noised(total: Tensor, deviation: float) -> Tensor:

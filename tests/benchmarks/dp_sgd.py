@@ -47,11 +47,15 @@ class TrainingRecipe:
 
     Attributes:
         batch: the average number of users in a step; None for all.
+        public: the number of other users whose text the training begins with, without noise.
+        only_public: end after that text.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     private: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
+    public: int = 0
+    only_public: bool = False
 
     def training(self) -> TrainingOptions:
         return TrainingOptions.checked(**DP_SGD_TRAINING.model_dump() | dict(self.options))
@@ -84,6 +88,9 @@ RECIPES: Mapping[str, TrainingRecipe] = {
     "v, rank 16, rate 1e-3": _v(16, 1e-3),
     "v, rank 4, rate 1e-3, both": _v(4, 1e-3, matrices="both"),
     "v, rank 4, rate 2e-3, both": _v(4, 2e-3, matrices="both"),
+    "default": TrainingRecipe(),
+    "default after public text": TrainingRecipe(public=64),
+    "public text alone": TrainingRecipe(public=64, only_public=True),
 }
 
 
@@ -120,7 +127,17 @@ class DpSgdBench:
     def _train(self, folder: Path, recipe: TrainingRecipe, epsilon: float, population: int, users: int) -> float:
         private = recipe.guarantee(epsilon, population)
         begun = time.process_time()
-        train_for(population, self.model, self.corpus, users, recipe.training(), private, folder)
+        train_for(
+            population,
+            self.model,
+            self.corpus,
+            users,
+            recipe.training(),
+            private,
+            folder,
+            public=recipe.public,
+            only_public=recipe.only_public,
+        )
         return time.process_time() - begun
 
     def _gains(self, folder: Path) -> dict[str, float]:
@@ -145,10 +162,19 @@ def train_for(
     options: TrainingOptions,
     private: DpSgdOptions,
     folder: Path,
+    *,
+    public: int = 0,
+    only_public: bool = False,
 ) -> None:
-    """Trains an adapter on some of a corpus' users, who stand for a population, and writes it to a folder."""
+    """Trains an adapter on some of a corpus' users, who stand for a population, and writes it to a folder.
+
+    Args:
+        public: the number of other users whose text the training begins with, without noise.
+        only_public: end after that text.
+    """
     tokenizer = AutoTokenizer.from_pretrained(model)
-    units = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), users)
+    texts = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), users + public)
+    units, others = texts[:users], texts[users:]
     event = planned(private)
     files = train_adapter(
         model,
@@ -159,9 +185,10 @@ def train_for(
         lambda done: None,
         noise_multiplier=event.noise_multiplier * len(units) / population,
         sampling_rate=event.sampling_rate,
-        steps=event.steps,
+        steps=0 if only_public else event.steps,
         clip=private.clip,
         matrices=private.matrices,
+        public=others,
     )
     write_files(folder, files)
 
