@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from services.training.public_model import resolve
 
 
-def write_tiny_model(folder: Path) -> Path:
+def write_tiny_model(folder: Path, context: int = 128) -> Path:
     """Writes a random model of two layers and 16 dimensions, whose distributions are far from uniform."""
     base = resolve()
     folder.mkdir(parents=True)
@@ -26,7 +26,7 @@ def write_tiny_model(folder: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=context,
         initializer_range=0.5,
     )
     LlamaForCausalLM(config).save_pretrained(folder)

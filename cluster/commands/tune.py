@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from cluster.console import display
 from cluster.options import DrawnOption, JsonOption, TextFieldOption, UserFieldOption
+from cluster.parameters import bad
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.training.options import TokenBudget, TrainingOptions
 
@@ -31,6 +32,13 @@ def tune(
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
     tokens: Annotated[int, typer.Option(help="The number of tokens that the budget must last for.")] = 1024,
     parts: Annotated[list[int], typer.Option(help="A number of parts to train; repeat for more.")] = list(TUNED_PARTS),  # noqa: B006
+    base_share: Annotated[
+        list[float],
+        typer.Option(
+            help="Also train a private base with this share of epsilon, and the largest number of parts on it; repeat "
+            "for more."
+        ),
+    ] = [],  # noqa: B006
     ensemble: Annotated[
         list[Path],
         typer.Option(help="An ensemble of other set-aside text to use instead of training; repeat for more."),
@@ -98,6 +106,8 @@ def tune(
     sample = Corpus(set_aside, user_field, text_field)
     users = None if private is None else Corpus(private, user_field, text_field)
     price, charged = price_of_choice(private, private_epsilon, ledger, ledger_epsilon)
+    if base_share and ensemble:
+        raise bad("base-share", "trains bases; leave it out with --ensemble, which can be on bases")
     check_sample(sample, [path for path in (private_corpus, private) if path], private_ensemble, salt_file, ensemble)
     if users is not None:
         check_held_out(users, private_ensemble, salt_file, ensemble)
@@ -106,6 +116,7 @@ def tune(
         output,
         TokenBudget(epsilon=epsilon, delta=delta, tokens=tokens),
         parts=parts,
+        base_shares=base_share,
         ensembles=ensemble,
         runs=runs,
         run_tokens=run_tokens,

@@ -120,6 +120,8 @@ def show_tuning(tuning: Tuning, output: Path) -> None:
         else "Recommended: the public model alone. No certified protocol is better by more than "
         f"{TOLERANCE:.0%} at this budget."
     )
+    if best.base is not None:
+        shown.print(f"Train it with `privmix train --base auto --base-share {best.base / budget.epsilon:g}`.")
     print(yaml.safe_dump({"privacy": settings | budget.model_dump()}, sort_keys=False), end="")
     shown.print(f"{output}: tuning.json and tuning.png contain all choices", style="dim")
 

@@ -119,6 +119,26 @@ def test_a_choice_on_private_users_is_paid_for_once(sample: Path, tmp_path: Path
     assert "Chosen on 5 private users" in shown.stdout
 
 
+@pytest.mark.slow
+def test_a_share_of_epsilon_for_a_base_is_searched(sample: Path, tmp_path: Path) -> None:
+    """Ensembles of one size alone and on a base of half of epsilon are compared at one budget."""
+    model = write_tiny_model(tmp_path / "model", context=512)
+    shares = ["--base-share", 0.5, "--epsilon", 4]
+    done = tune(sample, tmp_path / "own", "--model", model, "--parts", 2, *shares, "--json")
+    assert done.exit_code == 0, done.output
+    choices = json.loads(done.stdout)["choices"]
+    exponential = [each for each in choices if each["protocol"] == "exponential"]
+    assert {each["base"] for each in exponential} == {None, 2.0}
+    assert {"Exponential mechanism", "Exponential mechanism, on a base of epsilon 2"} <= {
+        each["label"] for each in exponential
+    }
+    base, on_base = (Manifest.load(tmp_path / "own" / "ensembles" / name) for name in ("base-0.5", "2-on-base-0.5"))
+    assert on_base.private_base is not None
+    assert base.dp_sgd == on_base.private_base.training
+    assert tune(sample, tmp_path / "no", "--base-share", 1).exit_code == 2
+    assert tune(sample, tmp_path / "no", "--base-share", 0.5, "--ensemble", tmp_path / "own").exit_code == 2
+
+
 @pytest.mark.long
 def test_the_recommendation_can_be_configured(sample: Path, tmp_path: Path) -> None:
     """Trains small ensembles on one side of the sample; then uses an existing ensemble with other text."""

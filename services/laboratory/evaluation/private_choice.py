@@ -2,11 +2,11 @@
 
     choose(tuning, Corpus(Path("held_out.jsonl")), epsilon=0.5, ledger="choice.db")
 
-The candidates are the certified choices on the front of a tuning, whose text and ensembles are public. A user's loss
-under a candidate is 1/2 - g/2, clipped to [0, 1], if the candidate gains g nats per token over the public model on
-that user's first tokens. Every user is scored alone, so one user moves each sum of losses by at most 1, and the choice
-is differentially private for a user's text replaced by any other (`services.privacy.sampling.selection`). Only the
-choice is released: no loss is stored or shown.
+The candidates are the certified choices on the front of a tuning, without those on private bases; its text and
+ensembles are public. A user's loss under a candidate is 1/2 - g/2, clipped to [0, 1], if the candidate gains g nats per
+token over the public model on that user's first tokens. Every user is scored alone, so one user moves each sum of
+losses by at most 1, and the choice is differentially private for a user's text replaced by any other
+(`services.privacy.sampling.selection`). Only the choice is released: no loss is stored or shown.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,7 +88,11 @@ def choose(
         WorkError: a task failed, or the ledger's budget does not suffice. Nothing was chosen.
     """
     candidates = sorted(
-        (choice for choice in tuning.choices if choice.on_front and choice.status == "certified"),
+        (
+            choice
+            for choice in tuning.choices
+            if choice.on_front and choice.status == "certified" and choice.base is None
+        ),
         key=lambda choice: str(choice.ensemble),
     )
     names = tuple(f"{choice.label}, {choice.parts} parts" for choice in candidates)

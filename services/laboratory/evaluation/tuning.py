@@ -26,14 +26,15 @@ from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.laboratory.evaluation.results import result
 from services.laboratory.evaluation.text import EvaluationText, held_out_text
 from services.laboratory.evaluation.workbench import Workbench
-from services.privacy.events import GuaranteeStatus
+from services.privacy.events import Event, GuaranteeStatus
 from services.privacy.protocols import PROTOCOLS
 from services.privacy.settings import Settings
 from services.progress import Display
 from services.ray_session import connected
+from services.training import dp_sgd
 from services.training.corpus import Corpus, Document
 from services.training.marks import Marks
-from services.training.options import Resources, TokenBudget, TrainingOptions
+from services.training.options import DpSgdOptions, Resources, TokenBudget, TrainingOptions
 from services.training.plan import run_trainings
 from services.training.split import split
 from services.training.train import plan
@@ -53,6 +54,7 @@ class TuningResult:
 
     Attributes:
         ensemble: the directory of the ensemble.
+        base: the epsilon of the private base that the ensemble is on; None on the public model.
         parameters: the content of the configuration's `privacy`, with derived parameters.
         rows: the average number of rows for a token, the public row included.
         perplexity, change: over the runs; `change` is the ratio to the public model's on the same tokens.
@@ -69,6 +71,7 @@ class TuningResult:
     perplexity: Estimate
     change: Estimate
     on_front: bool = False
+    base: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def tune(
     budget: TokenBudget,
     *,
     parts: Sequence[int] = TUNED_PARTS,
+    base_shares: Sequence[float] = (),
     ensembles: Sequence[Path] = (),
     runs: int = 3,
     run_tokens: int | None = None,
@@ -116,8 +120,10 @@ def tune(
 
     Args:
         parts: the numbers of parts to train on one side of the sample, split by user. The other side is evaluated.
+        base_shares: shares of epsilon. For each, a base is trained by DP-SGD, and on it the largest number of parts. A
+            sample of fewer users than the corpus has underestimates a base, which learns from all of them at once.
         ensembles: ensembles trained on other public or set-aside text, instead of training. Then the whole sample is
-            evaluated.
+            evaluated. One of them must be on the public model.
         run_tokens, drawn: see `EvaluationOptions`; a run has the budget's tokens, by default at most
             `TUNED_RUN_TOKENS`.
         any_guarantee: also evaluate methods with published or data-dependent guarantees. They are never recommended.
@@ -132,12 +138,13 @@ def tune(
         with FileLock(output / ".tuning.lock", timeout=0), ExitStack() as cluster:
             if not ensembles:
                 cluster.enter_context(connected())
-                sample, ensembles = _train(sample, output, parts, model, training or TrainingOptions(), display())
+                options = training or TrainingOptions()
+                sample, ensembles = _train(sample, output, parts, model, options, budget, base_shares, display)
             loaded = ComparedEnsembles.load(list(ensembles), None, ())
-            if loaded.on_bases:
+            if loaded.main.base_training is not None:
                 raise InputError(
-                    f"ensemble {loaded.on_bases[0].directory}: is on a private base, and choices are free only on a "
-                    "public sample; give ensembles on a public model"
+                    f"ensemble {loaded.main.directory}: is on a private base; give one on the public model, too, with "
+                    "which others are compared"
                 )
             with display() as shown:
                 text = _text(list(sample), loaded, run_tokens or min(budget.tokens, TUNED_RUN_TOKENS), runs, shown)
@@ -147,16 +154,20 @@ def tune(
         raise WorkError(f"output {output}: another tuning is writing to it; wait or stop it") from error
 
 
-def candidates(budget: TokenBudget, parts: int, any_guarantee: bool, drawn: int | None = None) -> Iterator[Settings]:
+def candidates(
+    budget: TokenBudget, parts: int, any_guarantee: bool, drawn: int | None = None, base: Event | None = None
+) -> Iterator[Settings]:
     """Yields the settings to evaluate on an ensemble of ``parts`` parts that the budget allows.
 
     Args:
+        base: the event of the private base that the budget pays besides the tokens.
         drawn: the number of parts that are scored at a position. With fewer than all, protocols draw no more for a
             token, and those that need all parts are left out.
     """
     shares = sorted({q for q in (1 / parts, *SHARES) if q * parts >= 1})
     tuned = (each for name in PROTOCOLS for each in comparisons.tuned(name, parts, budget.limits(), shares))
-    for settings in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
+    for chosen in dict.fromkeys(tuned if drawn is None or drawn >= parts else _drawing(tuned, drawn)):
+        settings = chosen.on_base(base)
         status = _status(settings, parts)
         if status == "certified" or (any_guarantee and status is not None):
             yield settings
@@ -207,18 +218,35 @@ def _train(
     parts: Sequence[int],
     model: str | None,
     options: TrainingOptions,
-    display: Display,
+    budget: TokenBudget,
+    base_shares: Sequence[float],
+    display: Callable[[], Display],
 ) -> tuple[Corpus, list[Path]]:
+    for share in base_shares:
+        if not 0 < share < 1:
+            raise InputError(f"base-share: must lie between 0 and 1, not {share:g}")
     texts = output / "corpus"
     train_file, held_out = texts / "train.jsonl", texts / "heldout.jsonl"
     split(sample, train_file, held_out, share=HELD_OUT, salt_file=texts / "split.salt")
-    directories = [output / "ensembles" / str(count) for count in parts]
+    ensembles, corpus = output / "ensembles", Corpus(train_file)
+    directories = [ensembles / str(count) for count in parts]
+    bases = {share: ensembles / f"base-{share:g}" for share in base_shares}
     plans = [
-        plan(Corpus(train_file), directory, parts=count, model=model, options=options)
+        dp_sgd.plan(corpus, base, private=DpSgdOptions(epsilon=share * budget.epsilon, delta=budget.delta), model=model)
+        for share, base in bases.items()
+    ]
+    plans += [
+        plan(corpus, directory, parts=count, model=model, options=options)
         for count, directory in zip(parts, directories, strict=True)
     ]
-    run_trainings(plans, Resources(), display)
-    return Corpus(held_out), directories
+    run_trainings(plans, Resources(), display())
+    above = {base: ensembles / f"{max(parts)}-on-{base.name}" for base in bases.values()}
+    on_bases = [
+        plan(corpus, directory, parts=max(parts), model=str(base), options=options) for base, directory in above.items()
+    ]
+    if on_bases:
+        run_trainings(on_bases, Resources(), display())
+    return Corpus(held_out), [*directories, *above.values()]
 
 
 def _text(
@@ -238,7 +266,8 @@ class _Search:
     def __init__(self, ensembles: ComparedEnsembles, bench: Workbench, budget: TokenBudget, drawn: int | None) -> None:
         self._bench = bench
         self._runs = range(len(bench.text.runs))
-        self._ensembles = sorted(ensembles.all, key=lambda ensemble: ensemble.parts)
+        self._ensembles = sorted(ensembles.all, key=lambda each: (each.base_training is not None, each.parts))
+        self._of = {ensemble.directory: ensemble for ensemble in self._ensembles}
         self._budget = budget
         self._drawn = drawn
 
@@ -248,7 +277,7 @@ class _Search:
         protocols = [
             self._planned(settings, ensemble)
             for ensemble in self._ensembles
-            for settings in candidates(self._budget, ensemble.parts, any_guarantee, self._drawn)
+            for settings in candidates(self._budget, ensemble.parts, any_guarantee, self._drawn, _event(ensemble))
         ]
         self._bench.compute_outcomes(((run, planned) for run in self._runs for planned in protocols), cluster)
         public = next(planned for planned in protocols if planned.protocol.rows == 0)
@@ -263,9 +292,11 @@ class _Search:
         runs = len(self._runs)
         outcomes, public_outcomes = (self._bench.outcomes.first(case, runs) for case in (planned, public))
         settings, protocol = planned.case.settings, planned.protocol
-        measured = result(comparisons.label(settings), planned.case, protocol, outcomes, public_outcomes)
+        training = self._of[planned.case.ensemble].base_training
+        base = None if training is None else training.epsilon
+        measured = result(comparisons.label(settings), planned.case, protocol, outcomes, public_outcomes, base=base)
         return TuningResult(
-            label=comparisons.label(settings),
+            label=measured.name,
             ensemble=planned.case.ensemble,
             parts=protocol.parts,
             protocol=measured.protocol,
@@ -274,6 +305,7 @@ class _Search:
             rows=1 + protocol.expected_rows,
             perplexity=measured.perplexity or _INFINITE,
             change=measured.change or _INFINITE,
+            base=base,
         )
 
     def _planned(self, settings: Settings, ensemble: TrainedEnsemble) -> PlannedCase:
@@ -282,3 +314,7 @@ class _Search:
             settings.plan(ensemble.parts),
             self._bench.files(ensemble, ensemble.manifest.parts, self._drawn),
         )
+
+
+def _event(ensemble: TrainedEnsemble) -> Event | None:
+    return None if ensemble.base_training is None else ensemble.base_training.event

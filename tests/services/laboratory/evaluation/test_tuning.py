@@ -10,14 +10,16 @@ from services.errors import InputError
 from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.tuning import TOLERANCE, TuningResult, candidates, front, recommend, refuse_private
 from services.privacy.protocol import Protocol
+from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.privacy.protocols.ensemble import EnsembleSettings
 from services.privacy.protocols.exponential import ExponentialSettings
 from services.privacy.protocols.pmixed import PMixedSettings
 from services.privacy.protocols.public import PublicSettings
 from services.privacy.protocols.submix import SubMixSettings
 from services.training.corpus import Document
+from services.training.dp_sgd import planned
 from services.training.marks import Marks
-from services.training.options import TokenBudget
+from services.training.options import DpSgdOptions, TokenBudget
 
 BUDGET = TokenBudget(epsilon=8, delta=1e-5, tokens=100)
 
@@ -101,6 +103,18 @@ def test_no_choice_draws_more_parts_than_are_scored() -> None:
     assert {name for name, _ in names_and_samples(16)} == {"public", "pmixed", "exponential"}
     assert names_and_samples(64) == names_and_samples(100)
     assert ("adapmixed", None) in names_and_samples(64)
+
+
+def test_a_base_leaves_less_for_the_tokens() -> None:
+    """Every choice of a budget is planned with what a base of half of epsilon leaves."""
+    base = planned(DpSgdOptions(epsilon=4))
+
+    def radii(event: DpSgdEvent | None) -> list[float]:
+        found = candidates(BUDGET, 64, any_guarantee=False, base=event)
+        return [settings.plan(64).radius for settings in found if isinstance(settings, ExponentialSettings)]
+
+    assert 0 < len(radii(base)) == len(radii(None))
+    assert all(0 < on_base < alone for on_base, alone in zip(radii(base), radii(None), strict=True))
 
 
 def test_protected_text_is_refused_with_numbers_alone() -> None:
