@@ -41,20 +41,23 @@ class SecretSampler:
 
     @torch.inference_mode()
     def _sample(self, prefix: list[int]) -> Tensor:
-        tokens = torch.tensor([prefix] * _AT_ONCE)
-        cache = None
-        for _ in range(SAMPLED_TOKENS):
-            output = self._model(
-                input_ids=tokens if cache is None else tokens[:, -1:], past_key_values=cache, logits_to_keep=1
-            )
-            cache = output.past_key_values
-            logits = output.logits[:, -1] / TEMPERATURE
-            logits[:, self._tokenizer.all_special_ids] = -torch.inf
-            reached = logits.softmax(dim=1).cumsum(dim=1)
-            drawn = torch.tensor([[secrets.SystemRandom().random()] for _ in range(_AT_ONCE)])
-            sampled = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
-            tokens = torch.cat([tokens, sampled.clamp(max=reached.shape[1] - 1)], dim=1)
-        return tokens[:, len(prefix) :]
+        output = self._model(input_ids=torch.tensor([prefix]), logits_to_keep=1)
+        cache, logits = output.past_key_values, output.logits.expand(_AT_ONCE, -1, -1)
+        cache.batch_repeat_interleave(_AT_ONCE)
+        sampled = [self._drawn(logits[:, -1])]
+        while len(sampled) < SAMPLED_TOKENS:
+            output = self._model(input_ids=sampled[-1], past_key_values=cache)
+            sampled.append(self._drawn(output.logits[:, -1]))
+        return torch.cat(sampled, dim=1)
+
+    def _drawn(self, logits: Tensor) -> Tensor:
+        """Samples a token from each row, by the operating system's randomness: int64 [rows, 1]."""
+        allowed = logits / TEMPERATURE
+        allowed[:, self._tokenizer.all_special_ids] = -torch.inf
+        reached = allowed.softmax(dim=1).cumsum(dim=1)
+        chance = secrets.SystemRandom()
+        drawn = torch.tensor([[chance.random()] for _ in range(len(logits))]) * reached[:, -1:]
+        return torch.searchsorted(reached, drawn, right=True).clamp(max=logits.shape[1] - 1)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text)["input_ids"]
