@@ -308,16 +308,35 @@ def start_ensemble(
         report("Opening the ledger")
         kept = _kept_budget(configuration, promised) if keep else None
         budget_actor = kept or _start_budget(configuration, checked, database)
+        if not _has_room(plans[:serving], configuration):
+            _wait_for(loaded)  # the autoscaler adds nodes for the shards, over which coordinators can spread
         names = coordinator_names(configuration)
         report(f"Starting the coordinator{'s' * (len(names) > 1)}")
         coordinators = tuple(_start_coordinator(configuration, promised, model, name, keep) for name in names)
         report("Waiting for parts and coordinators")
-        try:
-            ray.get(loaded)
-        except FleetError as error:
-            raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
+        _wait_for(loaded)
         wait_until_healthy(coordinators)
     return EnsembleActors(promised, fleet_actor, coordinators, budget_actor)
+
+
+def _has_room(plans: Sequence[ShardPlan], configuration: EnsembleConfiguration) -> bool:
+    """Returns whether the nodes of the cluster have all resources that shards and coordinators reserve."""
+    coordinator, total = configuration.coordinator, ray.cluster_resources()
+    cpus = coordinator.replicas * coordinator.num_cpus + sum(plan.copies * plan.num_cpus for plan in plans)
+    gpus = coordinator.replicas * coordinator.num_gpus + sum(plan.copies * plan.num_gpus for plan in plans)
+    return bool(cpus <= total.get("CPU", 0) and gpus <= total.get("GPU", 0))
+
+
+def _wait_for(loaded: "ray.ObjectRef[ShardMap]") -> None:
+    """Waits until the fleet has started its shards.
+
+    Raises:
+        ConfigurationError: a shard could not be started.
+    """
+    try:
+        ray.get(loaded)
+    except FleetError as error:
+        raise ConfigurationError(f"shards: {getattr(error, 'cause', error)}") from error
 
 
 def wait_until_healthy(coordinators: Sequence[ActorHandle], patience_s: float = PATIENCE_S) -> None:
