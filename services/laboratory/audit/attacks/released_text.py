@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 import numpy as np
 
@@ -77,7 +77,13 @@ def _of_job(job: Path) -> ReleasedTexts:
         raise InputError(f"texts {job}: has no {CARD}; run `privmix generate` on it again") from error
     if card["epsilon"] is None:
         return ReleasedTexts(job.name, texts)
-    return ReleasedTexts(job.name, texts, card["epsilon"], card["delta"], cast(GuaranteeStatus, card["guarantee"]))
+    return ReleasedTexts(job.name, texts, card["epsilon"], card["delta"], _status(card["guarantee"]))
+
+
+def _status(guarantee: str) -> GuaranteeStatus:
+    """Returns the status that the sentence of a card names."""
+    known: tuple[GuaranteeStatus, ...] = get_args(GuaranteeStatus)
+    return next((status for status in known if f": {status} (" in guarantee), "none")
 
 
 def train_on(released: ReleasedTexts, directory: Path, display: Display) -> TrainedEnsemble:

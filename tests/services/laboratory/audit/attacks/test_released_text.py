@@ -20,6 +20,7 @@ from services.progress import Display
 
 CANARIES = tuple(Canary(f"user {i}", "My number is ", f"{i:06d}", i % 2 == 0) for i in range(40))
 INCLUDED = np.array([canary.included for canary in CANARIES], dtype=np.float64)
+GUARANTEE = "Against an observer, (8, 1e-05)-differential privacy for any one user's text: certified (Mironov 2017)"
 TEXTS = ReleasedTexts("texts", ("a text",), epsilon=0.5, delta=1e-9, status="certified")
 
 
@@ -54,7 +55,7 @@ def test_the_section_shows_what_the_attack_finds_in_the_corpus_itself() -> None:
 def job(directory: Path, epsilon: float | None, texts: list[str]) -> Path:
     directory.mkdir()
     write_lines(directory / OUTPUT, ({"text": text} for text in texts))
-    (directory / JSON_FILE).write_text(json.dumps({"epsilon": epsilon, "delta": 1e-5, "guarantee": "certified"}))
+    (directory / JSON_FILE).write_text(json.dumps({"epsilon": epsilon, "delta": 1e-5, "guarantee": GUARANTEE}))
     return directory
 
 
