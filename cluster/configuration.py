@@ -92,6 +92,11 @@ class EngineSection(Section):
 
     kind: Annotated[str, AfterValidator(known_engine)] = EngineSettings.kind
     dtype: Literal["bfloat16", "float16", "float32"] = EngineSettings.dtype
+    head_dtype: Literal["auto", "model", "float32"] = Field(
+        EngineSettings.head_dtype,
+        description="the type of logits: float32 halves the rounding of ratios of rows, and model is dtype; auto: "
+        "float32 on a GPU, where it costs nothing, without batch_invariant",
+    )
     context_length: int = Field(EngineSettings.context_length, gt=1)
     cache_gib: float = Field(EngineSettings.cache_gib, gt=0)
     gpu_memory_utilization: float = Field(

@@ -338,6 +338,24 @@ def _key_width(model: Any) -> int:
     return int(head_size * (getattr(model, "num_key_value_heads", None) or heads))
 
 
+def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
+    """Returns the type of the head's sums, for plain steps and readers alike, as vLLM names it.
+
+    A GPU writes the float32 sums of its product instead of rounding them (`torch.mm` with `out_dtype`). vLLM's
+    batch-invariant product has no such output, and the other product is not one of its batch-invariant kernels. On a
+    CPU, vLLM converts the head's weights in every step.
+
+    Raises:
+        ValueError: float32 is asked for beside batch-invariant kernels.
+    """
+    batch_invariant = bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0")))
+    if settings.head_dtype == "auto":
+        return "model" if on_cpu or batch_invariant else "float32"
+    if settings.head_dtype == "float32" and batch_invariant:
+        raise ValueError("head_dtype: no batch-invariant kernel gives float32 sums; use auto, or no batch_invariant")
+    return settings.head_dtype
+
+
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
@@ -356,6 +374,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
     return EngineArgs(
         model=str(settings.model),
         dtype=settings.dtype,
+        hf_overrides={"head_dtype": _head_dtype(settings, on_cpu)},
         max_model_len=settings.context_length + text_tokens,
         max_num_seqs=sessions + MAX_READERS,
         max_num_active_seqs=sessions,
