@@ -1,7 +1,8 @@
 """Decides which adapters occupy the adapter slots of the device."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +65,27 @@ class AdapterSlots:
     def _load(self, adapter: int) -> None:
         self._manager.deactivate_adapter(adapter)
         self._manager.activate_adapter(adapter)
+
+
+@contextmanager
+def launched_for_rows(kernels: Any, rows: int) -> Iterator[None]:
+    """Lets vLLM's LoRA kernels on a GPU launch blocks for as many adapters as there are rows, instead of all slots.
+
+    One dimension of their grids is a number of adapters: that of the slots and one more, and then the cost of a step
+    follows the slots, whose blocks start and end without work. vLLM's `specialize_active_lora` makes it the number of
+    distinct adapters, rounded up to a power of two. That depends on the draw, and vLLM captures its graphs again for
+    each power. Any draw has at most as many adapters as rows, and the number of rows is public.
+
+    Args:
+        kernels: vLLM's `LoRAKernelMeta` of a pass outside of graphs, in which every row has an adapter.
+    """
+    launched = kernels.default_num_active_loras_cpu
+    slots = int(launched)
+    launched.fill_(min(rows, slots))
+    try:
+        yield
+    finally:
+        launched.fill_(slots)
 
 
 def _zero_like(model: LoRAModel, lora_id: int) -> LoRAModel:

@@ -29,8 +29,9 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
 - `is_padding` in the forward context is the public batch's; the readers' context has none, so mixture-of-experts models
   route all reader rows.
 - `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
-- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is off: vLLM's GPU kernels then launch for
-  all slots in each step, whatever the adapters of its rows.
+- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is refused: vLLM's GPU kernels launch for
+  all slots in the public pass and for as many adapters as rows in that of the readers (`launched_for_rows`), whatever
+  the adapters of the rows.
 - `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
   tensor, pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
   attention (MLA), where a reader's query would meet the latent of its own hidden state.

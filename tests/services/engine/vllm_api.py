@@ -16,7 +16,12 @@ TABLE = Path(__file__).with_suffix(".json")
 
 USED: Mapping[str, Sequence[str]] = {
     "config/lora.py": ["LoRAConfig.specialize_active_lora", "LoRAConfig.max_loras"],
-    "config/model.py": ["ModelConfig.enforce_eager", "ModelConfig.is_moe", "ModelConfig.use_mla"],
+    "config/model.py": [
+        "ModelConfig.enforce_eager",
+        "ModelConfig.head_dtype",
+        "ModelConfig.is_moe",
+        "ModelConfig.use_mla",
+    ],
     "engine/arg_utils.py": [
         f"EngineArgs.{field}"
         for field in (
@@ -26,6 +31,7 @@ USED: Mapping[str, Sequence[str]] = {
             "enable_lora",
             "enforce_eager",
             "gpu_memory_utilization",
+            "hf_overrides",
             "lora_target_modules",
             "max_cpu_loras",
             "max_lora_rank",
@@ -50,16 +56,27 @@ USED: Mapping[str, Sequence[str]] = {
         "LoRAModelManager.lora_slots",
         "LoRAModelManager.modules",
         "LoRAModelManager.packed_modules",
+        "LoRAModelManager.punica_wrapper_mapping",
+    ],
+    "lora/ops/triton_ops/lora_kernel_metadata.py": [
+        "LoRAKernelMeta.default_num_active_loras_cpu",
+        "LoRAKernelMeta.meta_args",
+        "LoRAKernelMeta.prepare_tensors",
     ],
     "lora/punica_wrapper/punica_cpu.py": ["PunicaWrapperCPU.add_lora_linear"],
     "lora/punica_wrapper/punica_base.py": ["PunicaWrapperBase.update_metadata"],
-    "lora/punica_wrapper/punica_gpu.py": ["PunicaWrapperGPU.update_metadata", "PunicaWrapperGPU.add_lora_linear"],
+    "lora/punica_wrapper/punica_gpu.py": [
+        "PunicaWrapperGPU.update_metadata",
+        "PunicaWrapperGPU.add_lora_linear",
+        "PunicaWrapperGPU.token_mapping_meta",
+    ],
     "lora/request.py": ["LoRARequest.lora_name", "LoRARequest.lora_int_id", "LoRARequest.lora_path"],
     "lora/worker_manager.py": [
         "WorkerLoRAManager._load_adapter",
         "WorkerLoRAManager.set_active_adapters",
         "LRUCacheWorkerLoRAManager._adapter_manager",
     ],
+    "model_executor/layers/logits_processor.py": ["LogitsProcessor.head_dtype", "LogitsProcessor._apply_head"],
     "model_executor/models/interfaces.py": [
         "EagleModelMixin._set_aux_hidden_state_layers",
         "SupportsEagle3.set_aux_hidden_state_layers",
