@@ -1,0 +1,151 @@
+"""Claim: the readers of a sequence are one query without a causal mask where the backend can, and the rows are equal.
+
+The CPU's backend can, but vLLM runs eagerly there, so one pass runs the readers beside the public tokens, with a query
+for each reader. The pass of a GPU is run here too, in vLLM's CPU backend.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from services.engine import reader_rows
+from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from services.engine.reader_rows import ReaderRows
+from services.engine.vllm_engine import VllmEngine
+from tests.ensembles import write_adapters
+
+NAMES = ("first", "second", "third")
+TOKENS = tuple(torch.randint(128, (40,), generator=torch.Generator().manual_seed(0)).tolist())
+REQUESTS = (
+    Request("long", TOKENS[:33], (PUBLIC, "first", "second", ZERO)),
+    Request("alone", TOKENS[:9], (PUBLIC,)),
+    Request("short", TOKENS[:20], ("third", "first")),
+)
+MODES = {"together": (True, True), "shared": (False, True), "each": (False, False)}
+"""Whether one pass runs all, and whether the backend can do without a causal mask."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    adapters = write_adapters(folder / "adapters", NAMES, folder / "model", layers=2)
+    built = VllmEngine(EngineSettings(folder / "model", "vllm", "float32", 64, cache_gib=1, adapters=adapters))
+    yield built
+    built.close()
+
+
+def rows_and_metadata(engine: VllmEngine, mode: str) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    """Returns the rows of `REQUESTS` and the fields of the attention metadata of the readers' pass."""
+    recorded: list[Mapping[str, Any]] = []
+
+    def record(**fields: Any) -> Any:
+        recorded.append(fields)
+        return CommonAttentionMetadata(**fields)
+
+    together, can_share = MODES[mode]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_rows, "CommonAttentionMetadata", record)
+        patch.setattr(ReaderRows, "_runs_together", together)
+        if not can_share:
+            patch.setattr(ReaderRows, "_queries_are_shared", lambda _: False)
+        rows = engine.next_token(REQUESTS)
+    for request in REQUESTS:
+        engine.release(request.sequence)
+    (fields,) = recorded
+    return rows, fields
+
+
+def test_rows_are_equal_in_each_kind_of_query(engine: VllmEngine) -> None:
+    rows = {mode: rows_and_metadata(engine, mode)[0] for mode in MODES}
+    for mode in MODES:
+        assert (rows[mode] - rows["each"]).abs().max() < 1e-4
+    assert (rows["each"][1] - rows["each"][2]).abs().max() > 0.1, "the adapters differ"
+
+
+def test_the_readers_of_a_sequence_are_one_query_without_a_causal_mask(engine: VllmEngine) -> None:
+    _, fields = rows_and_metadata(engine, "shared")
+    assert fields["query_start_loc"].tolist() == fields["query_start_loc_cpu"].tolist() == [0, 3, 5]
+    assert fields["seq_lens"].tolist() == [33, 20]
+    assert fields["causal"] is False
+    assert (fields["num_reqs"], fields["num_actual_tokens"], fields["max_query_len"]) == (2, 5, 3)
+    assert fields["slot_mapping"].tolist() == 5 * [-1], "nothing of a reader is stored"
+
+
+def test_each_reader_is_a_query_where_the_backend_needs_a_causal_mask(engine: VllmEngine) -> None:
+    _, fields = rows_and_metadata(engine, "each")
+    assert fields["query_start_loc"].tolist() == fields["query_start_loc_cpu"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert fields["seq_lens"].tolist() == [33, 33, 33, 20, 20]
+    assert fields["causal"] is True
+    assert (fields["num_reqs"], fields["num_actual_tokens"], fields["max_query_len"]) == (5, 5, 1)
+    assert fields["slot_mapping"].tolist() == 5 * [-1]
+
+
+def test_on_a_cpu_each_reader_is_a_query_after_the_public_ones(engine: VllmEngine) -> None:
+    """The public tokens of the same pass need the mask."""
+    _, fields = rows_and_metadata(engine, "together")
+    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 63, 64, 65, 66, 67]
+    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 33, 33, 20, 20]
+    assert fields["causal"] is True
+    assert min(fields["slot_mapping"][:62].tolist()) >= 0
+    assert fields["slot_mapping"][62:].tolist() == 5 * [-1]
+
+
+def shares(backend: Any, window: Any = None, text_tokens: int = 0) -> bool:
+    """Returns whether readers share a query in a model of one layer."""
+    layer = SimpleNamespace(impl=SimpleNamespace(sliding_window=window))
+    runner = ReaderRows()
+    runner.compilation_config = SimpleNamespace(static_forward_context={"layer": layer})
+    runner.attn_groups = [[SimpleNamespace(backend=backend)]]
+    runner._text_tokens = text_tokens
+    return runner._queries_are_shared()
+
+
+def without_mask(possible: bool) -> Any:
+    return SimpleNamespace(supports_non_causal=lambda: possible)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("cpu_attn", "CPUAttentionBackend"),
+        ("flash_attn", "FlashAttentionBackend"),
+        ("flashinfer", "FlashInferBackend"),
+        ("triton_attn", "TritonAttentionBackend"),
+    ],
+)
+def test_the_backends_of_a_gpu_share_queries(file: str, name: str) -> None:
+    try:
+        backend = getattr(import_module(f"vllm.v1.attention.backends.{file}"), name)
+    except ImportError as error:
+        pytest.skip(f"the library of this backend is not installed: {error}")
+    assert shares(backend)
+
+
+@pytest.mark.parametrize("none", [None, -1, (-1, -1)])
+def test_a_layer_without_a_window_shares_queries(none: Any) -> None:
+    assert shares(without_mask(True), none)
+
+
+def test_windows_texts_and_backends_with_masks_have_a_query_for_each_reader() -> None:
+    """A window counts from the end of a query, and each text is a sequence of its own."""
+    assert not shares(without_mask(False))
+    assert not shares(without_mask(True), window=(15, 0))
+    assert not shares(without_mask(True), text_tokens=32)
