@@ -1,10 +1,15 @@
 """Claim: what a GPU launches for adapters depends on the number of rows, and no row is left out."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 
 from services.engine.adapter_slots import launched_for_rows
+from services.engine.gpu_reader_worker import GPUReaderModelRunner
+from services.engine.reader_rows import ReaderRows
 
 SLOTS = 64
 
@@ -42,3 +47,17 @@ def test_the_public_pass_launches_for_all_slots_as_its_graphs_do() -> None:
     with pytest.raises(RuntimeError), launched_for_rows(kernels, 2):
         raise RuntimeError
     assert computed(kernels, 3) == (SLOTS + 1, [0, 2]), "the row without an adapter has no work"
+
+
+def test_the_pass_of_the_readers_on_a_gpu_launches_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = LoRAKernelMeta.make(SLOTS, 512, "cpu")
+    monkeypatch.setattr(ReaderRows, "_run_readers", lambda *_: int(kernels.default_num_active_loras_cpu))
+    runner: Any = GPUReaderModelRunner.__new__(GPUReaderModelRunner)
+    wrapper = SimpleNamespace(token_mapping_meta=kernels)
+    runner.lora_manager = SimpleNamespace(
+        _adapter_manager=SimpleNamespace(punica_wrapper_mapping={"language_model": wrapper})
+    )
+    batch = SimpleNamespace(readers=7)
+    runner.slots = object()
+    assert runner._run_readers(batch, None) == 7
+    assert int(kernels.default_num_active_loras_cpu) == SLOTS + 1
