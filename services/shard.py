@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services import tracing
+from services.actors import concurrent
 from services.engine.engine import EngineSettings, Request, create
 from services.reduction import Reduced, Reducer, Reduction
 
@@ -163,7 +164,7 @@ class Shard:
         for sequence in sequences:
             self._engine.release(sequence)
 
-    @ray.method(concurrency_group="status")  # type: ignore[untyped-decorator]
+    @concurrent("status")
     def status(self) -> ShardStatus:
         began = self._began
         return ShardStatus(

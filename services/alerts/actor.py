@@ -12,13 +12,16 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from services.actors import call, find_actor
 from services.alerts.conditions import Conditions, EnsembleState
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
 from services.alerts.webhook import Webhook
 from services.database.service import ServiceDatabase
-from services.ensembles.records import EnsembleList, ServedEnsemble
+from services.ensembles.actor import Ensembles
+from services.ensembles.records import ServedEnsemble
 from services.errors import KeysUnavailable
+from services.keys.actor import Keys
 from services.requests.errors import ApiError
 from services.requests.keys import KeyService
 from services.requests.status import Status
@@ -85,8 +88,9 @@ class Alerts:
     async def _check(self) -> None:
         await self._update_watches()
         before = dict(self._levels)
-        accounts, *observations = await asyncio.gather(
-            _result_or_none(self._keys.ask("accounts")), *(self._observe(watch) for watch in self._watches.values())
+        accounts, observations = await asyncio.gather(
+            _result_or_none(self._keys.ask(Keys.accounts)),
+            asyncio.gather(*(self._observe(watch) for watch in self._watches.values())),
         )
         now = time.time()
         alerts = self._share_conditions().evaluate_shares(accounts or ())
@@ -107,8 +111,8 @@ class Alerts:
         """Reads the current ensembles of the service. Keeps the old ones if the ensembles actor does not answer."""
         with suppress(RayError, ValueError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                actor = await asyncio.to_thread(ray.get_actor, self._service.ensembles, self._service.namespace)
-                current: EnsembleList = await actor.current.remote()
+                actor = await find_actor(self._service.ensembles, self._service.namespace)
+                current = await call(actor, Ensembles.current)
                 ensembles = [entry.ensemble for entry in current.entries]
                 self._watches = {
                     ensemble: self._watches.get(ensemble) or self._watch_of(ensemble) for ensemble in ensembles
@@ -136,7 +140,7 @@ class Alerts:
             watch.status.troubles(),
             _result_or_none(watch.status.statement()),
             _result_or_none(watch.status.shards()),
-            _result_or_none(self._keys.ask("traffic", watch.name)),
+            _result_or_none(self._keys.ask(Keys.traffic, watch.name)),
         )
         return EnsembleState(troubles=troubles, statement=statement, traffic=traffic, shards=shards)
 

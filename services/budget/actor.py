@@ -11,6 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from services import tracing
+from services.actors import concurrent
 from services.budget.accounts import Grains
 from services.budget.anchor import Anchor
 from services.budget.ledger import PATIENCE_S, Grant, Ledger
@@ -72,7 +73,7 @@ class Budget:
         """Opens the ledger and returns its privacy budget."""
         return self._opened().terms
 
-    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
+    @concurrent("writes")
     def lease(
         self, event: str, count: int, lease: str | None = None, trace: str | None = None, parts: int | None = None
     ) -> Grant:
@@ -83,12 +84,12 @@ class Budget:
             self._metrics.granted(self._opened())
             return grant
 
-    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
+    @concurrent("writes")
     def settle(self, lease: str, used: int, charges: Grains = ()) -> None:
         """See `Ledger.settle`."""
         self._opened().settle(lease, used, charges)
 
-    @ray.method(concurrency_group="writes")  # type: ignore[untyped-decorator]
+    @concurrent("writes")
     def charge(self, event: str, tokens: Sequence[Sequence[float]], charge: str, trace: str | None = None) -> int:
         """See `Ledger.charge`."""
         with tracing.span("budget.charge", trace) as span:
@@ -101,7 +102,7 @@ class Budget:
         """Returns whether the ledger has stopped: it grants no more private tokens (`Ledger.charge`)."""
         return self._opened().balance().stopped
 
-    @ray.method(concurrency_group="health")  # type: ignore[untyped-decorator]
+    @concurrent("health")
     def health(self) -> LedgerHealth:
         """Returns "writable" if a token can be charged now.
 
@@ -116,17 +117,17 @@ class Budget:
             return "unavailable"
         return "writable"
 
-    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    @concurrent("statements")
     def statement(self, event: str | None = None) -> Statement:
         """Returns the statement for clients. It counts what is left in tokens of `event`, by default the last one."""
         return self._statement(event).client()
 
-    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    @concurrent("statements")
     def operator_statement(self, event: str | None = None) -> OperatorStatement:
         """Returns the full statement, for the operator only."""
         return self._statement(event)
 
-    @ray.method(concurrency_group="statements")  # type: ignore[untyped-decorator]
+    @concurrent("statements")
     def accounts(self) -> AccountsStatement | None:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
         return AccountsStatement.of(self._opened().balance().accounts)

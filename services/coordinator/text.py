@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Self
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, GenerationConfig
 
 from services.structure.vocabulary import Vocabulary
 
@@ -36,6 +35,8 @@ class Detokenizer:
         Raises:
             ValueError: the directory has no tokenizer that the `tokenizers` library can run.
         """
+        from transformers import AutoTokenizer  # 300 MB, which only processes that read a tokenizer need
+
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         if not tokenizer.is_fast:
             raise ValueError(f"{model}: the tokenizer has no tokenizer.json form, which detokenisation needs")
@@ -174,6 +175,8 @@ def _trailing_replacements(text: str) -> int:
 def _generation_ends(model: Path) -> int | list[int] | None:
     if not (model / "generation_config.json").is_file():
         return None
+    from transformers import GenerationConfig
+
     ends: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
     return ends
 

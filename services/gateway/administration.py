@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
 
 from services.database.clock import now
 from services.gateway.openapi import REFUSALS, body
+from services.keys.actor import Keys
 from services.keys.records import CLIENT_SCOPES, SCOPES, Key, KeyAccount, Scope, Share
 from services.requests.errors import invalid
 from services.requests.keys import KeyService
@@ -94,12 +95,11 @@ class AdministrationRoutes:
 
     async def listed(self) -> KeyList:
         """List all keys with their shares and usage."""
-        return KeyList(data=await self._keys.ask("accounts"))
+        return KeyList(data=await self._keys.ask(Keys.accounts))
 
     async def account(self, key: str) -> KeyAccount:
         """Return a key by its id or name."""
-        account: KeyAccount = await self._keys.ask("account", key)
-        return account
+        return await self._keys.ask(Keys.account, key)
 
     async def create(self, request: Request) -> CreatedKey:
         """Create a key. The response is the only one that contains its secret."""
@@ -110,20 +110,19 @@ class AdministrationRoutes:
             raise invalid("expires", "is in the past")
         expires = now() + timedelta(days=new.expires_in_days) if new.expires_in_days else new.expires
         key, secret = await self._keys.ask(
-            "create", new.name, new.owner, new.group, new.scopes, expires, new.share.share
+            Keys.create, new.name, new.owner, new.group, new.scopes, expires, new.share.share
         )
         return CreatedKey(secret=secret, key=key)
 
     async def limit(self, key: str, request: Request, model: str | None = None) -> KeyAccount:
         """Replace the share of a key, for all models together or for one."""
         body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        account: KeyAccount = await self._keys.ask("limit", key, body.share, self._shares(model))
-        return account
+        return await self._keys.ask(Keys.limit, key, body.share, self._shares(model))
 
     async def limit_group(self, group: str, request: Request, model: str | None = None) -> Share:
         """Replace the share that the keys of a group have together, for all models together or for one."""
         body = ShareBody.parse(await read_body(request, MAX_BODY_BYTES))
-        await self._keys.ask("limit_group", group, body.share, self._shares(model))
+        await self._keys.ask(Keys.limit_group, group, body.share, self._shares(model))
         return body.share
 
     def _shares(self, model: str | None) -> str | None:
@@ -146,10 +145,9 @@ class AdministrationRoutes:
     async def rotate(self, key: str, request: Request) -> CreatedKey:
         """Give a key a new secret."""
         rotation = Rotation.parse(await read_body(request, MAX_BODY_BYTES) or b"{}")
-        rotated, secret = await self._keys.ask("rotate", key, timedelta(seconds=rotation.grace_s))
+        rotated, secret = await self._keys.ask(Keys.rotate, key, timedelta(seconds=rotation.grace_s))
         return CreatedKey(secret=secret, key=rotated)
 
     async def revoke(self, key: str) -> Key:
         """Revoke a key permanently."""
-        revoked: Key = await self._keys.ask("revoke", key)
-        return revoked
+        return await self._keys.ask(Keys.revoke, key)

@@ -5,10 +5,10 @@ An uploaded file is read in memory only: it may contain prompts, which only the 
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, field_validator
@@ -16,12 +16,13 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from services.actors import call, find_actor
+from services.batches.actor import Batches
 from services.batches.records import Batch, BatchRequest, File
 from services.batches.settings import BatchSettings
 from services.batches.store import Page
 from services.errors import BatchesError, KeysUnavailable, NotStored
 from services.gateway.openapi import REFUSALS, body
-from services.requests.actors import find_actor
 from services.requests.errors import ApiError, invalid, unavailable
 from services.requests.keys import ANSWER_S, KeyService
 from services.requests.preparation import Endpoint, read_body
@@ -30,6 +31,10 @@ from services.requests.settings import RequestSettings
 
 OVERHEAD_BYTES = 1 << 16
 MOST_NAME_CHARACTERS = 255
+
+P = ParamSpec("P")
+T = TypeVar("T")
+BatchesMethod = Callable[Concatenate[Batches, P], Awaitable[T]]
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ class BatchRoutes:
         """Tells the batches actor again and again, because it may restart, that this gateway serves."""
         while self._settings.batches_actor is not None:
             with suppress(ApiError):
-                await self._ask("serving")
+                await self._ask(Batches.serving)
             await asyncio.sleep(ANNOUNCEMENT_S)
 
     def router(self) -> APIRouter:
@@ -203,8 +208,7 @@ class BatchRoutes:
         upload = await read_upload(request, self._max_file_bytes)
         if upload.fields.get("purpose") != "batch":
             raise invalid("purpose", "only files for batches are accepted; use batch")
-        file: File = await self._ask("upload", owner, upload.filename, upload.content, _expiry(upload.fields))
-        return file
+        return await self._ask(Batches.upload, owner, upload.filename, upload.content, _expiry(upload.fields))
 
     async def files(self, request: Request) -> FileList:
         """List the files of this key, newest first by default."""
@@ -213,51 +217,47 @@ class BatchRoutes:
         if order not in ("asc", "desc"):
             raise invalid("order", "use asc or desc")
         limit = _limit(query.get("limit"), MOST_FILES, MOST_FILES)
-        page: Page = await self._ask("files", owner, query.get("purpose"), query.get("after"), limit, order == "desc")
+        page = await self._ask(Batches.files, owner, query.get("purpose"), query.get("after"), limit, order == "desc")
         return FileList(data=list(page.records), **_ends(page))
 
     async def file(self, request: Request, file_id: str) -> File:
         """Return the description of a file."""
-        file: File = await self._ask("file", await self._owner(request), file_id)
-        return file
+        return await self._ask(Batches.file, await self._owner(request), file_id)
 
     async def content(self, request: Request, file_id: str) -> Response:
         """Return the content of a file."""
-        content: bytes = await self._ask("content", await self._owner(request), file_id)
+        content = await self._ask(Batches.content, await self._owner(request), file_id)
         return Response(content, media_type="application/jsonl", headers={"cache-control": "no-store"})
 
     async def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file and its content."""
-        await self._ask("delete_file", await self._owner(request), file_id)
+        await self._ask(Batches.delete_file, await self._owner(request), file_id)
         return DeletedFile(id=file_id)
 
     async def create(self, request: Request) -> Batch:
         """Run the requests of a file in the background. Interactive requests go first."""
         owner = await self._owner(request)
         new = NewBatch.parse(await read_body(request, MAX_BODY_BYTES))
-        batch: Batch = await self._ask("create", owner, new.request)
-        return batch
+        return await self._ask(Batches.create, owner, new.request)
 
     async def batches(self, request: Request) -> BatchList:
         """List the batches of this key, newest first."""
         owner, query = await self._owner(request), request.query_params
-        page: Page = await self._ask("batches", owner, query.get("after"), _limit(query.get("limit"), 20, MOST_BATCHES))
+        page = await self._ask(Batches.batches, owner, query.get("after"), _limit(query.get("limit"), 20, MOST_BATCHES))
         return BatchList(data=list(page.records), **_ends(page))
 
     async def batch(self, request: Request, batch_id: str) -> Batch:
         """Return a batch."""
-        batch: Batch = await self._ask("batch", await self._owner(request), batch_id)
-        return batch
+        return await self._ask(Batches.batch, await self._owner(request), batch_id)
 
     async def cancel(self, request: Request, batch_id: str) -> Batch:
         """End a batch after its running requests. Its output file contains the answers so far."""
-        batch: Batch = await self._ask("cancel", await self._owner(request), batch_id)
-        return batch
+        return await self._ask(Batches.cancel, await self._owner(request), batch_id)
 
     async def _owner(self, request: Request) -> str:
         return await self._keys.owner(request, "generate")
 
-    async def _ask(self, method: str, *arguments: object) -> Any:
+    async def _ask(self, method: BatchesMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the batches actor.
 
         Raises:
@@ -268,7 +268,7 @@ class BatchRoutes:
             raise ApiError(404, "batches are disabled in this service", code="batches_not_kept")
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await getattr(await find_actor(name, self._settings.namespace), method).remote(*arguments)
+                return await call(await find_actor(name, self._settings.namespace), method, *arguments, **named)
         except RayTaskError as error:
             raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):

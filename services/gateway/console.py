@@ -20,6 +20,7 @@ from services.budget.statement import AccountsStatement, Statement
 from services.budget.together import together
 from services.ensembles.records import State
 from services.gateway.openapi import REFUSALS
+from services.keys.actor import Keys
 from services.keys.messages import Identity
 from services.keys.records import KeyAccount
 from services.keys.traffic import TrafficReport
@@ -103,7 +104,7 @@ class ConsoleRoutes:
             watched.traffic.get(),
             watched.shards.get(),
             watched.accounts.get() if administers else _none(),
-            _result_or_none(lambda: self._keys.ask("accounts")) if administers else _none(),
+            _result_or_none(lambda: self._keys.ask(Keys.accounts)) if administers else _none(),
             *(self._watch(entry).statement.get() for entry in models),
         )
         names = [entry.ensemble.name for entry in models]
@@ -141,8 +142,7 @@ class _Watched:
         name = served.ensemble.name
 
         async def traffic() -> TrafficReport:
-            report: TrafficReport = await keys.ask("traffic", name)
-            return report
+            return await keys.ask(Keys.traffic, name)
 
         self.statement = _Cached(served.status.statement)
         self.accounts = _Cached(served.status.accounts)

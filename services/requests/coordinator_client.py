@@ -16,11 +16,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.metrics import Counter
 
+from services.actors import find_actor
 from services.coordinator.messages import Delta, Generation
 from services.coordinator.recovery import cause_of, is_temporary
 from services.errors import CoordinatorError, CoordinatorUnavailable, Overloaded
 from services.keys.messages import EnsembleTraffic, TrafficUpdate
-from services.requests.actors import find_actor
 from services.requests.errors import ApiError, coordinator_lost, from_coordinator, unavailable, unexpected
 
 resumed = Counter(

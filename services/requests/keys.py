@@ -3,12 +3,12 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
 from pydantic import SecretStr
@@ -16,7 +16,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
+from services.actors import call, find_actor
 from services.errors import KeysError, KeysUnavailable, UnknownKey
+from services.keys.actor import Keys
 from services.keys.messages import (
     AdmissionLimits,
     Admitted,
@@ -28,7 +30,6 @@ from services.keys.messages import (
     TrafficUpdate,
 )
 from services.keys.records import CLIENT_SCOPES, Scope
-from services.requests.actors import find_actor
 from services.requests.answers import Answer
 from services.requests.errors import NO_RETRY, ApiError, invalid, unavailable
 
@@ -46,6 +47,9 @@ RETRY_S = 1.0
 RATES, LIMITED = ("limit", "remaining", "reset"), ("requests", "tokens")
 """The parts of the names of OpenAI's headers `x-ratelimit-RATE-LIMITED`."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+KeysMethod = Callable[Concatenate[Keys, P], Awaitable[T]]
 
 CLIENT_GONE = 499
 """The status in the log of a request whose client left before its response began."""
@@ -119,11 +123,11 @@ class KeyService:
                 raise _unauthorised(InvalidKey("revoked"))
             return self._of_configuration(prefixes.index(owner))
         if owner == ANONYMOUS.id:
-            refused = await self.ask("identify", None)
-            if refused.required or self._configured:
+            refused = await self.ask(Keys.identify, None)
+            if isinstance(refused, InvalidKey) and (refused.required or self._configured):
                 raise _unauthorised(refused)
             return replace(ANONYMOUS, subjects=(f"key:{ANONYMOUS.id}",))
-        identity: Identity | InvalidKey = await self.ask("identity", owner)
+        identity = await self.ask(Keys.identity, owner)
         if isinstance(identity, InvalidKey):
             raise _unauthorised(identity)
         return identity
@@ -150,30 +154,29 @@ class KeyService:
             ApiError: 400 or 429, nothing was charged; 503, the keys actor does not answer.
         """
         outcome = await self._wait(
-            "admit", id_, identity.subjects, limits, wanted, generations, self._gateway, background
+            Keys.admit, id_, identity.subjects, limits, wanted, generations, self._gateway, background
         )
         if isinstance(outcome, Refused):
             raise refusal(outcome, wanted, generations)
-        admitted: Admitted = outcome
-        return admitted
+        return outcome
 
     async def enter(self, id_: str, generations: int) -> bool:
         """See `Keys.enter`. Returns False if the actor does not answer."""
         with suppress(ApiError):
-            await self._wait("enter", id_, generations)
+            await self._wait(Keys.enter, id_, generations)
             return True
         return False
 
     async def leave(self, id_: str, generations: int) -> None:
         """See `Keys.leave`. `settle` gives up the places too."""
         with suppress(ApiError):
-            await self.ask("leave", id_, generations)
+            await self.ask(Keys.leave, id_, generations)
 
     async def trouble(self) -> str | None:
         """Returns why keys cannot be checked and charged now; None if they can."""
         if self._actor is not None:
             try:
-                await self.ask("health")
+                await self.ask(Keys.health)
             except ApiError as error:
                 return error.message
         return None
@@ -185,7 +188,7 @@ class KeyService:
         """
         while True:
             try:
-                await self.ask("settle", id_, used)
+                await self.ask(Keys.settle, id_, used)
                 return
             except ApiError as error:
                 if error.status < 500:
@@ -196,7 +199,7 @@ class KeyService:
         """See `Keys.heartbeat`."""
         if self._actor is not None:
             with suppress(ApiError):
-                await self.ask("heartbeat", self._gateway, update)
+                await self.ask(Keys.heartbeat, self._gateway, update)
 
     async def _identity(self, key: str | None) -> Identity:
         # Compares digests of equal length with all keys, so that the duration reveals nothing about them.
@@ -205,7 +208,7 @@ class KeyService:
             return self._of_configuration(matches.index(True))
         identity: Identity | InvalidKey = InvalidKey("unknown", required=False)
         if self._actor is not None:
-            identity = await self.ask("identify", key and _digest(key).hex())
+            identity = await self.ask(Keys.identify, key and _digest(key).hex())
         if isinstance(identity, Identity):
             return identity
         if identity.required or self._configured:
@@ -221,7 +224,7 @@ class KeyService:
     def _is_configured(self, identity: Identity) -> bool:
         return any(identity == self._of_configuration(number) for number in range(len(self._configured)))
 
-    async def ask(self, method: str, *arguments: object) -> Any:
+    async def ask(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that does not wait for other requests.
 
         Raises:
@@ -229,29 +232,29 @@ class KeyService:
         """
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._call(method, *arguments)
+                return await self._call(method, *arguments, **named)
         except TimeoutError:
             raise unavailable(f"the actor {self._actor!r} does not answer within {ANSWER_S:g} s") from None
 
-    async def _wait(self, method: str, *arguments: object) -> Any:
+    async def _wait(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Calls a method of the keys actor that may wait for other requests, for as long as the actor is alive.
 
         Raises:
             ApiError: as in `ask`. An actor that hangs is noticed within twice `ANSWER_S`.
         """
-        call = asyncio.ensure_future(self._call(method, *arguments))
+        waiting = asyncio.ensure_future(self._call(method, *arguments, **named))
         try:
-            while not (await asyncio.wait((call,), timeout=ANSWER_S))[0]:
-                await self.ask("ready")
-            return call.result()
+            while not (await asyncio.wait((waiting,), timeout=ANSWER_S))[0]:
+                await self.ask(Keys.ready)
+            return waiting.result()
         finally:
-            call.cancel()
+            waiting.cancel()
 
-    async def _call(self, method: str, *arguments: object) -> Any:
+    async def _call(self, method: KeysMethod[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if self._actor is None:
             raise ApiError(404, "this service stores no keys", code="keys_not_kept")
         try:
-            return await getattr(await self._find(self._actor), method).remote(*arguments)
+            return await call(await self._find(self._actor), method, *arguments, **named)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
                 raise _translate(error.cause) from None

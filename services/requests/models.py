@@ -15,10 +15,11 @@ from jinja2 import TemplateError
 from ray.exceptions import RayError
 from transformers import AutoTokenizer
 
+from services.actors import call, find_actor
 from services.coordinator.text import Detokenizer
+from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
 from services.keys.messages import TrafficUpdate
-from services.requests.actors import find_actor
 from services.requests.coordinator_client import CoordinatorClient, RequestCounters
 from services.requests.errors import ApiError, draining, invalid, model_not_found
 from services.requests.schema import Function, Message, PromptText
@@ -310,8 +311,7 @@ class Models:
         with suppress(RayError, ValueError, RuntimeError, TimeoutError):
             async with asyncio.timeout(ASK_S):
                 actor = await find_actor(name, self._settings.namespace)
-                current: EnsembleList = await actor.heartbeat.remote(self._gateway, self._version, live)
-                return current
+                return await call(actor, Ensembles.heartbeat, self._gateway, self._version, live)
         return None
 
     async def serve(self, entries: Sequence[EnsembleEntry]) -> bool:

@@ -5,20 +5,27 @@ Only `Status.accounts` depends on private text.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from pydantic import BaseModel
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from services.actors import call, find_actor
+from services.budget.actor import Budget
 from services.budget.metrics import LedgerHealth
 from services.budget.statement import AccountsStatement, Statement
+from services.coordinator.coordinator import Coordinator
 from services.errors import CoordinatorUnavailable
-from services.requests.actors import find_actor
+from services.fleet.fleet import Fleet
 from services.requests.errors import unavailable
 
 FRESH_S = 1.0
+
+T = TypeVar("T")
+
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
     "fenced": "another deployment has the ledger; this one cannot charge until the other ends",
     "unavailable": "the ledger's database cannot be read or written",
@@ -66,11 +73,9 @@ class Status:
             ApiError: 503, the budget actor does not answer.
         """
         event = await self._event()
-        try:
-            statement: Statement = await self._ask(self._budget, "statement", self._statement_timeout_s, event)
-        except _CALL_ERRORS:
-            raise unavailable(f"the actor {self._budget!r} does not answer") from None
-        return statement
+        return await self._answer(
+            self._budget, self._statement_timeout_s, lambda budget: call(budget, Budget.statement, event)
+        )
 
     async def accounts(self) -> AccountsStatement | None:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts.
@@ -78,18 +83,13 @@ class Status:
         Raises:
             ApiError: 503, the budget actor does not answer.
         """
-        try:
-            accounts: AccountsStatement | None = await self._ask(self._budget, "accounts", self._statement_timeout_s)
-        except _CALL_ERRORS:
-            raise unavailable(f"the actor {self._budget!r} does not answer") from None
-        return accounts
+        return await self._answer(self._budget, self._statement_timeout_s, lambda budget: call(budget, Budget.accounts))
 
     async def _event(self) -> str | None:
         """Returns the current privacy event of a token, from the first coordinator that answers."""
         for coordinator in self._coordinators:
             with suppress(*_CALL_ERRORS):
-                event: str = await self._ask(coordinator, "event", self._timeout_s)
-                return event
+                return await self._ask(coordinator, self._timeout_s, lambda actor: call(actor, Coordinator.event))
         return None
 
     async def shards(self) -> list[ShardReport]:
@@ -98,10 +98,7 @@ class Status:
         Raises:
             ApiError: 503, the fleet actor does not answer.
         """
-        try:
-            status = await self._ask(self._fleet, "status", 3 * self._timeout_s)
-        except _CALL_ERRORS:
-            raise unavailable(f"the actor {self._fleet!r} does not answer") from None
+        status = await self._answer(self._fleet, 3 * self._timeout_s, lambda fleet: call(fleet, Fleet.status))
         return [ShardReport.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
@@ -123,7 +120,7 @@ class Status:
     async def _coordinator_trouble(self, coordinator: str) -> str | None:
         """Returns why a coordinator cannot work; None if it can. A coordinator also checks its shards."""
         try:
-            await self._ask(coordinator, "health", self._timeout_s)
+            await self._ask(coordinator, self._timeout_s, lambda actor: call(actor, Coordinator.health))
         except _CALL_ERRORS as error:
             cause = getattr(error, "cause", error)
             return str(cause) if isinstance(cause, CoordinatorUnavailable) else self._failure(error)
@@ -132,7 +129,7 @@ class Status:
     async def _ledger_trouble(self) -> str | None:
         """Returns why tokens cannot be charged; None if they can."""
         try:
-            health: LedgerHealth = await self._ask(self._budget, "health", self._timeout_s)
+            health = await self._ask(self._budget, self._timeout_s, lambda budget: call(budget, Budget.health))
         except _CALL_ERRORS as error:
             return self._failure(error)
         return _LEDGER_TROUBLES.get(health)
@@ -146,9 +143,15 @@ class Status:
             case _:
                 return f"the call fails ({type(error).__name__})"
 
-    async def _ask(self, actor: str, method: str, timeout_s: float, *arguments: object) -> Any:
+    async def _answer(self, name: str, timeout_s: float, query: Callable[[ActorHandle], Awaitable[T]]) -> T:
+        try:
+            return await self._ask(name, timeout_s, query)
+        except _CALL_ERRORS:
+            raise unavailable(f"the actor {name!r} does not answer") from None
+
+    async def _ask(self, name: str, timeout_s: float, query: Callable[[ActorHandle], Awaitable[T]]) -> T:
         async with asyncio.timeout(timeout_s):
-            return await getattr(await find_actor(actor, self._namespace), method).remote(*arguments)
+            return await query(await find_actor(name, self._namespace))
 
 
 _CALL_ERRORS = (RayError, ValueError, RuntimeError, TimeoutError)
