@@ -1,7 +1,8 @@
 """Finds Ray actors and calls them. A call has the types of the actor's class, which Ray's handles lack."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
@@ -9,6 +10,8 @@ from ray.actor import ActorHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
+Owned = TypeVar("Owned")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -16,6 +19,18 @@ def concurrent(group: str) -> Callable[[Method], Method]:
     """Runs a method in a concurrency group of its actor. Keeps the method's types, unlike `ray.method`."""
     decorate: Callable[[Method], Method] = ray.method(concurrency_group=group)
     return decorate
+
+
+def forwarded(
+    run: Callable[[A, Callable[[Owned], T]], Awaitable[T]], method: Callable[Concatenate[Owned, P], T]
+) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+    """Returns a method of an actor that calls a method of an object that the actor owns, with the actor's `run`."""
+
+    @wraps(method)
+    async def forward(self: A, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await run(self, lambda owned: method(owned, *arguments, **named))
+
+    return forward
 
 
 async def find_actor(name: str, namespace: str) -> ActorHandle:
@@ -31,13 +46,11 @@ async def find_actor(name: str, namespace: str) -> ActorHandle:
 
 
 @overload
-async def call(
-    actor: ActorHandle, method: Callable[Concatenate[Any, P], Awaitable[T]], *arguments: P.args, **named: P.kwargs
-) -> T: ...
+def remote(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[ActorHandle, P], Awaitable[T]]: ...
 @overload
-async def call(
-    actor: ActorHandle, method: Callable[Concatenate[Any, P], T], *arguments: P.args, **named: P.kwargs
-) -> T: ...
-async def call(actor: ActorHandle, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Calls a method of an actor's class and returns its result."""
-    return await getattr(actor, method.__name__).remote(*arguments, **named)
+def remote(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[ActorHandle, P], Awaitable[T]]: ...
+def remote(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls this method of an actor's class on a handle: `remote(Budget.health)(handle)`."""
+    return lambda actor, *arguments, **named: getattr(actor, method.__name__).remote(*arguments, **named)

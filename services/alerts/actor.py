@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import call, find_actor
+from services.actors import find_actor, remote
 from services.alerts.conditions import Conditions, EnsembleState
 from services.alerts.outbox import Outbox
 from services.alerts.settings import AlertSettings
@@ -112,7 +112,7 @@ class Alerts:
         with suppress(RayError, ValueError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 actor = await find_actor(self._service.ensembles, self._service.namespace)
-                current = await call(actor, Ensembles.current)
+                current = await remote(Ensembles.current)(actor)
                 ensembles = [entry.ensemble for entry in current.entries]
                 self._watches = {
                     ensemble: self._watches.get(ensemble) or self._watch_of(ensemble) for ensemble in ensembles

@@ -11,9 +11,10 @@ from uuid import uuid4
 import ray
 from ray.actor import ActorHandle
 
+from services.actors import forwarded
 from services.batches.records import Batch, BatchRequest, File, new_id
 from services.batches.settings import BatchSettings
-from services.batches.store import BatchStore, OpenBatch, Page
+from services.batches.store import BatchStore, OpenBatch
 from services.database.deadline import in_time
 from services.database.service import ServiceDatabase
 from services.errors import KeysUnavailable
@@ -72,7 +73,7 @@ class Batches:
     async def release(self) -> None:
         """Gives up the lease before this actor is stopped."""
         self._route_serves.clear()
-        await self._do(lambda: self._store.release_lease(self._holder))
+        await self._do(lambda store: store.release_lease(self._holder))
 
     async def upload(self, owner: str, filename: str, content: bytes, expires_s: int | None) -> File:
         """Stores an input file for `expires_s` seconds or the retention time, whichever is shorter.
@@ -89,23 +90,18 @@ class Batches:
             filename=filename,
             purpose="batch",
         )
-        return await self._do(lambda: self._store.put_file(owner, file, content, self._settings.max_stored_bytes))
+        return await self._do(lambda store: store.put_file(owner, file, content, self._settings.max_stored_bytes))
 
-    async def file(self, owner: str, id_: str) -> File:
-        """See `BatchStore.file`."""
-        return await self._do(lambda: self._store.file(owner, id_))
+    async def _do(self, work: Callable[[BatchStore], T]) -> T:
+        """Runs a transaction in a thread (`in_time`)."""
+        return await in_time(asyncio.ensure_future(asyncio.to_thread(work, self._store)))
 
-    async def content(self, owner: str, id_: str) -> bytes:
-        """See `BatchStore.content`."""
-        return await self._do(lambda: self._store.content(owner, id_))
-
-    async def files(self, owner: str, purpose: str | None, after: str | None, limit: int, newest_first: bool) -> Page:
-        """See `BatchStore.files`."""
-        return await self._do(lambda: self._store.files(owner, purpose, after, limit, newest_first=newest_first))
-
-    async def delete_file(self, owner: str, id_: str) -> None:
-        """See `BatchStore.delete_file`."""
-        await self._do(lambda: self._store.delete_file(owner, id_))
+    file = forwarded(_do, BatchStore.file)
+    content = forwarded(_do, BatchStore.content)
+    files = forwarded(_do, BatchStore.files)
+    delete_file = forwarded(_do, BatchStore.delete_file)
+    batch = forwarded(_do, BatchStore.batch)
+    batches = forwarded(_do, BatchStore.batches)
 
     async def create(self, owner: str, request: BatchRequest) -> Batch:
         """Creates a batch and starts to validate its file.
@@ -123,18 +119,10 @@ class Batches:
             expires_at=now + request.window_s,
             metadata=request.metadata,
         )
-        await self._do(lambda: self._store.put_batch(owner, batch, request.output_expires_s, MOST_OPEN))
+        await self._do(lambda store: store.put_batch(owner, batch, request.output_expires_s, MOST_OPEN))
         if await self._may_run():
             self._begin(OpenBatch(owner, batch, request.output_expires_s))
         return batch
-
-    async def batch(self, owner: str, id_: str) -> Batch:
-        """See `BatchStore.batch`."""
-        return await self._do(lambda: self._store.batch(owner, id_))
-
-    async def batches(self, owner: str, after: str | None, limit: int) -> Page:
-        """See `BatchStore.batches`."""
-        return await self._do(lambda: self._store.batches(owner, after, limit))
 
     async def cancel(self, owner: str, id_: str) -> Batch:
         """Starts no more lines of a batch, which ends after the running ones. Does not change a batch that has ended.
@@ -142,13 +130,13 @@ class Batches:
         Raises:
             NotStored: the owner has no such batch.
         """
-        batch = await self._do(lambda: self._store.batch(owner, id_))
+        batch = await self._do(lambda store: store.batch(owner, id_))
         if batch.status in ("validating", "in_progress"):
             changes = {"status": "cancelling", "cancelling_at": int(time.time())}
-            await self._do(lambda: self._store.change(id_, **changes))
+            await self._do(lambda store: store.change(id_, **changes))
             if self._runner is not None:
                 self._runner.cancel(id_)
-        return await self._do(lambda: self._store.batch(owner, id_))
+        return await self._do(lambda store: store.batch(owner, id_))
 
     def _begin(self, open_batch: OpenBatch) -> None:
         """Runs an open batch once the runner is loaded."""
@@ -183,7 +171,7 @@ class Batches:
             return False
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        held = await self._do(lambda: self._store.take_lease(self._holder, LEASE_S))
+        held = await self._do(lambda store: store.take_lease(self._holder, LEASE_S))
         if self._lapse is not None:
             self._lapse.cancel()
         if held:
@@ -202,20 +190,16 @@ class Batches:
         while True:
             try:
                 if await self._may_run():
-                    for open_batch in await self._do(self._store.open_batches):
+                    for open_batch in await self._do(BatchStore.open_batches):
                         if open_batch.batch.status == "cancelling" and self._runner is not None:
                             self._runner.cancel(open_batch.batch.id)  # another deployment cancelled it
                         self._begin(open_batch)
                 if time.monotonic() - purged >= PURGE_S:
-                    await self._do(lambda: self._store.purge(int(time.time()), self._settings.retention_s))
+                    await self._do(lambda store: store.purge(int(time.time()), self._settings.retention_s))
                     purged = time.monotonic()
             except KeysUnavailable as error:
                 _log.warning("%s", error)
             await asyncio.sleep(LEASE_RENEWAL_S if self._route_serves.is_set() else 1.0)
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Runs a transaction in a thread (`in_time`)."""
-        return await in_time(asyncio.ensure_future(asyncio.to_thread(work)))
 
 
 BatchesActor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=256)(Batches)

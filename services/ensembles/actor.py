@@ -1,7 +1,7 @@
 """Implements the Ray actor that keeps the list of a service's ensembles for gateways and operators."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, TypeVar
 
@@ -10,8 +10,9 @@ from pydantic import TypeAdapter
 from ray.actor import ActorHandle
 from sqlalchemy import delete, insert, select
 
+from services.actors import forwarded
 from services.database.service import ServiceDatabase, ensembles_table
-from services.ensembles.records import EnsembleEntry, EnsembleList, EnsembleStatus, ServedEnsemble
+from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble
 from services.ensembles.registry import Registry
 
 NAME = "ensembles"
@@ -30,46 +31,25 @@ class Ensembles:
         self._registry = Registry(self._load())
         self._changing = asyncio.Lock()
 
-    async def heartbeat(self, gateway: str, version: int, live: Mapping[str, int]) -> EnsembleList:
-        """See `Registry.heartbeat`."""
-        return self._registry.heartbeat(gateway, version, live)
-
     async def current(self) -> EnsembleList:
-        """See `Registry.current`."""
         return self._registry.current
 
-    async def statuses(self) -> list[EnsembleStatus]:
-        """See `Registry.statuses`."""
-        return self._registry.statuses()
+    async def _read(self, query: Callable[[Registry], T]) -> T:
+        return query(self._registry)
 
-    async def status(self, name: str) -> EnsembleStatus:
-        """See `Registry.status`."""
-        return self._registry.status(name)
-
-    async def add(self, ensemble: ServedEnsemble) -> None:
-        """See `Registry.add`."""
-        await self._change(lambda: self._registry.add(ensemble))
-
-    async def drain(self, name: str) -> None:
-        """See `Registry.drain`."""
-        await self._change(lambda: self._registry.drain(name))
-
-    async def remove(self, name: str) -> None:
-        """See `Registry.remove`."""
-        await self._change(lambda: self._registry.remove(name))
-
-    async def replace(self, ensembles: Sequence[ServedEnsemble]) -> None:
-        """See `Registry.replace`."""
-        await self._change(lambda: self._registry.replace(ensembles))
-
-    async def configure(self, ensembles: Sequence[ServedEnsemble]) -> None:
-        """See `Registry.configure`."""
-        await self._change(lambda: self._registry.configure(ensembles))
-
-    async def _change(self, change: Callable[[], None]) -> None:
+    async def _change(self, change: Callable[[Registry], None]) -> None:
         async with self._changing:
-            change()
+            change(self._registry)
             await asyncio.to_thread(self._save, self._registry.current.entries)
+
+    heartbeat = forwarded(_read, Registry.heartbeat)
+    statuses = forwarded(_read, Registry.statuses)
+    status = forwarded(_read, Registry.status)
+    add = forwarded(_change, Registry.add)
+    drain = forwarded(_change, Registry.drain)
+    remove = forwarded(_change, Registry.remove)
+    replace = forwarded(_change, Registry.replace)
+    configure = forwarded(_change, Registry.configure)
 
     def _load(self) -> tuple[EnsembleEntry, ...]:
         mine = ensembles_table.c.namespace == self._namespace

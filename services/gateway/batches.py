@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from services.actors import call, find_actor
+from services.actors import find_actor, remote
 from services.batches.actor import Batches
 from services.batches.records import Batch, BatchRequest, File
 from services.batches.settings import BatchSettings
@@ -217,7 +217,9 @@ class BatchRoutes:
         if order not in ("asc", "desc"):
             raise invalid("order", "use asc or desc")
         limit = _limit(query.get("limit"), MOST_FILES, MOST_FILES)
-        page = await self._ask(Batches.files, owner, query.get("purpose"), query.get("after"), limit, order == "desc")
+        page = await self._ask(
+            Batches.files, owner, query.get("purpose"), query.get("after"), limit, newest_first=order == "desc"
+        )
         return FileList(data=list(page.records), **_ends(page))
 
     async def file(self, request: Request, file_id: str) -> File:
@@ -268,7 +270,7 @@ class BatchRoutes:
             raise ApiError(404, "batches are disabled in this service", code="batches_not_kept")
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await call(await find_actor(name, self._settings.namespace), method, *arguments, **named)
+                return await remote(method)(await find_actor(name, self._settings.namespace), *arguments, **named)
         except RayTaskError as error:
             raise _translate(error) from None
         except (RayError, ValueError, RuntimeError):

@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from starlette.requests import HTTPConnection
 
-from services.actors import call, find_actor
+from services.actors import find_actor, remote
 from services.errors import KeysError, KeysUnavailable, UnknownKey
 from services.keys.actor import Keys
 from services.keys.messages import (
@@ -254,7 +254,7 @@ class KeyService:
         if self._actor is None:
             raise ApiError(404, "this service stores no keys", code="keys_not_kept")
         try:
-            return await call(await self._find(self._actor), method, *arguments, **named)
+            return await remote(method)(await self._find(self._actor), *arguments, **named)
         except RayTaskError as error:
             if isinstance(error.cause, KeysError):
                 raise _translate(error.cause) from None

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from ray.exceptions import RayError
 from transformers import AutoTokenizer
 
-from services.actors import call, find_actor
+from services.actors import find_actor, remote
 from services.coordinator.text import Detokenizer
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleEntry, EnsembleList, ServedEnsemble, State
@@ -311,7 +311,7 @@ class Models:
         with suppress(RayError, ValueError, RuntimeError, TimeoutError):
             async with asyncio.timeout(ASK_S):
                 actor = await find_actor(name, self._settings.namespace)
-                return await call(actor, Ensembles.heartbeat, self._gateway, self._version, live)
+                return await remote(Ensembles.heartbeat)(actor, self._gateway, self._version, live)
         return None
 
     async def serve(self, entries: Sequence[EnsembleEntry]) -> bool:

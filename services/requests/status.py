@@ -7,13 +7,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from services.actors import call, find_actor
+from services.actors import find_actor, remote
 from services.budget.actor import Budget
 from services.budget.metrics import LedgerHealth
 from services.budget.statement import AccountsStatement, Statement
@@ -24,7 +24,9 @@ from services.requests.errors import unavailable
 
 FRESH_S = 1.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Query = Callable[Concatenate[ActorHandle, P], Awaitable[T]]
 
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
     "fenced": "another deployment has the ledger; this one cannot charge until the other ends",
@@ -73,9 +75,7 @@ class Status:
             ApiError: 503, the budget actor does not answer.
         """
         event = await self._event()
-        return await self._answer(
-            self._budget, self._statement_timeout_s, lambda budget: call(budget, Budget.statement, event)
-        )
+        return await self._answer(self._budget, self._statement_timeout_s, remote(Budget.statement), event)
 
     async def accounts(self) -> AccountsStatement | None:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts.
@@ -83,13 +83,13 @@ class Status:
         Raises:
             ApiError: 503, the budget actor does not answer.
         """
-        return await self._answer(self._budget, self._statement_timeout_s, lambda budget: call(budget, Budget.accounts))
+        return await self._answer(self._budget, self._statement_timeout_s, remote(Budget.accounts))
 
     async def _event(self) -> str | None:
         """Returns the current privacy event of a token, from the first coordinator that answers."""
         for coordinator in self._coordinators:
             with suppress(*_CALL_ERRORS):
-                return await self._ask(coordinator, self._timeout_s, lambda actor: call(actor, Coordinator.event))
+                return await self._ask(coordinator, self._timeout_s, remote(Coordinator.event))
         return None
 
     async def shards(self) -> list[ShardReport]:
@@ -98,7 +98,7 @@ class Status:
         Raises:
             ApiError: 503, the fleet actor does not answer.
         """
-        status = await self._answer(self._fleet, 3 * self._timeout_s, lambda fleet: call(fleet, Fleet.status))
+        status = await self._answer(self._fleet, 3 * self._timeout_s, remote(Fleet.status))
         return [ShardReport.model_validate(shard) for shard in status["shards"]]
 
     async def troubles(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Status:
     async def _coordinator_trouble(self, coordinator: str) -> str | None:
         """Returns why a coordinator cannot work; None if it can. A coordinator also checks its shards."""
         try:
-            await self._ask(coordinator, self._timeout_s, lambda actor: call(actor, Coordinator.health))
+            await self._ask(coordinator, self._timeout_s, remote(Coordinator.health))
         except _CALL_ERRORS as error:
             cause = getattr(error, "cause", error)
             return str(cause) if isinstance(cause, CoordinatorUnavailable) else self._failure(error)
@@ -129,7 +129,7 @@ class Status:
     async def _ledger_trouble(self) -> str | None:
         """Returns why tokens cannot be charged; None if they can."""
         try:
-            health = await self._ask(self._budget, self._timeout_s, lambda budget: call(budget, Budget.health))
+            health = await self._ask(self._budget, self._timeout_s, remote(Budget.health))
         except _CALL_ERRORS as error:
             return self._failure(error)
         return _LEDGER_TROUBLES.get(health)
@@ -143,15 +143,17 @@ class Status:
             case _:
                 return f"the call fails ({type(error).__name__})"
 
-    async def _answer(self, name: str, timeout_s: float, query: Callable[[ActorHandle], Awaitable[T]]) -> T:
+    async def _answer(
+        self, name: str, timeout_s: float, query: Query[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         try:
-            return await self._ask(name, timeout_s, query)
+            return await self._ask(name, timeout_s, query, *arguments, **named)
         except _CALL_ERRORS:
             raise unavailable(f"the actor {name!r} does not answer") from None
 
-    async def _ask(self, name: str, timeout_s: float, query: Callable[[ActorHandle], Awaitable[T]]) -> T:
+    async def _ask(self, name: str, timeout_s: float, query: Query[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         async with asyncio.timeout(timeout_s):
-            return await query(await find_actor(name, self._namespace))
+            return await query(await find_actor(name, self._namespace), *arguments, **named)
 
 
 _CALL_ERRORS = (RayError, ValueError, RuntimeError, TimeoutError)
