@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from cluster.options import NAMESPACE
 from services.alerts.settings import AlertSettings
 from services.batches.settings import BatchSettings
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
@@ -245,7 +246,7 @@ class Configuration(BaseSettings):
     ensemble: Path | None = None
     ensembles: dict[Annotated[str, StringConstraints(pattern=NAME)], NamedEnsemble] = {}
     model: str | None = Field(None, description="the base model; None: the one that the ensemble's manifest names")
-    namespace: str = Field("privmix", min_length=1)
+    namespace: str = Field(NAMESPACE, min_length=1)
     privacy: Privacy = PROTOCOLS[DEFAULT]()  # type: ignore[call-arg]
     budget: BudgetSection = BudgetSection()
     engine: EngineSection = EngineSection()

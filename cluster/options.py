@@ -4,6 +4,11 @@ from typing import Annotated
 
 import typer
 
+NAMESPACE = "privmix"
+"""The default `namespace` of a service."""
+RUNNING = "auto"
+"""The address with which Ray finds the cluster that runs on this machine."""
+
 EnsembleOption = Annotated[
     str | None, typer.Option(help="The model name of the ensemble, if the configuration has several.")
 ]

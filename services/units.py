@@ -1,9 +1,12 @@
-"""Names the units whose presence a guarantee can hide."""
+"""Names the units whose presence a guarantee can hide, and the default guarantee."""
 
 from typing import Literal, get_args
 
 Unit = Literal["record", "user"]
 """One document or row (``record``), or everything of one ``user``."""
+
+EPSILON, DELTA, TOKENS = 8.0, 1e-5, 1024
+"""The default budget: (epsilon, delta) for this number of tokens."""
 
 
 def check_unit(unit: object) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import AddressOption, JsonOption, NamespaceOption
+from cluster.options import NAMESPACE, RUNNING, AddressOption, JsonOption, NamespaceOption
 from cluster.steps import Steps
 from services.errors import ConfigurationError, EnsemblesError
 
@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The model name of the
 
 @ensembles.command("list")
 def list_ensembles(
-    address: AddressOption = "auto", namespace: NamespaceOption = "privmix", as_json: JsonOption = False
+    address: AddressOption = RUNNING, namespace: NamespaceOption = NAMESPACE, as_json: JsonOption = False
 ) -> None:
     """List the ensembles of the service with their states and running requests."""
     from cluster.running import ensembles_of
@@ -50,7 +50,7 @@ def add(
     config: Annotated[
         Path, typer.Option(help="The YAML file of the deployment, which has the ensemble under `ensembles`.")
     ],
-    address: AddressOption = "auto",
+    address: AddressOption = RUNNING,
     as_json: JsonOption = False,
 ) -> None:
     """Serve another ensemble, or a drained one again, and wait until every gateway serves it."""
@@ -91,7 +91,7 @@ def add(
 
 @ensembles.command()
 def drain(
-    name: Name, address: AddressOption = "auto", namespace: NamespaceOption = "privmix", as_json: JsonOption = False
+    name: Name, address: AddressOption = RUNNING, namespace: NamespaceOption = NAMESPACE, as_json: JsonOption = False
 ) -> None:
     """Refuse new requests to an ensemble and let its running requests finish. `add` serves it again."""
     from cluster.running import ensembles_of
@@ -109,8 +109,8 @@ def drain(
 @ensembles.command()
 def retire(
     name: Name,
-    address: AddressOption = "auto",
-    namespace: NamespaceOption = "privmix",
+    address: AddressOption = RUNNING,
+    namespace: NamespaceOption = NAMESPACE,
     timeout: Annotated[
         float, typer.Option(min=0, help="The maximum time in seconds to wait for its running requests.")
     ] = 600.0,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.options import DeltaOption, JsonOption, TextFieldOption
+from services.units import DELTA, EPSILON
 
 if TYPE_CHECKING:
     from services.laboratory.utility.task import TaskReport
@@ -94,8 +95,8 @@ def reference(
     real: Annotated[Path, typer.Option(help="The private text: JSON Lines with a user, a text and a label.")],
     method: Annotated[str, typer.Option(help="invisible-ink (Vinod et al. 2025) or amin (Amin et al. 2024).")],
     output: Annotated[Path, typer.Option(help="The directory for the texts, a training set for `evaluate task`.")],
-    epsilon: Annotated[float, typer.Option(help="The epsilon for the text of one user, replaced.")] = 8.0,
-    delta: DeltaOption = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="The epsilon for the text of one user, replaced.")] = EPSILON,
+    delta: DeltaOption = DELTA,
     references: Annotated[int, typer.Option(min=2, help="The number of users whose texts write one text.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="The tokens of a text; for amin, its private tokens.")] = 64,
     seed: Annotated[int, typer.Option(help="The seed of the batches and of all draws.")] = 0,

@@ -14,6 +14,7 @@ from cluster.options import JsonOption
 from cluster.parameters import ACCEPTED, bad, count, options, settings_from
 from services.errors import InputError
 from services.training.options import TrainingOptions
+from services.units import DELTA, TOKENS
 
 plan = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -31,9 +32,9 @@ def plan_(
     ] = None,
     tokens: Annotated[
         int, typer.Option(parser=count, metavar="TOKENS", help="The number of tokens that the budget must last for.")
-    ] = 1024,
+    ] = TOKENS,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon of the budget.")] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = DELTA,
     base_epsilon: Annotated[
         float | None,
         typer.Option(

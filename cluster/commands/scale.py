@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
+from cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
 
 if TYPE_CHECKING:
     from services.fleet.shard_map import ShardMap
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def scale(
     shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
-    address: AddressOption = "auto",
-    namespace: EnsembleNamespaceOption = "privmix",
+    address: AddressOption = RUNNING,
+    namespace: EnsembleNamespaceOption = NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
     """Add the next parts of the ensemble to the service, or remove the last ones. Running streams continue.

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.options import AddressOption, EnsembleNamespaceOption, JsonOption
+from cluster.options import NAMESPACE, RUNNING, AddressOption, EnsembleNamespaceOption, JsonOption
 
 PROBE_S = 10.0
 
 
 def status(
-    address: AddressOption = "auto",
-    namespace: EnsembleNamespaceOption = "privmix",
+    address: AddressOption = RUNNING,
+    namespace: EnsembleNamespaceOption = NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
     """Show the actors, parts and versions of a running service; exit with 1 if an actor does not work."""

@@ -15,6 +15,7 @@ from cluster.options import DrawnOption, JsonOption, TextFieldOption, UserFieldO
 from cluster.parameters import bad
 from services.laboratory.evaluation.options import TUNED_PARTS, TUNED_RUN_TOKENS
 from services.training.options import TokenBudget, TrainingOptions
+from services.units import DELTA, EPSILON, TOKENS
 
 WARNING = (
     "The recommendation depends on the sample's text, and no ledger charges for it: tuning on the private text would "
@@ -28,9 +29,9 @@ def tune(
         Path, typer.Option(help="A corpus that is public or set aside for tuning, never the private corpus.")
     ],
     output: Annotated[Path, typer.Option(help="The output directory. An interrupted tuning continues there.")],
-    epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = 8.0,
-    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
-    tokens: Annotated[int, typer.Option(help="The number of tokens that the budget must last for.")] = 1024,
+    epsilon: Annotated[float, typer.Option(help="The epsilon of the budget.")] = EPSILON,
+    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = DELTA,
+    tokens: Annotated[int, typer.Option(help="The number of tokens that the budget must last for.")] = TOKENS,
     parts: Annotated[list[int], typer.Option(help="A number of parts to train; repeat for more.")] = list(TUNED_PARTS),  # noqa: B006
     base_share: Annotated[
         list[float],

@@ -123,11 +123,6 @@ class Budget:
         return self._statement(event).client()
 
     @concurrent("statements")
-    def operator_statement(self, event: str | None = None) -> OperatorStatement:
-        """Returns the full statement, for the operator only."""
-        return self._statement(event)
-
-    @concurrent("statements")
     def accounts(self) -> AccountsStatement | None:
         """Returns what is left of the parts' accounts, for the operator only; None without accounts."""
         return AccountsStatement.of(self._opened().balance().accounts)

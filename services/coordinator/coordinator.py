@@ -27,6 +27,7 @@ from services.coordinator.sequence import LiveSequence
 from services.coordinator.settings import LEASE_TOKENS, StepSettings
 from services.coordinator.text import Detokenizer
 from services.errors import CoordinatorUnavailable, LedgerError, Overloaded
+from services.fleet.fleet import NAME as FLEET
 from services.fleet.shard_map import ShardMap
 from services.privacy.settings import WhenExhausted
 from services.shard import ShardStatus
@@ -66,7 +67,7 @@ class CoordinatorSettings(StepSettings):
     model: Path
     namespace: str
     budget: str
-    fleet: str = "fleet"
+    fleet: str = FLEET
     peers: tuple[str, ...] = ()
     when_exhausted: WhenExhausted = "refuse"
     lease_tokens: int = LEASE_TOKENS

@@ -21,11 +21,11 @@ class ServedEnsemble(BaseModel):
         coordinators, budget, fleet: the Ray names of its actors.
         capacity: the number of generations that its coordinators run at the same time.
         max_waiting: the number of further generations that may wait.
+        recovery_s: how long a request without a coordinator waits for one before it fails.
+        stall_timeout_s: how long a request waits for its next token, including failures and recoveries.
         own_shares: whether keys can have shares that apply to this ensemble alone.
         private_base: whether its base model was trained on private text, which answers are labelled with.
         cohort: a model name that it shares with ensembles of other users; None if it shares none.
-        recovery_s: how long a request without a coordinator waits for one before it fails.
-        stall_timeout_s: how long a request waits for its next token, including failures and recoveries.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -34,16 +34,16 @@ class ServedEnsemble(BaseModel):
     namespace: str
     model: Path
     context_length: PositiveInt
-    coordinators: tuple[str, ...] = ("coordinator",)
-    budget: str = "budget"
-    fleet: str = "fleet"
-    capacity: PositiveInt = 64
-    max_waiting: NonNegativeInt = 256
+    coordinators: tuple[str, ...]
+    budget: str
+    fleet: str
+    capacity: PositiveInt
+    max_waiting: NonNegativeInt
+    recovery_s: NonNegativeFloat
+    stall_timeout_s: PositiveFloat
     own_shares: bool = False
     private_base: bool = False
     cohort: str | None = None
-    recovery_s: NonNegativeFloat = 90.0
-    stall_timeout_s: PositiveFloat = 210.0
 
     @property
     def name(self) -> str:

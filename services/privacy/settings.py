@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from services.privacy.events import Event
 from services.privacy.protocol import Protocol
+from services.units import DELTA, EPSILON, TOKENS
 
 Enforced = Literal["bound", "measured"]
 
@@ -53,9 +54,9 @@ class Settings(BaseModel, ABC):
     refused: ClassVar[Mapping[str, str]] = {}
 
     protocol: str
-    epsilon: float | None = Field(8.0, gt=0, description="the budget: epsilon after `tokens` tokens")
-    delta: float = Field(1e-5, gt=0, lt=1, description="the budget's delta")
-    tokens: int = Field(1024, gt=0, description="the number of tokens that the budget must last for")
+    epsilon: float | None = Field(EPSILON, gt=0, description="the budget: epsilon after `tokens` tokens")
+    delta: float = Field(DELTA, gt=0, lt=1, description="the budget's delta")
+    tokens: int = Field(TOKENS, gt=0, description="the number of tokens that the budget must last for")
     _base: Event | None = PrivateAttr(None)
 
     @model_validator(mode="before")

@@ -170,7 +170,7 @@ class ServedModel:
         self._requests = 0
 
     @classmethod
-    def of(cls, ensemble: ServedEnsemble, settings: RequestSettings) -> "ServedModel":
+    def of(cls, ensemble: ServedEnsemble) -> "ServedModel":
         """Loads an ensemble. This takes seconds, because it reads the tokenizer.
 
         Raises:
@@ -179,14 +179,7 @@ class ServedModel:
         client = CoordinatorClient(
             ensemble.namespace, ensemble.coordinators, ensemble.stall_timeout_s, ensemble.recovery_s
         )
-        status = Status(
-            ensemble.namespace,
-            ensemble.coordinators,
-            ensemble.budget,
-            ensemble.fleet,
-            settings.health_timeout_s,
-            settings.statement_timeout_s,
-        )
+        status = Status(ensemble.namespace, ensemble.coordinators, ensemble.budget, ensemble.fleet)
         return cls(ensemble, prompts_of(ensemble.model), client, status)
 
     @property
@@ -328,7 +321,7 @@ class Models:
 
     async def _try_to_open(self, ensemble: ServedEnsemble, state: State) -> bool:
         try:
-            served = await asyncio.to_thread(ServedModel.of, ensemble, self._settings)
+            served = await asyncio.to_thread(ServedModel.of, ensemble)
         except Exception as error:  # An invalid ensemble must not affect the others.
             _log.error("the tokenizer of %s cannot be read from %s: %r", ensemble.name, ensemble.model, error)
             return False

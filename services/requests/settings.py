@@ -2,7 +2,7 @@
 
 import secrets
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from services.ensembles.records import ServedEnsemble
 from services.requests.schema import LEAST_TEMPERATURE, Fallbacks
@@ -51,12 +51,9 @@ class RequestSettings(ClientSettings):
         cache_secret: the key of the hash that separates the prefix caches of API keys.
     """
 
-    namespace: str = "privmix"
+    namespace: str
     ensembles: tuple[ServedEnsemble, ...]
     ensembles_actor: str | None = None
     keys_actor: str | None = None
     batches_actor: str | None = None
     cache_secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
-
-    health_timeout_s: PositiveFloat = 5.0
-    statement_timeout_s: PositiveFloat = 30.0

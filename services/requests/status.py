@@ -23,6 +23,9 @@ from services.fleet.fleet import Fleet
 from services.requests.errors import unavailable
 
 FRESH_S = 1.0
+TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_S = 30.0
+"""A statement can take seconds to compute."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,8 +58,8 @@ class Status:
         coordinator_actors: Sequence[str],
         budget_actor: str,
         fleet_actor: str,
-        timeout_s: float,
-        statement_timeout_s: float,
+        timeout_s: float = TIMEOUT_S,
+        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         self._namespace = namespace
         self._coordinators = tuple(coordinator_actors)

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from services.engine import PartKind
 from services.errors import InputError
 from services.options import Options
-from services.units import Unit
+from services.units import DELTA, EPSILON, Unit
 
 Matrices = Literal["b", "both"]
 """The matrices of LoRA that DP-SGD trains (b: FFA-LoRA, Sun et al. 2024)."""
@@ -114,8 +114,8 @@ class DpSgdOptions(Options):
     """
 
     unit: Unit = "user"
-    epsilon: float = Field(default=8.0, gt=0)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    epsilon: float = Field(default=EPSILON, gt=0)
+    delta: float = Field(default=DELTA, gt=0, lt=1)
     clip: float = Field(default=1.0, gt=0, description="the L2 norm to which the gradient of each unit is clipped")
     blocks: int = Field(default=4, ge=1, description="the first blocks of each unit's text to use; the rest is ignored")
     steps: int = Field(default=12, ge=1)

@@ -29,7 +29,6 @@ from services.coordinator.coordinator import Coordinator, CoordinatorActor, Coor
 from services.coordinator.messages import Delta, Generation
 from services.coordinator.sequence import LiveSequence
 from services.database.service import ServiceDatabase
-from services.ensembles.records import ServedEnsemble
 from services.fleet.fleet import FleetActor, FleetSettings
 from services.keys import actor as keys
 from services.keys.store import KeyStore
@@ -42,6 +41,7 @@ from tests.cluster.clients import BatchAnswer, BatchTranscript, Chunk, Transcrip
 from tests.cluster.invariants import batch_violations, charge_violations, text_violations
 from tests.counting import write_counting_model
 from tests.ensembles import write_adapters
+from tests.served import served
 from tests.services.fleet.plans import SETTINGS, plans
 
 NAMESPACE = "planted"
@@ -195,9 +195,7 @@ async def test_a_faulty_coordinator_is_found(service: Service, fault: type[Coord
 
 def batches_of(service: Service, holder: str) -> Batches:
     """Returns a batches actor in this process, whose route serves."""
-    ensemble = ServedEnsemble(
-        names=("privmix",), namespace=NAMESPACE, model=service.model, context_length=512, coordinators=(CORRECT,)
-    )
+    ensemble = served("privmix", namespace=NAMESPACE, model=service.model, coordinators=(CORRECT,))
     requests = RequestSettings(namespace=NAMESPACE, ensembles=(ensemble,), keys_actor=keys.NAME)
     batches = Batches(str(service.keys), BatchSettings(), pickle.dumps(requests), capacity=2 * LINES, holder=holder)
     batches._route_serves.set()

@@ -49,7 +49,7 @@ def terms(**changes: object) -> PrivacyBudget:
 def test_the_budget_is_shown_as_the_statement_has_it(port: int, tmp_path: Path) -> None:
     actor = budget.start(str(tmp_path / "ledger.db"), terms(), namespace="metrics", name="bound")
     ray.get(actor.lease.remote(EVENT.to_json(), 100))
-    stated = ray.get(actor.operator_statement.remote())
+    stated = ray.get(actor.statement.remote())
     assert scraped(port, "privmix_budget_epsilon") == 8
     assert scraped(port, "privmix_budget_epsilon_spent") == pytest.approx(stated.epsilon_spent, abs=1e-4)
     left = Filter(terms()).affordable({EVENT: 100}, EVENT)

@@ -15,10 +15,10 @@ from services.batches.records import Batch, BatchRequest
 from services.batches.runner import RunningBatch
 from services.batches.settings import BatchSettings
 from services.database import deadline
-from services.ensembles.records import ServedEnsemble
 from services.errors import BatchesError, KeysUnavailable
 from services.requests.settings import RequestSettings
 from services.training import public_model
+from tests.served import served
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ def anyio_backend() -> str:
 
 def start(place: Path, holder: str = "this") -> Batches:
     namespace = "a-namespace-without-actors"
-    ensemble = ServedEnsemble(names=("privmix",), namespace=namespace, model=public_model.resolve(), context_length=512)
+    ensemble = served("privmix", namespace=namespace, model=public_model.resolve())
     requests = RequestSettings(namespace=namespace, ensembles=(ensemble,), keys_actor="keys")
     batches = Batches(str(place), BatchSettings(), pickle.dumps(requests), capacity=4, holder=holder)
     batches._route_serves.set()

@@ -10,6 +10,7 @@ from services.ensembles.actor import Ensembles
 from services.ensembles.records import ServedEnsemble
 from services.ensembles.registry import HEARTBEAT_TIMEOUT_S, Registry
 from services.errors import EnsemblesError
+from tests.served import served
 
 
 class Clock:
@@ -21,9 +22,7 @@ class Clock:
 
 
 def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
-    return ServedEnsemble(
-        **{"names": names, "namespace": f"privmix.{names[0]}", "model": Path("m"), "context_length": 8, **changes}
-    )
+    return served(*names, model=Path("m"), namespace=f"privmix.{names[0]}", **changes)
 
 
 CLINIC, COURT = ensemble("clinic"), ensemble("court", "tribunal")

@@ -13,6 +13,7 @@ from services.gateway.app import build_app
 from services.requests.models import Models, Prompts, prompts_of
 from services.requests.settings import RequestSettings
 from services.training import public_model
+from tests.served import served
 
 NOBODY = "a-namespace-without-actors"
 
@@ -32,8 +33,7 @@ def prompts() -> Prompts:
 def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
     """Returns an ensemble whose actors do not exist."""
     namespace = f"{NOBODY}.{names[0]}"
-    values = {"model": public_model.resolve(), "context_length": 512, "recovery_s": 0, "namespace": namespace}
-    return ServedEnsemble(**{"names": names, **values, **changes})
+    return served(*names, model=public_model.resolve(), **{"recovery_s": 0, "namespace": namespace, **changes})
 
 
 def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClient:
@@ -46,8 +46,6 @@ def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClie
             "max_n": 4,
             "max_prompts": 4,
             "max_tokens": 256,
-            "health_timeout_s": 1.0,
-            "statement_timeout_s": 1.0,
             **changes,
         }
     )
