@@ -20,15 +20,8 @@ from services.errors import DatabaseConflict, KeysError, UnknownKey
 from services.keys.records import Key, KeyAccount, Scope, Secret, Share, ShareAccount, ShareUsage
 from services.keys.subjects import OF_ENSEMBLE, ensemble_subject, group_subject, key_subject, split, subjects_of
 from services.keys.transactions import (
-    Exhausted,
-    Find,
     OpenReservation,
     Operation,
-    ReadShares,
-    Reserve,
-    Reserved,
-    Settle,
-    Wait,
     apply,
     are_required,
     key_of,
@@ -87,11 +80,6 @@ class KeyStore:
         """Applies operations in their order, in one transaction, and returns their results."""
         with self._database.transaction() as connection:
             return apply(connection, operations)
-
-    def find(self, hash_: str) -> Key | None:
-        """Returns the key of a secret, valid or not. A rotated secret counts until its grace period ends."""
-        found: Key | None = self.transact([Find(hash_)])[0]
-        return found
 
     def accounts(self) -> list[KeyAccount]:
         """Returns every key with its share and usage, oldest first."""
@@ -166,31 +154,6 @@ class KeyStore:
                     update(keys_table).where(keys_table.c.id == key.id).values(revoked=_text(key.revoked))
                 )
         return key
-
-    def shares(self, subjects: Sequence[str]) -> dict[str, Share]:
-        found: dict[str, Share] = self.transact([ReadShares(tuple(subjects))])[0]
-        return found
-
-    def reserve(
-        self, id_: str, subjects: Sequence[str], wanted: int, generations: int, gateway: str
-    ) -> Reserved | Wait | Exhausted:
-        """Charges up to `wanted` tokens to all `subjects`.
-
-        Returns `Wait` if a share has less than `wanted` left while running requests hold some of it, because these may
-        return tokens. So only used tokens shorten or refuse a request. Repeating a call with the same id returns the
-        same reservation.
-        """
-        outcome: Reserved | Wait | Exhausted
-        (outcome,) = self.transact([Reserve(id_, tuple(subjects), wanted, generations, gateway)])
-        return outcome
-
-    def settle(self, id_: str, used: int | None) -> OpenReservation | None:
-        """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
-
-        Returns the reservation, or None if it was settled before.
-        """
-        settled: OpenReservation | None = self.transact([Settle(id_, used)])[0]
-        return settled
 
     def open_reservations(self) -> list[OpenReservation]:
         """Returns all reservations that are not settled."""

@@ -16,7 +16,10 @@ from services.keys.records import Key, Share, ShareLimit, ShareUsage
 
 @dataclass(frozen=True)
 class Find:
-    """Asks for the key of a secret with this hash. The result is a `Key`, valid or not, or None."""
+    """Asks for the key of a secret with this hash. The result is a `Key`, valid or not, or None.
+
+    A rotated secret counts until its grace period ends.
+    """
 
     hash: str
 
@@ -35,7 +38,11 @@ class ReadShares:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Charges up to `wanted` tokens to all `subjects`. The result is `Reserved`, `Wait` or `Exhausted`."""
+    """Charges up to `wanted` tokens to all `subjects`. The result is `Reserved`, `Wait` or `Exhausted`.
+
+    It is `Wait` if a share has less than `wanted` left while running requests hold some of it, because these may return
+    tokens. So only used tokens shorten or refuse a request. A repeated id has the same reservation.
+    """
 
     id: str
     subjects: tuple[str, ...]
@@ -46,7 +53,10 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Settle:
-    """Ends a reservation. The result is the `OpenReservation`, or None if it was settled before."""
+    """Ends a reservation. `used` of its tokens stay charged; all of them if `used` is None.
+
+    The result is the `OpenReservation`, or None if it was settled before.
+    """
 
     id: str
     used: int | None

@@ -17,8 +17,8 @@ from services.database.service import ServiceDatabase
 from services.errors import ConfigurationError, KeysUnavailable
 from services.keys import move
 from services.keys.records import Share
-from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
+from tests.key_store import RequestStore
 from tests.postgresql import Server
 
 
@@ -53,7 +53,7 @@ def test_a_secret_is_printed_alone_so_that_a_script_can_take_it(database: str) -
     made = keys("create", "root", "--scope", "administer", "--scope", "privacy", "--days", "7", database=database)
     assert made.stdout.strip().startswith("pmx_")
     assert "\n" not in made.stdout.strip()
-    account = KeyStore(ServiceDatabase(database)).account("root")
+    account = RequestStore(ServiceDatabase(database)).account("root")
     assert set(account.key.scopes) == {"administer", "privacy"}
     assert account.key.expires is not None
 
@@ -95,7 +95,7 @@ def test_a_service_without_keys_serves_this_machine_alone(tmp_path: Path) -> Non
 def test_a_service_with_keys_says_nothing_and_serves_everyone_who_has_one(tmp_path: Path) -> None:
     told: list[str] = []
     check_keys(configured(tmp_path, host="0.0.0.0", api_keys=["one"]), told.append)
-    KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
+    RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
     check_keys(configured(tmp_path, host="0.0.0.0"), told.append)
     assert told == []
 
@@ -110,7 +110,7 @@ def test_keys_are_kept_where_the_configuration_says(tmp_path: Path) -> None:
 
 def test_a_service_that_had_keys_does_not_start_without_them(tmp_path: Path) -> None:
     (tmp_path / "ensemble").mkdir()
-    KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
+    RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
     check_keys(configured(tmp_path))
     elsewhere = {"ensemble": "ensemble", "budget": {"ledger": f"sqlite:///{tmp_path}/other/ledger.db"}}
     (tmp_path / "other").mkdir()
@@ -142,7 +142,7 @@ def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     source, target = str(tmp_path / "ledger.db"), postgresql.database()
     Ledger(source, terms)
-    key, secret = KeyStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
+    key, secret = RequestStore(ServiceDatabase(tmp_path / "keys.db")).create("team")
 
     def fails(*_: object) -> int:
         raise KeysUnavailable("the server is gone")
@@ -155,7 +155,7 @@ def test_a_move_whose_keys_failed_is_completed_by_a_second_one(
     assert read(source).moved is not None
     repeated = CliRunner().invoke(app, ["ledger", "move", source, target])
     assert repeated.exit_code == 0, repeated.output
-    assert KeyStore(ServiceDatabase(target)).find(secret.hash) == key
+    assert RequestStore(ServiceDatabase(target)).find(secret.hash) == key
 
 
 def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Server) -> None:
@@ -163,21 +163,21 @@ def test_keys_move_with_the_ledger_beside_them(tmp_path: Path, postgresql: Serve
     terms = PrivacyBudget(ensemble="clinic", epsilon=8, delta=1e-5, order=8, adjacency="one part added or removed")
     source, target = str(tmp_path / "ledger.db"), postgresql.database()
     Ledger(source, terms)
-    store = KeyStore(ServiceDatabase(tmp_path / "keys.db"))
+    store = RequestStore(ServiceDatabase(tmp_path / "keys.db"))
     key, secret = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 4, 1, "gateway")
     store.settle("a", 3)
     for _ in range(2):  # a repeated move has no effect
         moved = CliRunner().invoke(app, ["ledger", "move", source, target])
         assert moved.exit_code == 0, moved.output
-        there = KeyStore(
+        there = RequestStore(
             ServiceDatabase(keys_database(Configuration.of({"ensemble": "e", "budget": {"ledger": target}})))
         )
         assert there.find(secret.hash) == key
         assert there.account("team") == store.account("team")
     assert "1 keys" not in moved.output
     other = postgresql.database()
-    KeyStore(ServiceDatabase(other)).create("foreign")
+    RequestStore(ServiceDatabase(other)).create("foreign")
     refused = CliRunner().invoke(app, ["ledger", "move", target, other])
     assert refused.exit_code == 1
     assert "has other keys" in refused.output
@@ -194,6 +194,6 @@ def test_the_command_uses_the_database_that_belongs_to_the_ledger(
     made = CliRunner().invoke(app, ["keys", "create", "team"], env={"PRIVMIX_BUDGET__LEDGER": url})
     assert made.exit_code == 0, made.output
     assert not list(tmp_path.iterdir())
-    assert KeyStore(ServiceDatabase(url)).account("team").key.name == "team"
+    assert RequestStore(ServiceDatabase(url)).account("team").key.name == "team"
     assert CliRunner().invoke(app, ["keys", "create", "local"]).exit_code == 0
     assert [file.name for file in tmp_path.glob("*.db")] == ["keys.db"]

@@ -16,8 +16,8 @@ from services.budget.reader import read
 from services.database.service import ServiceDatabase
 from services.errors import KeysError
 from services.keys.records import Share
-from services.keys.store import KeyStore
 from tests.k8s.manifests import K8S, Manifests
+from tests.key_store import RequestStore
 from tests.postgresql import Server
 from tests.services.budget.events import COARSE
 
@@ -59,7 +59,7 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
     Ledger(volume / "first.db", TERMS).lease(COARSE, 3)
     Ledger(volume / "second.db", TERMS).lease(COARSE, 4)
     (volume / "broken.db").write_bytes(b"no ledger")
-    keys = KeyStore(ServiceDatabase(volume / "keys.db"))
+    keys = RequestStore(ServiceDatabase(volume / "keys.db"))
     _, secret = keys.create("team", share=Share(tokens=9))
     BatchStore(ServiceDatabase(volume / "keys.db")).put_file("team", FILE, b"x" * 2**20, 2**30)
     (backups / "first-20260101T000000Z.db.part").touch()
@@ -74,7 +74,7 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
     assert copies["keys"].stat().st_size < 2**20, "the clients' files are not in the backup"
 
     script("backup-sqlite", "restore.sh", str(copies["keys"]), str(tmp_path / "restored.db"))
-    restored = KeyStore(ServiceDatabase(tmp_path / "restored.db"))
+    restored = RequestStore(ServiceDatabase(tmp_path / "restored.db"))
     assert restored.account("team").share == Share(tokens=9)
     assert restored.required()
     assert restored.find(secret.hash) is None, "it may have been revoked since"
@@ -82,19 +82,19 @@ def test_all_databases_of_a_volume_are_copied_and_a_failure_leaves_nothing_behin
     assert restored.find(rotated.hash) is not None
     assert restored.find("restored " + restored.account("team").key.id) is None
     script("backup-sqlite", "restore.sh", str(copies["keys"]), str(tmp_path / "kept.db"), KEEP_KEYS="yes")
-    assert KeyStore(ServiceDatabase(tmp_path / "kept.db")).find(secret.hash) is not None
+    assert RequestStore(ServiceDatabase(tmp_path / "kept.db")).find(secret.hash) is not None
 
 
 def test_a_key_that_was_revoked_stays_revoked_after_a_restore(tmp_path: Path) -> None:
     backups = tmp_path / "backup"
     backups.mkdir()
-    keys = KeyStore(ServiceDatabase(tmp_path / "keys.db"))
+    keys = RequestStore(ServiceDatabase(tmp_path / "keys.db"))
     secrets = {name: keys.create(name)[1] for name in ("before", "after")}
     keys.revoke("before")
     copy = script("backup-sqlite", "backup.sh", str(tmp_path / "keys.db"), str(backups)).strip()
     keys.revoke("after")
     script("backup-sqlite", "restore.sh", copy, str(tmp_path / "restored.db"))
-    restored = KeyStore(ServiceDatabase(tmp_path / "restored.db"))
+    restored = RequestStore(ServiceDatabase(tmp_path / "restored.db"))
     assert [restored.find(secret.hash) for secret in secrets.values()] == [None, None]
     assert restored.account("before").key.revoked
     with pytest.raises(KeysError, match="revoked"):
@@ -153,7 +153,7 @@ def test_a_database_without_a_ledger_makes_no_backup(postgresql: Server, tmp_pat
 def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgresql: Server, tmp_path: Path) -> None:
     first, second = postgresql.database(), postgresql.database()
     Ledger(second, TERMS).lease(COARSE, 3)
-    _, secret = KeyStore(ServiceDatabase(second)).create("team")
+    _, secret = RequestStore(ServiceDatabase(second)).create("team")
     with pytest.raises(subprocess.CalledProcessError):
         script(
             "backup-postgresql",
@@ -168,7 +168,7 @@ def test_further_databases_are_dumped_and_one_failure_does_not_stop_them(postgre
     third = postgresql.database()
     script("backup-postgresql", "restore.sh", str(copy), path=postgresql.binaries, LEDGER=third)
     assert read(third).charged == {COARSE: 3}
-    assert KeyStore(ServiceDatabase(third)).find(secret.hash) is None
+    assert RequestStore(ServiceDatabase(third)).find(secret.hash) is None
 
 
 def test_the_job_runs_the_script_on_the_ledger_of_the_configuration(manifests: Manifests) -> None:

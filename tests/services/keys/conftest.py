@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.database.service import ServiceDatabase
-from services.keys.store import KeyStore
+from tests.key_store import RequestStore
 
 
 @pytest.fixture(scope="session")
@@ -19,5 +19,5 @@ def place(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(place: str) -> KeyStore:
-    return KeyStore(ServiceDatabase(place))
+def store(place: str) -> RequestStore:
+    return RequestStore(ServiceDatabase(place))

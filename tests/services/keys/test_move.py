@@ -5,8 +5,8 @@ import pytest
 from services.database.service import ServiceDatabase
 from services.keys.move import move_keys
 from services.keys.records import Share
-from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
+from tests.key_store import RequestStore
 from tests.postgresql import Server
 
 _SLOW = "CREATE FUNCTION slow() RETURNS trigger AS 'BEGIN PERFORM pg_sleep(2); RETURN NEW; END' LANGUAGE plpgsql"
@@ -18,7 +18,7 @@ def test_a_copy_that_takes_longer_than_a_request_is_completed(
 ) -> None:
     """While rows are written to the target, the transaction at the source waits."""
     here, there = postgresql.database(), postgresql.database()
-    store = KeyStore(ServiceDatabase(here))
+    store = RequestStore(ServiceDatabase(here))
     key, secret = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 4, 1, "gateway")
     ServiceDatabase(there)
@@ -28,6 +28,6 @@ def test_a_copy_that_takes_longer_than_a_request_is_completed(
     monkeypatch.setattr("services.database.postgresql.STATEMENT_TIMEOUT", "1s")
     monkeypatch.setattr("services.database.postgresql.IDLE_TIMEOUT", "1s")
     assert move_keys(here, there) == 1
-    moved = KeyStore(ServiceDatabase(there))
+    moved = RequestStore(ServiceDatabase(there))
     assert moved.find(secret.hash) == key
     assert moved.account("team") == store.account("team")

@@ -12,13 +12,13 @@ from services.database.clock import now
 from services.database.service import ServiceDatabase, default_database
 from services.errors import KeysError, KeysUnavailable, UnknownKey
 from services.keys.records import Secret, Share
-from services.keys.store import KeyStore
 from services.keys.subjects import subjects_of
 from services.keys.transactions import Exhausted, Reserved, Wait
+from tests.key_store import RequestStore
 from tests.postgresql import Server
 
 
-def test_a_secret_has_32_random_bytes_and_is_never_stored(store: KeyStore, place: str) -> None:
+def test_a_secret_has_32_random_bytes_and_is_never_stored(store: RequestStore, place: str) -> None:
     key, secret = store.create("team", owner="ada")
     assert len(secret.text) == len("pmx_") + 43
     assert secret.text not in repr(secret)
@@ -29,14 +29,14 @@ def test_a_secret_has_32_random_bytes_and_is_never_stored(store: KeyStore, place
     assert secret.hash.encode() in stored
 
 
-def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: KeyStore) -> None:
+def test_a_service_with_keys_needs_them_even_when_all_are_revoked(store: RequestStore) -> None:
     assert not store.required()
     store.create("only")
     store.revoke("only")
     assert store.required()
 
 
-def test_names_are_unique_and_keys_are_found_by_name_or_id(store: KeyStore) -> None:
+def test_names_are_unique_and_keys_are_found_by_name_or_id(store: RequestStore) -> None:
     key, _ = store.create("team")
     with pytest.raises(KeysError, match="name: "):
         store.create("team")
@@ -45,7 +45,7 @@ def test_names_are_unique_and_keys_are_found_by_name_or_id(store: KeyStore) -> N
         store.account("other")
 
 
-def test_a_rotated_secret_stays_valid_for_its_grace_period(store: KeyStore) -> None:
+def test_a_rotated_secret_stays_valid_for_its_grace_period(store: RequestStore) -> None:
     key, first = store.create("team")
     _, second = store.rotate("team", timedelta(hours=1))
     assert store.find(first.hash) is not None
@@ -58,7 +58,7 @@ def test_a_rotated_secret_stays_valid_for_its_grace_period(store: KeyStore) -> N
     assert (rotated.id, rotated.hint) == (key.id, third.hint)
 
 
-def test_keys_expire_and_are_revoked(store: KeyStore) -> None:
+def test_keys_expire_and_are_revoked(store: RequestStore) -> None:
     key, secret = store.create("brief", expires=now() + timedelta(seconds=60))
     assert key.valid(now())
     assert not key.valid(now() + timedelta(seconds=61))
@@ -71,7 +71,7 @@ def test_keys_expire_and_are_revoked(store: KeyStore) -> None:
     assert store.find(Secret.new().hash) is None
 
 
-def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: KeyStore) -> None:
+def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: RequestStore) -> None:
     key, _ = store.create("team", share=Share(tokens=20))
     subjects = subjects_of(key)
     assert store.reserve("a", subjects, 15, 1, "gateway") == Reserved("a", 15)
@@ -87,7 +87,7 @@ def test_a_share_is_charged_before_a_request_and_corrected_afterwards(store: Key
     assert (usage.spent, usage.held, usage.spent_today) == (20, 0, 20)
 
 
-def test_daily_and_group_shares_limit_requests_too(store: KeyStore) -> None:
+def test_daily_and_group_shares_limit_requests_too(store: RequestStore) -> None:
     daily, _ = store.create("daily", group="lab", share=Share(tokens_per_day=8))
     other, _ = store.create("other", group="lab")
     store.limit_group("lab", Share(tokens=12))
@@ -102,7 +102,7 @@ def test_daily_and_group_shares_limit_requests_too(store: KeyStore) -> None:
     assert (account.usage.spent, account.group_usage.spent) == (4, 12)
 
 
-def test_a_share_can_be_changed_after_it_was_used(store: KeyStore) -> None:
+def test_a_share_can_be_changed_after_it_was_used(store: RequestStore) -> None:
     key, _ = store.create("team", share=Share(tokens=2))
     store.reserve("a", subjects_of(key), 2, 1, "g")
     store.settle("a", 2)
@@ -112,13 +112,13 @@ def test_a_share_can_be_changed_after_it_was_used(store: KeyStore) -> None:
     assert store.reserve("b", subjects_of(key), 5, 1, "g") == Reserved("b", 5)
 
 
-def test_another_process_sees_and_settles_a_reservation(store: KeyStore, place: str) -> None:
+def test_another_process_sees_and_settles_a_reservation(store: RequestStore, place: str) -> None:
     key, _ = store.create("team", share=Share(tokens=9))
     store.reserve("a", subjects_of(key), 5, 2, "gateway-7")
     code = f"""
 from services.database.service import ServiceDatabase
-from services.keys.store import KeyStore
-store = KeyStore(ServiceDatabase({place!r}))
+from tests.key_store import RequestStore
+store = RequestStore(ServiceDatabase({place!r}))
 print(*((open_.tokens, open_.generations, open_.gateway) for open_ in store.open_reservations()))
 store.settle("a", 3)
 """
@@ -149,7 +149,7 @@ def test_an_unusable_database_is_refused(place: str, message: str) -> None:
 
 
 def test_postgresql_stores_keys(postgresql: Server) -> None:
-    store = KeyStore(ServiceDatabase(postgresql.database()))
+    store = RequestStore(ServiceDatabase(postgresql.database()))
     key, secret = store.create("team", share=Share(tokens=5))
     assert store.find(secret.hash) == key
     assert store.reserve("a", subjects_of(key), 9, 1, "g") == Reserved("a", 5)
