@@ -1,7 +1,7 @@
 """Finds Ray actors and calls them. A call has the types of the actor's class, which Ray's handles lack."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -23,7 +23,7 @@ def concurrent(group: str) -> Callable[[Method], Method]:
 
 def forwarded(
     run: Callable[[A, Callable[[Owned], T]], Awaitable[T]], method: Callable[Concatenate[Owned, P], T]
-) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[A, P], Awaitable[T]]:
     """Returns a method of an actor that calls a method of an object that the actor owns, with the actor's `run`."""
 
     @wraps(method)

@@ -132,7 +132,7 @@ def test_one_prompt_or_several_are_parsed_as_a_list(sent: Any, prompts: list[Any
 
 @pytest.fixture
 def settings() -> RequestSettings:
-    return RequestSettings(ensembles=(), max_tokens=80)
+    return RequestSettings(namespace="privmix", ensembles=(), max_tokens=80)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ async def test_long_prompts_are_tokenised_completely(prompts: Prompts) -> None:
 )
 def test_invalid_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RequestSettings(**{"ensembles": (), **changes})
+        RequestSettings(**{"namespace": "privmix", "ensembles": (), **changes})
 
 
 def test_keys_are_not_printed() -> None:
-    assert "hunter2" not in repr(RequestSettings(ensembles=(), api_keys=("hunter2",)))
+    assert "hunter2" not in repr(RequestSettings(namespace="privmix", ensembles=(), api_keys=("hunter2",)))
