@@ -18,7 +18,7 @@ from services.budget.ledger import PATIENCE_S, Grant, Ledger
 from services.budget.metrics import BudgetMetrics, LedgerHealth
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.records import from_json
-from services.budget.statement import AccountsStatement, OperatorStatement, Statement, statement
+from services.budget.statement import AccountsStatement, Statement, statement
 from services.errors import Fenced, LedgerError, LedgerMoved
 
 NAME = "budget"
@@ -119,8 +119,15 @@ class Budget:
 
     @concurrent("statements")
     def statement(self, event: str | None = None) -> Statement:
-        """Returns the statement for clients. It counts what is left in tokens of `event`, by default the last one."""
-        return self._statement(event).client()
+        """Returns the statement for clients, cached until the ledger grows.
+
+        It counts what is left in tokens of `event`, by default the last one.
+        """
+        balance = self._opened().balance()
+        if self._cached[:2] != (balance.head, event):
+            self._cached = balance.head, event, statement(balance, from_json(event) if event else None).client()
+        cached: Statement = self._cached[2]
+        return cached
 
     @concurrent("statements")
     def accounts(self) -> AccountsStatement | None:
@@ -140,14 +147,6 @@ class Budget:
             except Exception as error:  # no error may end the heartbeats
                 _log.warning("the ledger was not reached: %s", type(error).__name__)
             time.sleep(WATCH_S)
-
-    def _statement(self, event: str | None) -> OperatorStatement:
-        """Returns the statement, cached until the ledger grows."""
-        balance = self._opened().balance()
-        if self._cached[:2] != (balance.head, event):
-            self._cached = balance.head, event, statement(balance, from_json(event) if event else None)
-        cached: OperatorStatement = self._cached[2]
-        return cached
 
     def _opened(self) -> Ledger:
         with self._opening:

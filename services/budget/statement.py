@@ -302,8 +302,8 @@ def _tokens_left(balance: Balance, event: Event | None) -> int | None:
     return None if left == UNLIMITED else left
 
 
-def _up(epsilon: float | None) -> float | None:
-    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, DIGITS)
+def _up(epsilon: float | None, digits: int = DIGITS) -> float | None:
+    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, digits)
 
 
 def _rest(promised: float | None, spent: float) -> float | None:
@@ -338,7 +338,7 @@ def recompute(balance: Balance, delta: float) -> Recomputed:
     best = max((accounting.epsilon(accounting.rdp(spent), delta) for spent in paid), key=lambda one: one.epsilon)
     return Recomputed(
         delta=delta,
-        epsilon_rdp=_finite(best.epsilon),
+        epsilon_rdp=_up(best.epsilon, RECOMPUTED_DIGITS),
         best_order=best.order,
         epsilon_pld={f"{interval:g}": _on_grid(paid, delta, interval) for interval in INTERVALS},
     )
@@ -346,8 +346,5 @@ def recompute(balance: Balance, delta: float) -> Recomputed:
 
 def _on_grid(paid: Iterable[Mapping[Event, int]], delta: float, interval: float) -> float | None:
     epsilons = [accounting.pld_epsilon(spent, delta, interval) for spent in paid]
-    return _finite(max((math.inf if epsilon is None else epsilon for epsilon in epsilons), default=0.0))
-
-
-def _finite(epsilon: float | None) -> float | None:
-    return None if epsilon is None or not math.isfinite(epsilon) else accounting.round_up(epsilon, RECOMPUTED_DIGITS)
+    largest = max((math.inf if epsilon is None else epsilon for epsilon in epsilons), default=0.0)
+    return _up(largest, RECOMPUTED_DIGITS)

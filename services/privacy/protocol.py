@@ -52,9 +52,6 @@ class Answers:
         """Yields the first and the past-the-end row of `ratios` for each sequence."""
         return pairwise(accumulate(map(len, self.models), initial=0))
 
-    def one(self, sequence: int) -> "Answers":
-        return self.between(sequence, sequence + 1)
-
     def first(self, count: int) -> "Answers":
         """Returns the answers for the first ``count`` sequences."""
         return self.between(0, count)

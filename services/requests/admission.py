@@ -160,7 +160,7 @@ async def stream_answer(
     A failure after the first write becomes an error event; then the stream ends without [DONE].
 
     Raises:
-        ApiError: as `whole`, while nothing was written.
+        ApiError: as `complete_answer`, while nothing was written.
     """
     opening = list(answer.opening())
     started = ended = False
