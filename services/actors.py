@@ -12,12 +12,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
 Owned = TypeVar("Owned")
-Method = TypeVar("Method", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def concurrent(group: str) -> Callable[[Method], Method]:
+def concurrent(group: str) -> Callable[[Decorated], Decorated]:
     """Runs a method in a concurrency group of its actor. Keeps the method's types, unlike `ray.method`."""
-    decorate: Callable[[Method], Method] = ray.method(concurrency_group=group)
+    decorate: Callable[[Decorated], Decorated] = ray.method(concurrency_group=group)
     return decorate
 
 

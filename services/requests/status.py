@@ -29,7 +29,7 @@ STATEMENT_TIMEOUT_S = 30.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Query = Callable[Concatenate[ActorHandle, P], Awaitable[T]]
+ActorCall = Callable[Concatenate[ActorHandle, P], Awaitable[T]]
 
 _LEDGER_TROUBLES: dict[LedgerHealth, str] = {
     "fenced": "another deployment has the ledger; this one cannot charge until the other ends",
@@ -147,16 +147,18 @@ class Status:
                 return f"the call fails ({type(error).__name__})"
 
     async def _answer(
-        self, name: str, timeout_s: float, query: Query[P, T], *arguments: P.args, **named: P.kwargs
+        self, name: str, timeout_s: float, call: ActorCall[P, T], *arguments: P.args, **named: P.kwargs
     ) -> T:
         try:
-            return await self._ask(name, timeout_s, query, *arguments, **named)
+            return await self._ask(name, timeout_s, call, *arguments, **named)
         except _CALL_ERRORS:
             raise unavailable(f"the actor {name!r} does not answer") from None
 
-    async def _ask(self, name: str, timeout_s: float, query: Query[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def _ask(
+        self, name: str, timeout_s: float, call: ActorCall[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
         async with asyncio.timeout(timeout_s):
-            return await query(await find_actor(name, self._namespace), *arguments, **named)
+            return await call(await find_actor(name, self._namespace), *arguments, **named)
 
 
 _CALL_ERRORS = (RayError, ValueError, RuntimeError, TimeoutError)

@@ -33,7 +33,8 @@ def prompts() -> Prompts:
 def ensemble(*names: str, **changes: Any) -> ServedEnsemble:
     """Returns an ensemble whose actors do not exist."""
     namespace = f"{NOBODY}.{names[0]}"
-    return served(*names, model=public_model.resolve(), **{"recovery_s": 0, "namespace": namespace, **changes})
+    values: dict[str, Any] = {"model": public_model.resolve(), "recovery_s": 0, "namespace": namespace}
+    return served(*names, **{**values, **changes})
 
 
 def app_client(batches: BatchSettings | None = None, **changes: Any) -> TestClient:
