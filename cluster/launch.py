@@ -19,6 +19,7 @@ from ray.util import list_named_actors
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.promise import Promise, promise
 from cluster.topology import plan_shards, shards_served
+from services.actors import remote
 from services.alerts import actor as alerts
 from services.alerts.actor import ServiceActors
 from services.batches import actor as batches
@@ -406,7 +407,7 @@ def _served_now(configuration: Configuration) -> list[ServedEnsemble]:
 def _call(name: str, namespace: str, method: Callable[[Any], object]) -> None:
     """Calls a method of an actor's class. Does nothing if the actor is gone or does not respond."""
     with suppress(RayError, LedgerError, TimeoutError, ValueError):
-        ray.get(getattr(ray.get_actor(name, namespace), method.__name__).remote(), timeout=CLOSING_S)
+        ray.get(remote(method)(ray.get_actor(name, namespace)), timeout=CLOSING_S)
 
 
 def _kill(name: str, namespace: str) -> None:

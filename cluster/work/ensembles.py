@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from cluster.configuration import Configuration
 from cluster.launch import check_cohorts
+from services.actors import remote
 from services.ensembles.actor import Ensembles
 from services.ensembles.records import EnsembleStatus
 from services.errors import ConfigurationError, EnsemblesError
@@ -68,7 +69,7 @@ def call(
         EnsemblesError: the actor refuses the change.
     """
     try:
-        result: T = ray.get(getattr(service, method.__name__).remote(*arguments, **named))
+        result: T = ray.get(remote(method)(service, *arguments, **named))
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, EnsemblesError) else error from None
     return result

@@ -140,14 +140,10 @@ class _Watched:
 
     def __init__(self, served: ServedModel, keys: KeyService) -> None:
         name = served.ensemble.name
-
-        async def traffic() -> TrafficReport:
-            return await keys.ask(Keys.traffic, name)
-
         self.statement = _Cached(served.status.statement)
         self.accounts = _Cached(served.status.accounts)
         self.shards = _Cached(served.status.shards, SHARDS_S)
-        self.traffic = _Cached(traffic, INTERVAL_S / 2)
+        self.traffic = _Cached(lambda: keys.ask(Keys.traffic, name), INTERVAL_S / 2)
 
 
 class _Cached(Generic[T]):
