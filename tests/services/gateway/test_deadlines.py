@@ -35,9 +35,9 @@ class Handle:
     def __getattr__(self, method: str) -> "Handle":
         return Handle(getattr(self._actor, method))
 
-    async def remote(self, *arguments: object) -> Any:
+    async def remote(self, *arguments: object, **named: object) -> Any:
         try:
-            return await self._actor(*arguments)  # type: ignore[operator]
+            return await self._actor(*arguments, **named)  # type: ignore[operator]
         except KeysError as error:
             raise RayTaskError("method", "traceback", error) from error
 
@@ -55,7 +55,7 @@ class Busy:
 class Hung(Busy):
     """An actor that accepts calls and never answers one."""
 
-    async def ready(self, *_: object) -> None:
+    async def ready(self, *_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
     admit = enter = files = serving = heartbeat = ready  # type: ignore[assignment]
