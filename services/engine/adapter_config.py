@@ -10,6 +10,8 @@ from safetensors import safe_open
 from services.engine import PartKind
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv")
+ROW_PARALLEL = ("o_proj", "down_proj")
+"""The modules whose inputs vLLM splits over devices. Of all others it splits the outputs."""
 HEAD_AND_EMBEDDING = ("lm_head", "embed_out", "embed_tokens", "wte")
 
 
@@ -70,7 +72,7 @@ def changed_modules(path: Path) -> list[str]:
     return sorted({key.removeprefix("base_model.model.").partition(".lora_")[0] for key in keys})
 
 
-def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int) -> int:
+def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int, devices: int = 1) -> int:
     """Returns the memory of an adapter slot of vLLM for the adapter in a directory and others of its shapes.
 
     vLLM's buffers have one rank for all, and a layer that merges modules has buffers for each of them, changed or not.
@@ -78,17 +80,21 @@ def slot_bytes(path: Path, rank: int, itemsize: int, key_width: int) -> int:
     Args:
         rank: the rank of vLLM's buffers.
         itemsize: the bytes of a number in the serving type.
-        key_width: the width of the keys of a token in one layer, and of its values.
+        key_width: the width of the keys of a token in one layer on one device, and of its values.
+        devices: the number of devices over which vLLM splits the model; the result is the memory on each of them.
     """
     numbers = 0
     with safe_open(path / "adapter_model.safetensors", "pt") as weights:
         for key in weights.keys():  # noqa: SIM118 (no mapping)
             first, second = weights.get_slice(key).get_shape()
             module = key.partition(".lora_")[0].rpartition(".")[2]
+            splits_inputs = module in ROW_PARALLEL
             if ".lora_A." in key:
-                numbers += second * (3 if module == "q_proj" else 1)
+                inputs = second // devices if splits_inputs else second
+                numbers += inputs * (3 if module == "q_proj" else 1)
             else:
-                numbers += first + (2 * key_width if module == "q_proj" else 0)
+                outputs = first if splits_inputs else first // devices
+                numbers += outputs + (2 * key_width if module == "q_proj" else 0)
     return numbers * rank * itemsize
 
 

@@ -34,6 +34,7 @@ class CPUReaderWorker(ReaderWorker, CPUWorker):  # type: ignore[misc]
     """Runs `CPUReaderModelRunner` in vLLM's CPU worker."""
 
     def init_device(self) -> None:
+        lora_on_cpu.install()
         super().init_device()
         # vLLM has no hook for another runner here. The first runner holds neither a model nor a cache yet.
         self.model_runner = CPUReaderModelRunner(self.vllm_config, torch.device("cpu"))

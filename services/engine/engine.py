@@ -55,6 +55,7 @@ class EngineSettings:
             `dtype`, and "auto" is "float32" where that costs nothing: in vLLM on a GPU, with its ordinary kernels.
         part_kind: with "reader" and "text" there is any number of parts, with "lora" one, which has a cache of its
             own.
+        tensor_parallel_size: the number of devices over which the engine splits its model; on a CPU, of processes.
         adapters: the directories of the adapters, by name.
     """
 
@@ -66,6 +67,7 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     head_dtype: Literal["auto", "model", "float32"] = "auto"
     part_kind: PartKind = "reader"
+    tensor_parallel_size: int = 1
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

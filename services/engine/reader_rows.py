@@ -33,8 +33,10 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
   all slots in the public pass and for as many adapters as rows in that of the readers (`launched_for_rows`), whatever
   the adapters of the rows.
 - `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
-  tensor, pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
+  pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
   attention (MLA), where a reader's query would meet the latent of its own hidden state.
+- With tensor parallelism (`tensor_parallel`), every rank runs the same passes with its own heads. The hidden states at
+  the fork are whole on every rank, and so are the logits, which vLLM gathers on all ranks; rank 0 alone keeps rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -178,10 +180,13 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """Sets the rows that the coming steps compute, by vLLM request id."""
         self._requested = requested
 
-    def take_answer(self) -> torch.Tensor:
-        """Returns log-probabilities, float32 [rows, vocabulary], after all requests have reached their last token."""
+    def take_answer(self) -> torch.Tensor | None:
+        """Returns log-probabilities, float32 [rows, vocabulary], after all requests have reached their last token.
+
+        Only rank 0 of a tensor-parallel engine has them; the other ranks return None.
+        """
         answer, self._answer, self._requested = self._answer, None, {}
-        if answer is None:
+        if answer is None and self._keeps_rows:
             raise RuntimeError("no step has computed the requested rows")
         return answer
 
@@ -195,9 +200,16 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         finally:
             self._batch = None
 
+    @property
+    def _keeps_rows(self) -> bool:
+        rank: int = self.vllm_config.parallel_config.rank
+        return rank == 0
+
     def _keep_rows(self, batch: ReaderBatch) -> None:
         logits = self.execute_model_state.logits
         self.execute_model_state = self.execute_model_state._replace(logits=logits[: batch.requests])
+        if not self._keeps_rows:
+            return
         source = np.concatenate([batch.own, np.arange(batch.requests, batch.requests + batch.readers)])
         target = np.concatenate([batch.own_rows, batch.rows])
         order = np.argsort(target)
@@ -430,7 +442,6 @@ def refuse_unsupported_features(runner: Any) -> None:
         "a model with M-RoPE positions": runner.uses_mrope,
         "a model with latent attention (MLA)": runner.model_config.use_mla,
         "speculative decoding": runner.speculative_config is not None,
-        "tensor parallelism": parallel.tensor_parallel_size > 1,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
@@ -438,6 +449,10 @@ def refuse_unsupported_features(runner: Any) -> None:
     }
     lora = runner.vllm_config.lora_config
     unsupported["specialize_active_lora"] = lora is not None and lora.specialize_active_lora
+    # vLLM's sliced adapters of experts run on GPUs only, and no test here has compared them.
+    unsupported["adapters of a mixture-of-experts model over several devices"] = (
+        lora is not None and runner.model_config.is_moe and parallel.tensor_parallel_size > 1
+    )
     if features := [name for name, present in unsupported.items() if present]:
         raise ValueError(f"readers do not run with {', '.join(features)}")
 
@@ -478,6 +493,6 @@ class ReaderWorker:
         computed: int = self.model_runner.tokens_computed
         return computed
 
-    def take_answer(self) -> torch.Tensor:
-        answer: torch.Tensor = self.model_runner.take_answer()
+    def take_answer(self) -> torch.Tensor | None:
+        answer: torch.Tensor | None = self.model_runner.take_answer()
         return answer

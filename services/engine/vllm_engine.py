@@ -29,7 +29,6 @@ from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.engine import lora_on_cpu
 from services.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
 from services.engine.part_text import read_texts
@@ -46,6 +45,7 @@ SLOTS_MEMORY = 0.25
 MIN_SLOTS = 32
 MERGED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 """vLLM's names of the layers that merge a reader's modules."""
+TENSOR_PARALLEL = "services.engine.tensor_parallel.TensorParallelExecutor"
 MAX_IDLE_STEPS = 16
 """The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
 MAX_REPEATED_WORK = 8
@@ -325,17 +325,18 @@ def _gpu_slots(settings: EngineSettings, rank: int, model: Any) -> int:
     adapters = len(settings.adapters)
     if settings.part_kind == "text" or not adapters:
         return adapters + 1
-    size = slot_bytes(
-        next(iter(settings.adapters.values())), rank, getattr(torch, settings.dtype).itemsize, _key_width(model)
-    )
+    devices = settings.tensor_parallel_size
+    itemsize = getattr(torch, settings.dtype).itemsize
+    size = slot_bytes(next(iter(settings.adapters.values())), rank, itemsize, _key_width(model, devices), devices)
     memory = current_platform.get_device_total_memory() * settings.gpu_memory_utilization * SLOTS_MEMORY
     return min(adapters + 1, max(MIN_SLOTS, int(memory // size)))
 
 
-def _key_width(model: Any) -> int:
+def _key_width(model: Any, devices: int) -> int:
+    """Returns the width of the keys of a token in one layer on each device."""
     heads = model.num_attention_heads
     head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
-    return int(head_size * (getattr(model, "num_key_value_heads", None) or heads))
+    return int(head_size * max(1, (getattr(model, "num_key_value_heads", None) or heads) // devices))
 
 
 def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
@@ -359,8 +360,8 @@ def _head_dtype(settings: EngineSettings, on_cpu: bool) -> str:
 def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], texts: Mapping[str, Tensor]) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.cache_gib)))
-        lora_on_cpu.install()
+        cache_gib = settings.cache_gib / settings.tensor_parallel_size  # vLLM gives it to each process
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
     rank, targets = _rank_and_targets(configs)
     rank = next(allowed for allowed in LORA_RANKS if allowed >= rank)
     model = AutoConfig.from_pretrained(settings.model).get_text_config()
@@ -390,7 +391,8 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         lora_target_modules=_lora_modules(settings, targets, fork) or None,
         additional_config={FORK: fork},
         worker_cls=f"services.engine.{worker}",
-        distributed_executor_backend="uni",
+        tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend="uni" if settings.tensor_parallel_size == 1 else TENSOR_PARALLEL,
         async_scheduling=False,  # every step waits for tokens that the coordinator samples
         enforce_eager=on_cpu,
         skip_tokenizer_init=True,

@@ -153,7 +153,7 @@ def runner(**changes: Any) -> Any:
         "decode_context_parallel_size": 1,
         "use_ubatching": False,
     }
-    model, lora = {"use_mla": False}, {"specialize_active_lora": False}
+    model, lora = {"use_mla": False, "is_moe": False}, {"specialize_active_lora": False}
     for part in (parallel, model, lora):
         part |= {name: value for name, value in changes.items() if name in part}
     return SimpleNamespace(
@@ -165,15 +165,17 @@ def runner(**changes: Any) -> Any:
     )
 
 
-def test_a_usual_configuration_runs_readers() -> None:
-    refuse_unsupported_features(runner())
+@pytest.mark.parametrize("changes", [{}, {"is_moe": True}, {"tensor_parallel_size": 2}])
+def test_a_usual_configuration_runs_readers(changes: dict[str, Any]) -> None:
+    refuse_unsupported_features(runner(**changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
         ({"use_mla": True}, "latent attention"),
-        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"tensor_parallel_size": 2, "is_moe": True}, "adapters of a mixture-of-experts model over several devices"),
         ({"specialize_active_lora": True}, "specialize_active_lora"),
     ],
 )

@@ -22,11 +22,15 @@ USED: Mapping[str, Sequence[str]] = {
         "ModelConfig.is_moe",
         "ModelConfig.use_mla",
     ],
+    "config/parallel.py": ["ParallelConfig.rank", "ParallelConfig.tensor_parallel_size"],
+    "config/vllm.py": ["VllmConfig.parallel_config"],
+    "distributed/parallel_state.py": ["cleanup_dist_env_and_memory"],
     "engine/arg_utils.py": [
         f"EngineArgs.{field}"
         for field in (
             "additional_config",
             "async_scheduling",
+            "distributed_executor_backend",
             "dtype",
             "enable_lora",
             "enforce_eager",
@@ -41,6 +45,7 @@ USED: Mapping[str, Sequence[str]] = {
             "max_num_batched_tokens",
             "max_num_scheduled_tokens",
             "max_num_seqs",
+            "tensor_parallel_size",
             "worker_cls",
         )
     ],
@@ -81,10 +86,17 @@ USED: Mapping[str, Sequence[str]] = {
         "EagleModelMixin._set_aux_hidden_state_layers",
         "SupportsEagle3.set_aux_hidden_state_layers",
     ],
-    "platforms/interface.py": ["Platform.is_cpu", "Platform.get_punica_wrapper", "Platform.get_device_total_memory"],
+    "platforms/interface.py": [
+        "Platform.is_cpu",
+        "Platform.get_punica_wrapper",
+        "Platform.get_device_total_memory",
+        "Platform.update_block_size_for_backend",
+        "Platform.use_all_gather",
+    ],
     "sampling_params.py": [
         f"SamplingParams.{name}" for name in ("temperature", "max_tokens", "ignore_eos", "detokenize")
     ],
+    "utils/network_utils.py": ["get_file_store_init_method"],
     "v1/attention/backend.py": [
         *(
             f"CommonAttentionMetadata.{field}"
@@ -126,6 +138,18 @@ USED: Mapping[str, Sequence[str]] = {
         f"InprocClient.{name}" for name in ("get_output", "add_request", "abort_requests", "collective_rpc", "shutdown")
     ],
     "v1/engine/llm_engine.py": ["LLMEngine.from_engine_args", "LLMEngine.engine_core", "LLMEngine.vllm_config"],
+    "v1/executor/uniproc_executor.py": [
+        f"UniProcExecutor.{name}"
+        for name in (
+            "_init_executor",
+            "_distributed_args",
+            "collective_rpc",
+            "execute_model",
+            "sample_tokens",
+            "shutdown",
+        )
+    ],
+    "v1/serial_utils.py": ["run_method"],
     "v1/worker/block_table.py": [
         "BlockTable.block_table",
         "BlockTable.block_size",
@@ -164,6 +188,10 @@ USED: Mapping[str, Sequence[str]] = {
     ],
     "v1/worker/gpu_worker.py": ["Worker.__init__", "Worker._make_model_runner"],
     "v1/worker/lora_model_runner_mixin.py": ["LoRAModelRunnerMixin.set_active_loras"],
+    "v1/worker/worker_base.py": [
+        f"WorkerWrapperBase.{name}"
+        for name in ("__init__", "init_worker", "init_device", "initialize_from_config", "execute_model", "shutdown")
+    ],
     "v1/worker/utils.py": [
         "AttentionGroup.build_metadata",
         "AttentionGroup.layer_names",

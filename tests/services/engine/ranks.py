@@ -1,0 +1,75 @@
+"""Workers and a program for the tests of tensor parallelism: the processes of its ranks import them by name.
+
+`python -m tests.services.engine.ranks MODEL WORKER` runs an engine over two ranks. It prints the process id of the
+second, then computes a row for each line of tokens that it reads, and prints "answered" or the error. At the end of its
+input it closes the engine and prints "closed".
+"""
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+
+from services.engine import vllm_engine
+from services.engine.cpu_reader_worker import CPUReaderModelRunner, CPUReaderWorker
+from services.engine.engine import PUBLIC, EngineSettings, Request
+
+
+class ApartRunner(CPUReaderModelRunner):
+    """Runs the readers apart from the public tokens, as where vLLM compiles the model."""
+
+    _runs_together = False
+
+
+class ApartWorker(CPUReaderWorker):
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = ApartRunner(self.vllm_config, torch.device("cpu"))
+
+
+class WaitingWorker(CPUReaderWorker):
+    """Lets rank 0 wait in a collective operation that the other rank never reaches."""
+
+    waiting_rank = 0
+
+    def begin(self, rows: int) -> None:
+        if self.rank == self.waiting_rank:
+            print("waits", flush=True)
+            get_tp_group().all_reduce(torch.zeros(rows))
+        else:
+            threading.Event().wait()
+
+
+class WaitingFollower(WaitingWorker):
+    waiting_rank = 1
+
+
+def use_worker(worker: type[CPUReaderWorker]) -> Any:
+    """Returns a replacement of `vllm_engine._engine_args` that names another worker."""
+    arguments = vllm_engine._engine_args
+    return lambda *given: replace(arguments(*given), worker_cls=f"{__name__}.{worker.__qualname__}")
+
+
+def main(model: str, worker: str) -> None:
+    vllm_engine._engine_args = use_worker(getattr(sys.modules[__name__], worker))
+    settings = EngineSettings(Path(model), "vllm", "float32", 64, cache_gib=1, tensor_parallel_size=2)
+    engine = vllm_engine.VllmEngine(settings)
+    follower = engine._llm.engine_core.engine_core.model_executor._followers[0]
+    print(follower._process.pid, flush=True)
+    for line in sys.stdin:
+        try:
+            engine.next_token([Request("sequence", tuple(map(int, line.split())), (PUBLIC,))])
+        except RuntimeError as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+        else:
+            print("answered", flush=True)
+    engine.close()
+    print("closed", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
