@@ -126,7 +126,8 @@ class ShardsSection(Section):
     num_gpus: float | None = Field(
         None,
         ge=0,
-        description="GPUs that Ray reserves for each copy, at most 1; None: 1 if the cluster has GPUs, else 0",
+        description="GPUs that Ray reserves for each copy; a whole number above 1 splits the model over GPUs of one "
+        "node (tensor parallelism); None: 1 if the cluster has GPUs, else 0",
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for each copy")
     threads: int | None = Field(

@@ -24,7 +24,7 @@ def plan_shards(
 
     Raises:
         ConfigurationError: `halves` is set and the ensemble has no models of half-parts, several models attend to
-            their own keys, or a shard would reserve several GPUs.
+            their own keys, or the engine cannot split the model over `shards.num_gpus`.
     """
     if manifest.part_kind == "lora" and (len(manifest.parts) > 1 or halves):
         raise ConfigurationError(
@@ -35,10 +35,7 @@ def plan_shards(
     models = _halves(configuration, manifest) if halves else manifest.parts
     num_gpus = shards.num_gpus if shards.num_gpus is not None else float(gpus > 0)
     if num_gpus > 1:
-        raise ConfigurationError(
-            f"shards.num_gpus: must be at most 1, not {num_gpus:g}: an engine runs on one GPU, so the others would be "
-            "idle; set shards.copies for more throughput, or a smaller shards.parts_per_shard for more memory"
-        )
+        _check_split(configuration, model, num_gpus)
     return [
         ShardPlan(
             index=index,
@@ -95,10 +92,48 @@ def _groups(models: Sequence[Adapter], size: int) -> list[dict[int, Adapter]]:
     return [dict(numbered[start : start + size]) for start in range(0, len(numbered), size)]
 
 
+def _check_split(configuration: EnsembleConfiguration, model: Path, num_gpus: float) -> None:
+    """Raises ConfigurationError if the engine cannot split the model over this number of GPUs."""
+    if configuration.engine.kind != "vllm":
+        raise ConfigurationError(
+            f"shards.num_gpus: must be at most 1 with engine.kind {configuration.engine.kind}, not {num_gpus:g}: only "
+            "vllm splits a model over several GPUs"
+        )
+    if not num_gpus.is_integer():
+        raise ConfigurationError(
+            f"shards.num_gpus: must be a whole number above 1, over which vLLM splits the model, not {num_gpus:g}"
+        )
+    if uneven := _uneven_sizes(model, int(num_gpus)):
+        raise ConfigurationError(
+            f"shards.num_gpus: {num_gpus:g} GPUs do not divide the model's {', '.join(uneven)} evenly; set a number "
+            "that does"
+        )
+
+
+def _uneven_sizes(model: Path, gpus: int) -> list[str]:
+    """Returns the sizes of a model that vLLM must split evenly over GPUs and cannot."""
+    from transformers import AutoConfig  # its import takes seconds, and only these shards need it
+
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    split = {
+        "attention heads": heads,
+        "key heads": max(key_heads, gpus) if gpus % key_heads == 0 else key_heads,  # vLLM repeats the heads of few
+        "MLP units": config.intermediate_size,
+        "units of an expert": getattr(config, "moe_intermediate_size", None) or 0,
+    }
+    return [f"{size} {name}" for name, size in split.items() if size % gpus]
+
+
 def _engine_settings(
     configuration: EnsembleConfiguration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
 ) -> EngineSettings:
-    """Returns the engine's settings. An engine that reserves a fraction of a GPU gets that fraction of its memory."""
+    """Returns the engine's settings.
+
+    An engine that reserves a fraction of a GPU gets that fraction of its memory. One that reserves several GPUs splits
+    its model over them.
+    """
     engine = configuration.engine
     share = num_gpus if 0 < num_gpus < 1 else 1.0
     return EngineSettings(
@@ -110,6 +145,7 @@ def _engine_settings(
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization * share,
         part_kind=manifest.part_kind,
+        tensor_parallel_size=max(1, int(num_gpus)),
         adapters={adapter.name: manifest.adapter_path(configuration.ensemble, adapter) for adapter in adapters},
     )
 

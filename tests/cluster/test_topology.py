@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from transformers import LlamaConfig
 
 from cluster.configuration import Configuration, EnsembleConfiguration
 from cluster.topology import parts_served, plan_shards, shards_served
@@ -82,10 +83,51 @@ def test_engines_on_one_gpu_divide_its_memory(tmp_path: Path, reserved: float, s
     assert plan.engine.gpu_memory_utilization == pytest.approx(share)
 
 
-def test_several_gpus_for_one_engine_are_refused(tmp_path: Path) -> None:
-    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": 2}}, tmp_path).choose()
-    with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1, not 2: .* shards\.copies"):
-        plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=2)
+def write_config(folder: Path, **sizes: int) -> Path:
+    usual = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96, "intermediate_size": 240}
+    LlamaConfig(**usual | sizes).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("key_heads", "gpus"), [(4, 2), (4, 4), (1, 4), (2, 4)])
+def test_a_shard_with_several_gpus_splits_the_model_over_them(tmp_path: Path, key_heads: int, gpus: int) -> None:
+    """vLLM repeats key heads where there are fewer than GPUs. Each GPU gives all of its share of memory."""
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    model = write_config(tmp_path / "model", num_key_value_heads=key_heads)
+    (plan,) = plan_shards(configuration, manifest(3, halves=False), model, gpus=8)
+    assert (plan.num_gpus, plan.engine.tensor_parallel_size) == (gpus, gpus)
+    assert plan.engine.gpu_memory_utilization == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
+def test_a_shard_with_at_most_one_gpu_does_not_split_the_model(tmp_path: Path, gpus: float) -> None:
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    (plan,) = plan_shards(configuration, manifest(3, halves=False), MODEL, gpus=8)
+    assert plan.engine.tensor_parallel_size == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes", "message"),
+    [
+        (1.5, {}, "must be a whole number above 1, .* not 1.5"),
+        (8, {}, "8 GPUs do not divide the model's 12 attention heads evenly"),
+        (3, {}, "3 GPUs do not divide the model's 4 key heads evenly"),
+        (4, {"intermediate_size": 242}, "4 GPUs do not divide the model's 242 MLP units evenly"),
+        (5, {}, "5 GPUs do not divide the model's 12 attention heads, 4 key heads evenly; set a number that does"),
+    ],
+)
+def test_gpus_that_cannot_divide_the_model_are_refused(
+    tmp_path: Path, gpus: float, sizes: dict[str, int], message: str
+) -> None:
+    configuration = Configuration.of({"ensemble": "e", "shards": {"num_gpus": gpus}}, tmp_path).choose()
+    with pytest.raises(ConfigurationError, match=rf"shards\.num_gpus: {message}"):
+        plan_shards(configuration, manifest(3, halves=False), write_config(tmp_path / "model", **sizes), gpus=8)
+
+
+def test_several_gpus_for_an_engine_that_does_not_split_are_refused(tmp_path: Path) -> None:
+    values = {"ensemble": "e", "engine": {"kind": "transformers"}, "shards": {"num_gpus": 2}}
+    with pytest.raises(ConfigurationError, match=r"shards\.num_gpus: must be at most 1 with engine\.kind transformers"):
+        plan_shards(Configuration.of(values, tmp_path).choose(), manifest(3, halves=False), MODEL, gpus=2)
 
 
 @pytest.mark.parametrize("invariant", [True, False])
