@@ -21,18 +21,24 @@ STRENGTH = 0.03
 
 
 def write_adapters(
-    folder: Path, names: Sequence[str], model: Path, distinct: int | None = None, layers: int | None = None
+    folder: Path,
+    names: Sequence[str],
+    model: Path,
+    distinct: int | None = None,
+    layers: int | None = None,
+    targets: Sequence[str] = TARGETS,
 ) -> dict[str, Path]:
     """Writes adapters whose distributions differ from the public model's and from each other.
 
     Args:
         distinct: the number of different adapters. The others are links to their files, which is 100 times faster.
         layers: the number of last layers that they change; by default all.
+        targets: the modules that they change.
     """
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     depth = base.config.num_hidden_layers
     changed = None if layers is None else list(range(depth - layers, depth))
-    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(TARGETS), layers_to_transform=changed)
+    config = LoraConfig(r=RANK, lora_alpha=32, target_modules=list(targets), layers_to_transform=changed)
     wrapped = get_peft_model(base, config)
     for seed, name in enumerate(names[:distinct]):
         generator = torch.Generator().manual_seed(seed)

@@ -1,17 +1,20 @@
-"""Writes a tiny model with the embedded model's tokenizer, which trains and answers in milliseconds."""
+"""Writes tiny models, which train and answer in milliseconds."""
 
 import json
 import shutil
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from services.training.public_model import resolve
 
 
 def write_tiny_model(folder: Path, context: int = 128) -> Path:
-    """Writes a random model of two layers and 16 dimensions, whose distributions are far from uniform."""
+    """Writes a random model of two layers and 16 dimensions, whose distributions are far from uniform.
+
+    It has the embedded model's tokenizer.
+    """
     base = resolve()
     folder.mkdir(parents=True)
     for file in base.iterdir():
@@ -30,4 +33,25 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
         initializer_range=0.5,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def write_mixture_of_experts(folder: Path) -> Path:
+    """Writes a random Qwen3-MoE of two layers, four experts and a vocabulary of 128."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder

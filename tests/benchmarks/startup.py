@@ -2,8 +2,9 @@
 
 - `service`: what `privmix serve` does with the quickstart's settings, stage after stage, in a new process: its imports,
   the steps that it prints, and a first token over HTTP.
-- `shard`: what "Loading" consists of, in new processes like those of a shard: its imports, the engine without adapters,
-  what the adapters add, and the first rows, of the public model and of one part.
+- `shard`: what "Loading" consists of, in a new process like that of a shard: its imports, the engine, and the first
+  rows, of the public model and of one part. `within_engine` has its longest steps: the weights, compilation with the
+  profile of memory, warm-up with the capture of graphs (a CPU compiles and captures nothing), and the adapters.
 
 The adapters are random, of the default layers and in as many files as parts.
 """
@@ -12,15 +13,20 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import wraps
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from pkgutil import resolve_name
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from cluster.options import JsonOption
+
+T = TypeVar("T")
 
 # The processes that are measured import this module first, so it imports nothing heavy.
 
@@ -68,7 +74,41 @@ def serve(config: Path) -> dict[str, float]:
             service.stop()
 
 
-def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, float]:
+WITHIN_ENGINE = {
+    "load_model": "weights",
+    "determine_available_memory": "compile",
+    "compile_or_warm_up_model": "capture",
+    "load_adapters": "adapters",
+}
+"""The methods of vLLM's worker that the start of an engine calls."""
+
+
+def timed(method: Callable[..., Any], seconds: dict[str, float], step: str) -> Callable[..., Any]:
+    """Returns the method, which now adds its seconds to those of a step."""
+
+    @wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return method(*arguments, **options)
+        finally:
+            seconds[step] += time.monotonic() - began
+
+    return call
+
+
+def time_worker() -> dict[str, float]:
+    """Returns what will have the seconds of `WITHIN_ENGINE` once an engine has started in this process."""
+    from vllm.platforms import current_platform
+
+    name = "cpu_reader_worker:CPUReaderWorker" if current_platform.is_cpu() else "gpu_reader_worker:GPUReaderWorker"
+    worker, seconds = resolve_name(f"services.engine.{name}"), defaultdict[str, float](float)
+    for method, step in WITHIN_ENGINE.items():
+        setattr(worker, method, timed(getattr(worker, method), seconds, step))
+    return seconds
+
+
+def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, Any]:
     """Loads the engine of a shard and computes the first rows. Returns the seconds by stage."""
     stages = Stages()
     stages("imports")
@@ -76,22 +116,23 @@ def load(model: Path, adapters: Mapping[str, Path]) -> dict[str, float]:
     from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
     from services.engine.vllm_engine import VllmEngine
 
+    within_engine = time_worker()
     stages("engine")
     engine = VllmEngine(EngineSettings(model, context_length=1024, adapters=adapters))
     stages("first rows")
     engine.next_token([Request("first", (1, 2, 3), (PUBLIC, ZERO) if adapters else (PUBLIC,))])
     seconds = stages.seconds()
     engine.close()
-    return seconds
+    return {**seconds, "within_engine": {step: round(spent, 2) for step, spent in within_engine.items()}}
 
 
-def in_new_process(function: Any, *arguments: Any) -> dict[str, float]:
-    with ProcessPoolExecutor(1, get_context("spawn"), _log_to_standard_error) as process:
-        measured: dict[str, float] = process.submit(function, *arguments).result()
-    return measured
+def in_new_process(function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None) -> T:
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (environment or {},)) as process:
+        return process.submit(function, *arguments).result()
 
 
-def _log_to_standard_error() -> None:
+def _prepare(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     os.dup2(2, 1)  # vLLM logs to standard output, which has the result alone
 
 
@@ -113,10 +154,7 @@ def main(
         ensemble = write_ensemble(folder / "ensemble", parts, layers=usual_layers(model))
         sections = {section: SETTINGS[section] for section in ("privacy", "engine", "budget")}
         service = in_new_process(serve, configure(folder, ensemble, **sections))
-        alone = in_new_process(load, model, {})
         shard = in_new_process(load, model, {path.name: path for path in sorted((ensemble / "parts").iterdir())})
-    shard["adapters"] = round(shard["engine"] - alone["engine"], 2)
-    shard["engine"] = alone["engine"]
     result = {"parts": parts, "service": service, "service_s": round(sum(service.values()), 2), "shard": shard}
     print(json.dumps(result) if as_json else json.dumps(result, indent=2))
 

@@ -17,7 +17,6 @@ from transformers import (
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
@@ -26,6 +25,7 @@ from services.engine.part_text import text_files
 from services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
 from services.files import write_files
 from tests.ensembles import write_adapters
+from tests.tiny import write_mixture_of_experts
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -66,13 +66,6 @@ def test_both_engines_give_the_same_answers(family: str, tmp_path: Path) -> None
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
     settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters)
     check_same_rows(settings)
-
-
-def write_mixture_of_experts(folder: Path) -> Path:
-    torch.manual_seed(0)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_key_value_heads": 1}
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, head_dim=32)).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow
