@@ -87,7 +87,7 @@ def resolved(argv: Sequence[str]) -> tuple[Any, list[str]]:
     """Returns the command and its remaining arguments."""
     command: Any = typer.main.get_command(app)
     left = list(argv[1:])
-    while hasattr(command, "get_command") and not (command.invoke_without_command and left and left[0][0] == "-"):
+    while hasattr(command, "get_command") and not (command.invoke_without_command and (not left or left[0][0] == "-")):
         name = left.pop(0) if left else ""
         # A group with a default command returns the word that names none of its commands.
         _, command, rest = command.resolve_command(typer.Context(command), [name])
