@@ -63,7 +63,7 @@ def test_a_table_of_a_private_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     by_itself = ComparedEnsembles.load([above], None, [base])
     assert by_itself.base == tiny
     found = evaluate(Corpus(corpus), tmp_path / "table", loaded, OPTIONS)
-    with pytest.raises(InputError, match="choices are free only on a public sample"):
+    with pytest.raises(InputError, match="is on a private base; give one on the public model, too"):
         tune(Corpus(corpus), tmp_path / "tuned", OPTIONS.budgets[0], ensembles=[above])
     at_four, at_eight = ({each.name: each for each in table.results} for table in found.tables)
 
