@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from services.errors import InputError
 from services.files import write_atomically
 from services.generation.job import OUTPUT, GenerationJob
 from services.generation.records import RECORDS
@@ -45,6 +47,19 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
     card = _card(job, statement) | {"base_model": base_model}
     write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
     write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
+    return card
+
+
+def load_card(directory: Path) -> dict[str, Any]:
+    """Loads the card of a job.
+
+    Raises:
+        InputError: the job has none, or it cannot be read.
+    """
+    try:
+        card: dict[str, Any] = json.loads((directory / JSON_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{directory}: has no {JSON_FILE}; run `privmix generate` on it again") from error
     return card
 
 

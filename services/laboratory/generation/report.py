@@ -17,7 +17,7 @@ from services.engine.engine import AdapterFiles
 from services.errors import InputError
 from services.files import write_atomically
 from services.generation.baseline import load_baseline
-from services.generation.card import JSON_FILE as CARD
+from services.generation.card import load_card
 from services.generation.job import load_job, load_output
 from services.generation.records import read_lines, records_of
 from services.laboratory import html_report
@@ -124,7 +124,7 @@ def make_report(
             raise InputError(f"{directory}: the {name} has no text")
     report = QualityReport(
         _rows(sets, quality.PerplexityModel(model), real, _adapter(finetuned), label_field),
-        _card(directory),
+        load_card(directory),
         model.name,
         label_field,
         operator=real is not None or finetuned is not None,
@@ -234,14 +234,6 @@ def _adapter(finetuned: Path | None) -> AdapterFiles | None:
             "(`privmix train --parts 1`)"
         )
     return AdapterFiles(manifest.adapter_path(finetuned, manifest.parts[0]), manifest.part_kind)
-
-
-def _card(directory: Path) -> dict[str, Any]:
-    try:
-        card: dict[str, Any] = json.loads((directory / CARD).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: has no {CARD}; run `privmix generate` on it again") from error
-    return card
 
 
 def _lengths_figure(texts: Mapping[str, Sequence[str]], theme: Theme) -> Figure:

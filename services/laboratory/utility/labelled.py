@@ -1,6 +1,5 @@
 """Reads labelled texts: JSON Lines files, and the jobs of `privmix generate` with what their cards state."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from services.errors import InputError
 from services.generation.card import JSON_FILE as CARD
+from services.generation.card import load_card
 from services.generation.job import OUTPUT, load_job, load_output
 from services.generation.records import read_lines, records_of
 from services.generation.template import LABEL
@@ -139,10 +139,7 @@ def _origin(job: Path) -> TextOrigin:
     Raises:
         InputError: the job has none.
     """
-    try:
-        card = json.loads((job / CARD).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{job}: has no {CARD}; run `privmix generate` on it again") from error
+    card = load_card(job)
     budget = card["budget"]
     return TextOrigin(
         (card["protocol"] or {}).get("kind"),

@@ -5,18 +5,17 @@ echo"). The score of a canary is what training on the texts adds to the log-prob
 each canary into the private text, so the guesses of one run bound epsilon from below (`bounds.one_run_epsilon`).
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from services.errors import InputError
 from services.files import write_lines
-from services.generation.card import JSON_FILE as CARD
+from services.generation.card import load_card
 from services.generation.job import load_output
 from services.generation.records import read_lines
 from services.laboratory.audit.attacks.one_run import correct_guesses
@@ -71,10 +70,7 @@ def read_released(path: Path, text_field: str) -> ReleasedTexts:
 
 def _of_job(job: Path) -> ReleasedTexts:
     texts = tuple(line["text"] for line in load_output(job))
-    try:
-        card: dict[str, Any] = json.loads((job / CARD).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"texts {job}: has no {CARD}; run `privmix generate` on it again") from error
+    card = load_card(job)
     if card["epsilon"] is None:
         return ReleasedTexts(job.name, texts)
     return ReleasedTexts(job.name, texts, card["epsilon"], card["delta"], _status(card["guarantee"]))
