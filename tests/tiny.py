@@ -36,6 +36,23 @@ def write_tiny_model(folder: Path, context: int = 128) -> Path:
     return folder
 
 
+def write_tiny_llama(folder: Path, *, layers: int, context: int) -> Path:
+    """Writes a random Llama of 64 dimensions, one key head and a vocabulary of 128, without a tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def write_mixture_of_experts(folder: Path) -> Path:
     """Writes a random Qwen3-MoE of two layers, four experts and a vocabulary of 128."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from services.engine import lora_on_cpu, vllm_engine
 from services.engine.adapter_config import slot_bytes
@@ -16,6 +16,7 @@ from services.engine.adapter_slots import AdapterSlots
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, EngineStalledError, Request, create
 from services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_llama
 
 CONTEXT = 512
 NAMES = tuple(f"part-{index}" for index in range(6))
@@ -25,18 +26,7 @@ NAMES = tuple(f"part-{index}" for index in range(6))
 def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     """A model of random weights, small enough for hundreds of sequences in seconds."""
     folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    write_tiny_llama(folder / "model", layers=2, context=CONTEXT)
     adapters = write_adapters(folder / "adapters", NAMES, folder / "model")
     return EngineSettings(folder / "model", "vllm", "float32", CONTEXT, cache_gib=1, adapters=adapters)
 

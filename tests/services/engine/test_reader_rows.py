@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from services.engine import reader_rows
@@ -19,6 +18,7 @@ from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
 from services.engine.reader_rows import ReaderRows
 from services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
+from tests.tiny import write_tiny_llama
 
 NAMES = ("first", "second", "third")
 TOKENS = tuple(torch.randint(128, (40,), generator=torch.Generator().manual_seed(0)).tolist())
@@ -34,18 +34,7 @@ MODES = {"together": (True, True), "shared": (False, True), "each": (False, Fals
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    write_tiny_llama(folder / "model", layers=3, context=64)
     adapters = write_adapters(folder / "adapters", NAMES, folder / "model", layers=2)
     built = VllmEngine(EngineSettings(folder / "model", "vllm", "float32", 64, cache_gib=1, adapters=adapters))
     yield built
