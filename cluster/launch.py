@@ -422,11 +422,11 @@ def _all_or_none(namespace: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The fleet first: while it starts, it makes shards.
-        for ended in ({fleet.NAME}, None):
-            for name, actor_namespace in _running(namespace) - before:
-                if ended is None or name in ended:
-                    _kill(name, actor_namespace)
+        for actor in _running(namespace) - before:
+            if actor[0] == fleet.NAME:  # first, because while it starts it makes shards
+                _kill(*actor)
+        for actor in _running(namespace) - before:
+            _kill(*actor)
         raise
 
 

@@ -7,6 +7,7 @@ model that was trained on the text differs more.
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ _AT_ONCE = 64
 
 
 class SecretSampler:
-    """Samples with a model; a `canaries.Sampler`."""
+    """Samples with a model, which is loaded with the first call; a `canaries.Sampler`."""
 
     def __init__(self, model: Path) -> None:
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._path = model
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self._path)
+
+    @cached_property
+    def _model(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
 
     def __call__(self, prompt: str, count: int) -> Sequence[str]:
         """Returns ``count`` different texts whose tokens after the prompt are those that were sampled."""
