@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Barrier
 from typing import TypeVar
 
 import numpy as np
@@ -114,8 +115,23 @@ class Reducer:
 
 
 def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
-    """Returns a pool of threads in which each operation of PyTorch runs on its caller's thread alone."""
-    return ThreadPoolExecutor(threads, initializer=_set_num_threads, initargs=(1,))
+    """Returns a pool of running threads in which each operation of PyTorch runs on its caller's thread alone.
+
+    The number that a thread sets is also the one with which PyTorch, and each library of kernels, starts in other
+    threads; so the caller's number is set again once all threads of the pool have set theirs.
+    """
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=_use_one_thread)
+    started = Barrier(threads)
+    for waiting in [pool.submit(started.wait) for _ in range(threads)]:
+        waiting.result()
+    _set_num_threads(before)
+    return pool
+
+
+def _use_one_thread() -> None:
+    torch.get_num_threads()  # a thread's first use of PyTorch sets the process's number, also after another was set
+    _set_num_threads(1)
 
 
 def _charges(partials: Sequence[Partial]) -> NDArray[np.int64] | None:

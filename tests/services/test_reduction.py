@@ -16,7 +16,7 @@ from services.privacy.protocol import Answers, Protocol, Release
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reduced, Reducer, Reduction
+from services.reduction import Reduced, Reducer, Reduction, single_threaded_pool
 
 PARTS, SEQUENCES, VOCABULARY = 12, 5, 3000
 OPTIONS = (
@@ -180,7 +180,19 @@ def test_a_call_without_private_sequences_returns_p0(public: Tensor) -> None:
 
 def test_a_share_has_one_thread_although_vllm_fixes_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    with ThreadPoolExecutor(1, initializer=set_num_threads, initargs=(2,)) as reset:  # the number of later threads
-        reset.submit(torch.get_num_threads).result()
-    pool = Reducer()._pool
-    assert pool.submit(torch.get_num_threads).result() == 1
+    pool = single_threaded_pool(2)
+    assert [pool.submit(torch.get_num_threads).result() for _ in range(2)] == [1, 1]
+
+
+def test_a_pool_leaves_other_threads_their_number() -> None:
+    """An engine that starts after a pool reads it: vLLM's attention stops where two libraries see two numbers."""
+    before = torch.get_num_threads()
+    try:
+        for number in (2, 3):
+            set_num_threads(number)
+            pool = single_threaded_pool(4)
+            assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
+            with ThreadPoolExecutor(1) as later:
+                assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == number
+    finally:
+        set_num_threads(before)
