@@ -13,6 +13,7 @@ from tests.running import RunningService, configure, own_ensemble, running
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside tests in the same session
 
 PARTS = 4
 
