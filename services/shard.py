@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -80,7 +81,11 @@ class Shard:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._engine = create(settings)
+        # Ray calls the methods in another thread. OpenMP gives each thread a team of its own, whose members wait for the
+        # next operation awake only while all teams together have no more threads than there are cores. So the team of
+        # the thread that loads the engine must end with it.
+        with ThreadPoolExecutor(1) as loading:
+            self._engine = loading.submit(create, settings).result()
         self._reducer = Reducer()
         self._kept: dict[StepKey, _Kept] = {}
         self._began: float | None = None
