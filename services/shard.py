@@ -81,9 +81,9 @@ class Shard:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        # Ray calls the methods in another thread. OpenMP gives each thread a team of its own, whose members wait for the
-        # next operation awake only while all teams together have no more threads than there are cores. So the team of
-        # the thread that loads the engine must end with it.
+        # Ray calls the methods in another thread. OpenMP gives each thread a team of its own, whose members wait awake
+        # for the next operation only while all teams together have no more threads than there are cores. So the team
+        # of the thread that loads the engine must end with it.
         with ThreadPoolExecutor(1) as loading:
             self._engine = loading.submit(create, settings).result()
         self._reducer = Reducer()

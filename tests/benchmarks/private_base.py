@@ -13,8 +13,8 @@ For each epsilon, method and number of tokens:
   tokens before the position.
 - `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, run by run.
 
-`privmix plan --users` looks up what a base gains, and what parts add to it, in the table that --write replaces
-(`services/training/base_gain.json`).
+`privmix plan --users` looks up what a base gains, and what parts add to it, in a table
+(`services/training/base_gain.json`). --write puts these corpora into it, beside those measured before at this size.
 """
 
 import json
@@ -313,13 +313,14 @@ def benchmark(
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:
+        of_size = {"model": DEFAULT, "size": asdict(size), "user_limit": user_limit}
+        before = json.loads(BASE_TABLE.read_text())
+        kept = before["corpora"] if all(before[name] == value for name, value in of_size.items()) else {}
         table = {
             "measured": datetime.now(UTC).date().isoformat(),
-            "model": DEFAULT,
-            "size": asdict(size),
-            "user_limit": user_limit,
+            **of_size,
             "command": "python -m tests.benchmarks.private_base --output FOLDER --demo --corpus CORPUS.jsonl --write",
-            "corpora": {name: table_of(rows, benches[name]) for name, rows in measured.items()},
+            "corpora": {**kept, **{name: table_of(rows, benches[name]) for name, rows in measured.items()}},
         }
         write_atomically(BASE_TABLE, (json.dumps(table, indent=1) + "\n").encode())
     if as_json:
