@@ -30,10 +30,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cluster.options import JsonOption
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import text_files
 from services.files import write_files
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.laboratory.evaluation.text import texts_of_users
 from services.privacy.mollifiers.shaping import SUPPORT_FLOOR, shape
 from services.privacy.protocols.exponential import ExponentialSettings

@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from cluster.options import JsonOption
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.engine.part_text import read_text, text_files
 from services.files import write_files
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.training.packing import tokenize
 from services.training.partition import Partition, PartShare
 from services.training.public_model import resolve

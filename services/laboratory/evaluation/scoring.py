@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.errors import InputError
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.laboratory.evaluation.options import Precision
 from services.laboratory.evaluation.text import Block
 from services.training.adapter import gains_from_bfloat16

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.budget.in_memory import InMemoryBudget
 from services.budget.privacy_budget import PrivacyBudget
+from services.laboratory.evaluation.in_memory import InMemoryBudget
 from services.laboratory.evaluation.rows import RowReader
 from services.privacy.arrays import Reals
 from services.privacy.mollifiers.shaping import shape

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles, EngineSettings, create
 from services.engine.part_text import read_text, read_texts, text_files
 from services.files import write_files
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from tests.services.engine.masked import after_text
 
 END = 7

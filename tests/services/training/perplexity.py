@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.training.manifest import Manifest
 
 

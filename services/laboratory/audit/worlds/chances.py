@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from services.budget.in_memory import InMemoryBudget
 from services.budget.privacy_budget import PrivacyBudget
 from services.laboratory.audit.attacks.frequencies import draw_law
 from services.laboratory.audit.worlds.models import ModelOutput
+from services.laboratory.evaluation.in_memory import InMemoryBudget
 from services.privacy.arrays import Reals
 from services.privacy.mollifiers.shaping import shape
 from services.privacy.protocol import Protocol, Release

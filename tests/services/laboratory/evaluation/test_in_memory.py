@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from services.budget.filter import Filter
-from services.budget.in_memory import InMemoryBudget
 from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import read
+from services.laboratory.evaluation.in_memory import InMemoryBudget
 from services.privacy.protocol import Protocol
 from services.privacy.protocols import PROTOCOLS
 
