@@ -4,8 +4,10 @@ This holds for readers of all layers, for late readers, which change the last `L
 tokens and apart, as where vLLM compiles the model; and for texts that the public model reads before each sequence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,10 +67,10 @@ def engine(
     with pytest.MonkeyPatch.context() as patch:
         if apart:
             patch.setattr("services.engine.reader_rows.ReaderRows._runs_together", False)
-        yield from _created(settings, dtype)
+        yield from _created(settings, dtype, parts)
 
 
-def _created(settings: EngineSettings, dtype: str) -> Iterator[Engine]:
+def _created(settings: EngineSettings, dtype: str, parts: str) -> Iterator[Engine]:
     if torch.cuda.is_available() and settings.kind == "vllm" and settings.dtype == "float32":
         pytest.skip("vLLM's adapters have no float32 on a GPU")
     built = create(settings)
@@ -76,7 +78,7 @@ def _created(settings: EngineSettings, dtype: str) -> Iterator[Engine]:
     built.next_token = lambda requests: answer(requests).cpu()  # type: ignore[method-assign]
     built.dtype = dtype  # type: ignore[attr-defined]
     built.part_kind = settings.part_kind  # type: ignore[attr-defined]
-    built.paths = settings.adapters  # type: ignore[attr-defined]
+    built.parts = parts  # type: ignore[attr-defined]
     yield built
     built.close()
 
@@ -96,36 +98,50 @@ def texts(tokens: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def reference(
-    engine: Engine, public_model: Path, texts: dict[str, Path], tokens: tuple[int, ...]
-) -> dict[str, torch.Tensor]:
-    """Log-probabilities after every position of the text, float32 [positions, V] per model."""
-    if engine.part_kind == "text":  # type: ignore[attr-defined]
+def references(
+    public_model: Path,
+    adapters: dict[str, Path],
+    late: dict[str, Path],
+    texts: dict[str, Path],
+    tokens: tuple[int, ...],
+) -> Callable[[str], dict[str, torch.Tensor]]:
+    """Computes the rows of each kind of parts once, for all engines."""
+
+    @cache
+    def compute(parts: str) -> dict[str, torch.Tensor]:
+        if parts != "text":
+            return _of_readers(public_model, {"public": adapters, "late": late}[parts], tokens)
         read = {PUBLIC: torch.empty(0, dtype=torch.long), ZERO: torch.zeros(TEXT, dtype=torch.long)}
         read |= {name: read_text(path) for name, path in texts.items()}
-        model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
-        sequence = torch.tensor(tokens)
+        model, sequence = _load(public_model), torch.tensor(tokens)
         return {name: after_text(model, text, sequence).log_softmax(-1) for name, text in read.items()}
-    return _of_readers(public_model, engine.paths, tokens)  # type: ignore[attr-defined]
+
+    return compute
 
 
+@pytest.fixture(scope="module")
+def reference(engine: Engine, references: Callable[[str], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Log-probabilities after every position of the text, float32 [positions, V] per model."""
+    return references(engine.parts)  # type: ignore[attr-defined]
+
+
+@torch.inference_mode()
 def _of_readers(public_model: Path, adapters: dict[str, Path], tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """Computes the rows of readers.
 
     One pass of the public model over the whole text records its keys and values, which one pass of each reader uses.
     """
-    ids = torch.tensor([tokens])
-    rows = {}
-    for name in EVERY:
-        model = AutoModelForCausalLM.from_pretrained(public_model, dtype=torch.float32).eval()
-        cache = PublicCache()
-        with torch.inference_mode():
-            logits = model(ids, past_key_values=cache).logits
-            if name != PUBLIC:
-                reader = PeftModel.from_pretrained(model, adapters[name]).eval()
-                logits = reader(ids, past_key_values=cache.reader(len(tokens))).logits
-        rows[name] = torch.log_softmax(logits[0].float(), -1)
+    ids, recorded = torch.tensor([tokens]), PublicCache()
+    rows = {PUBLIC: _load(public_model)(ids, past_key_values=recorded).logits}
+    for name, path in adapters.items():
+        reader = PeftModel.from_pretrained(_load(public_model), path).eval()
+        rows[name] = reader(ids, past_key_values=recorded.reader(len(tokens))).logits
+    rows = {name: torch.log_softmax(logits[0].float(), -1) for name, logits in rows.items()}
     return rows | {ZERO: rows[PUBLIC]}
+
+
+def _load(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
 def assert_agree(
