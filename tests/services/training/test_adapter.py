@@ -67,8 +67,8 @@ def test_by_default_the_rate_falls_with_the_square_root_of_the_steps(tiny: Path)
     assert [usual.initial_rate(number) for number in steps] == pytest.approx([2e-3, 2e-3, 1e-3, 5e-4, 1e-4])
     plain = TrainingOptions(part_kind="lora")
     assert [plain.initial_rate(number) for number in steps] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4, 1e-4])
-    tokens = text(1, 96 * BLOCK)
-    given = trained(tiny, tokens, 7, usual.model_copy(update={"learning_rate": 5e-4}))
+    tokens = text(1, 12 * BLOCK)
+    given = trained(tiny, tokens, 7, usual.model_copy(update={"learning_rate": usual.initial_rate(12)}))
     assert trained(tiny, tokens, 7, usual) == given
 
 
