@@ -81,8 +81,9 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     from cluster.console import display
     from services.training import demo
     from services.training.corpus import Corpus
+    from services.training.plan import run_training
     from services.training.public_model import resolve
-    from services.training.train import train
+    from services.training.train import plan
 
     directory.mkdir(parents=True, exist_ok=True)
     steps("Preparing the public model")
@@ -91,11 +92,8 @@ def prepare(directory: Path, port: int, steps: Steps) -> "Configuration":
     corpus = directory / "corpus"
     demo.write_demo_corpus(corpus)
     steps(f"Training {PARTS} parts (finished parts are kept)")
-    train(
-        Corpus(corpus / demo.TRAIN),
-        directory / "ensemble",
-        parts=PARTS,
-        options=demo.TRAINING,
+    run_training(
+        plan(Corpus(corpus / demo.TRAIN), directory / "ensemble", parts=PARTS, options=demo.TRAINING),
         display=display(as_json=False),
     )
     path = directory / "privmix.yaml"

@@ -289,7 +289,7 @@ def train(
     from services.training import train as ensemble
     from services.training.corpus import Corpus
     from services.training.manifest import StatedSize
-    from services.training.plan import run_trainings
+    from services.training.plan import run_training
 
     started = time.monotonic()
     documents = Corpus(corpus, user_field, text_field, skip_bad)
@@ -378,5 +378,5 @@ def train(
             salt_file=salt_file,
         )
     )
-    (trained,) = run_trainings([plan], resources, display(as_json))
+    trained = run_training(plan, resources, display(as_json))
     report_training(trained, output, time.monotonic() - started, as_json)

@@ -23,7 +23,7 @@ from services.training.options import (
     Resources,
     TrainingOptions,
 )
-from services.training.plan import Trained, run_trainings
+from services.training.plan import Trained, run_training
 
 
 def given_parts(parts: int, output: Path) -> int:
@@ -76,7 +76,7 @@ def train_base(
     plan = dp_sgd.plan(
         corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
     )
-    run_trainings([plan], resources, display(as_json))
+    run_training(plan, resources, display(as_json))
     return output
 
 

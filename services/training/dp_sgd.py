@@ -1,6 +1,6 @@
 """Trains one adapter with DP-SGD from a private corpus and a public model.
 
-    train(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(unit="user", epsilon=8))
+    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), private=DpSgdOptions(unit="user", epsilon=8)))
 
 The output is an ensemble of one part, whose manifest records the guarantee and the privacy event.
 """
@@ -16,16 +16,15 @@ from pathlib import Path
 
 from services.errors import InputError
 from services.privacy.protocols.dp_sgd import DpSgdEvent, noise_multiplier
-from services.progress import Display
 from services.training.base import Base, find_base
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
 from services.training.manifest import Manifest, Part, PrivateTraining
 from services.training.marks import Marks
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions, Resources, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions, size_bucket
 from services.training.partition import PartShare, read_salt, salt_id
-from services.training.plan import PlannedAdapter, Recipe, Trained, TrainingPlan, run_trainings
+from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
 
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
@@ -34,39 +33,6 @@ RECORD = "dp_sgd.json"
 _TRAINING = 3
 _NAME = PartShare(0).name
 _SEED = 0
-
-
-def train(
-    corpus: Corpus,
-    output: Path,
-    *,
-    private: DpSgdOptions | None = None,
-    model: str | None = None,
-    options: TrainingOptions | None = None,
-    resources: Resources | None = None,
-    salt_file: Path | None = None,
-    warm_start: Corpus | None = None,
-    display: Display | None = None,
-) -> Trained:
-    """Trains one adapter with DP-SGD into `output`. Keeps an existing adapter of the same input.
-
-    The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
-    units, or a batch of `private.expected_batch` of them.
-
-    A training that is killed has released nothing. A second training on the same text costs as much as the first.
-
-    Args:
-        warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
-
-    Raises:
-        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
-        WorkError: the training failed, or another training is writing to `output`.
-    """
-    training = plan(
-        corpus, output, private=private, model=model, options=options, salt_file=salt_file, warm_start=warm_start
-    )
-    (trained,) = run_trainings([training], resources or Resources(), display or Display())
-    return trained
 
 
 @contextmanager
@@ -80,10 +46,19 @@ def plan(
     salt_file: Path | None = None,
     warm_start: Corpus | None = None,
 ) -> Iterator[TrainingPlan]:
-    """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
+    """Plans one adapter in `output`. Keeps an existing adapter of the same input. Locks `output` meanwhile.
+
+    The privacy event depends on the options alone. `options.batch` and `options.epochs` are not used: a step takes all
+    units, or a batch of `private.expected_batch` of them.
+
+    A training that is killed has released nothing. A second training on the same text costs as much as the first.
+
+    Args:
+        warm_start: public text of the same kind, on which the adapter is trained first, at no cost.
 
     Raises:
-        InputError, WorkError: see `train`.
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
+        WorkError: another training is writing to `output`.
     """
     private, options = private or DpSgdOptions(), options or DP_SGD_TRAINING
     if options.part_kind != "lora":

@@ -46,7 +46,7 @@ class Recipe:
     """Says how to train an adapter.
 
     Attributes:
-        work: the function that returns the adapter's files. It runs as a Ray task.
+        work: the function that returns the adapter's files. It runs as a Ray task; for a text, in this process.
         beside: further files to store with the adapter.
         note: information for the operator.
     """
@@ -141,18 +141,39 @@ def run_trainings(plans: Iterable[OpenPlan], resources: Resources, display: Disp
         return [training.finish(len(adapters)) for training, adapters in zip(trainings, missing, strict=True)]
 
 
+def run_training(plan: OpenPlan, resources: Resources | None = None, display: Display | None = None) -> Trained:
+    """Trains the missing adapters of one plan. See `run_trainings`."""
+    (trained,) = run_trainings([plan], resources or Resources(), display or Display())
+    return trained
+
+
 def _train(
     work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
 ) -> None:
+    texts = [(training, adapters) for training, adapters in work if training.part_kind == "text" and adapters]
+    if texts:
+        display.say(f"writing {sum(len(adapters) for _, adapters in texts)} texts")
+    for training, adapters in texts:
+        for adapter in adapters:  # in this process: it takes less time than to start a task
+            recipe = adapter.recipe()
+            files = recipe.work(training.base.path, training.base.name, report=lambda _: None)
+            store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
+    trained = [(training, adapters) for training, adapters in work if training.part_kind != "text" and adapters]
+    if trained:
+        _train_in_tasks(trained, len(work) > 1, resources, display)
+
+
+def _train_in_tasks(
+    work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], several: bool, resources: Resources, display: Display
+) -> None:
+    """Trains adapters in the connected cluster, or in one of its own. Of `several` plans, names say which is meant."""
     from services.ray_session import connected
     from services.training import tasks
 
-    texts = all(training.part_kind == "text" for training, _ in work)
-    count = sum(len(adapters) for _, adapters in work)
-    display.say(f"writing {count} texts" if texts else f"training {count} adapters")
+    display.say(f"training {sum(len(adapters) for _, adapters in work)} adapters")
     jobs = {}
     for training, adapters in work:
-        prefix = f"{training.output.name}/" if len(work) > 1 else ""
+        prefix = f"{training.output.name}/" if several else ""
         for adapter in adapters:
             name, recipe = prefix + adapter.name, adapter.recipe()
             if recipe.note:

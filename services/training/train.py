@@ -1,6 +1,6 @@
 """Trains an ensemble of adapters from a private corpus and a public model.
 
-    train(Corpus(Path("train.jsonl")), Path("ensemble"), parts=8)
+    run_training(plan(Corpus(Path("train.jsonl")), Path("ensemble"), parts=8))
 
 It trains one adapter for each part and, with `halves`, one for each half of a part. See `directory` for the layout.
 """
@@ -15,65 +15,19 @@ from functools import partial
 from pathlib import Path
 
 from services.errors import InputError
-from services.progress import Display
 from services.training.base import Base, find_base
 from services.training.cohorts import OtherUsers
 from services.training.corpus import Corpus, Document
 from services.training.directory import SALT, ensemble_id, only_writer
 from services.training.manifest import Adapter, Apart, Manifest, Part, StatedSize
 from services.training.marks import Marks
-from services.training.options import Resources, TrainingOptions
+from services.training.options import TrainingOptions
 from services.training.packing import Tokens, size_bucket, tokenize
 from services.training.partition import Partition, PartShare, read_salt, salt_id
-from services.training.plan import PlannedAdapter, Recipe, Trained, TrainingPlan, run_trainings
+from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
 
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 4
-
-
-def train(
-    corpus: Corpus,
-    output: Path,
-    *,
-    parts: int,
-    halves: bool = False,
-    model: str | None = None,
-    options: TrainingOptions | None = None,
-    resources: Resources | None = None,
-    salt_file: Path | None = None,
-    earlier: Sequence[Path] = (),
-    stated: StatedSize | None = None,
-    display: Display | None = None,
-) -> Trained:
-    """Trains an ensemble into `output`, or completes an existing one. Keeps adapters whose text has not changed.
-
-    Args:
-        parts: the number of parts. A keyed hash of a user's id determines the user's part.
-        halves: also train an adapter for each of the two halves into which the hash divides a part's users. Without
-            it, existing adapters of halves are removed.
-        model: see `public_model.resolve`.
-        resources: the Ray resources of one adapter. If no cluster is connected, one is started for this call.
-        salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
-        earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
-        stated: the public size of the corpus from which `parts` was chosen, for the manifest.
-
-    Raises:
-        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
-        WorkError: an adapter could not be trained, or another training is writing to `output`.
-    """
-    training = plan(
-        corpus,
-        output,
-        parts=parts,
-        halves=halves,
-        model=model,
-        options=options,
-        salt_file=salt_file,
-        earlier=earlier,
-        stated=stated,
-    )
-    (trained,) = run_trainings([training], resources or Resources(), display or Display())
-    return trained
 
 
 @contextmanager
@@ -89,10 +43,22 @@ def plan(
     earlier: Sequence[Path] = (),
     stated: StatedSize | None = None,
 ) -> Iterator[TrainingPlan]:
-    """Plans what `train` does, so that `run_trainings` can run several trainings together. Locks `output` meanwhile.
+    """Plans an ensemble in `output`, new or to complete. Locks `output` meanwhile.
+
+    Adapters whose text has not changed are kept.
+
+    Args:
+        parts: the number of parts. A keyed hash of a user's id determines the user's part.
+        halves: also train an adapter for each of the two halves into which the hash divides a part's users. Without
+            it, existing adapters of halves are removed.
+        model: see `public_model.resolve`.
+        salt_file: the file of the partition's secret, created on first use; by default `output`/partition.salt.
+        earlier: ensembles whose users' documents are left out, so that no user is in both (`cohorts`).
+        stated: the public size of the corpus from which `parts` was chosen, for the manifest.
 
     Raises:
-        InputError, WorkError: see `train`.
+        InputError: an argument is invalid (includes `CorpusError`, `PublicModelError` and `ManifestError`).
+        WorkError: another training is writing to `output`.
     """
     options = options or TrainingOptions()
     if parts < 1:

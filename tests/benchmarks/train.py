@@ -32,8 +32,9 @@ from services.training.corpus import Corpus
 from services.training.options import DP_SGD_TRAINING, TrainingOptions
 from services.training.packing import Tokens
 from services.training.per_unit import UnitGradients
+from services.training.plan import run_training
 from services.training.public_model import DEFAULT, resolve
-from services.training.train import train
+from services.training.train import plan
 
 # A step has about 500 tokens, like the default on one core, so that small parts have some steps.
 OPTIONS = TrainingOptions(block=128, batch=4, epochs=1)
@@ -50,7 +51,7 @@ def write_corpus(path: Path, users: int) -> Corpus:
 
 def seconds(corpus: Corpus, output: Path, parts: int) -> float:
     begun = time.monotonic()
-    trained = train(Corpus(corpus.path), output, parts=parts, options=OPTIONS)
+    trained = run_training(plan(Corpus(corpus.path), output, parts=parts, options=OPTIONS))
     assert trained.trained == parts
     return time.monotonic() - begun
 

@@ -17,9 +17,10 @@ from services.engine.engine import EngineSettings
 from services.privacy.settings import Settings
 from services.shard import ShardActor
 from services.training.corpus import Corpus
-from services.training.dp_sgd import train
+from services.training.dp_sgd import plan
 from services.training.manifest import Manifest
 from services.training.options import DP_SGD_TRAINING, DpSgdOptions
+from services.training.plan import run_training
 from tests.services.coordinator.test_protocols import NAMESPACE, coordinating, generate
 from tests.tiny import write_tiny_model
 
@@ -36,7 +37,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Manifest]]:
     model, output = write_tiny_model(tmp_path / "model"), tmp_path / "ensemble"
     private = DpSgdOptions(steps=1, epsilon=2)
     options = DP_SGD_TRAINING.model_copy(update={"block": 16, "precision": "float32"})
-    manifest = train(Corpus(corpus), output, private=private, model=str(model), options=options).manifest
+    manifest = run_training(plan(Corpus(corpus), output, private=private, model=str(model), options=options)).manifest
     adapters = {part.name: manifest.adapter_path(output, part) for part in manifest.parts}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace=NAMESPACE)
     settings = EngineSettings(model, "transformers", "float32", 64, part_kind="lora", adapters=adapters)

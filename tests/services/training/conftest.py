@@ -13,8 +13,8 @@ from services.training import public_model
 from services.training.corpus import Corpus, Document
 from services.training.options import TrainingOptions
 from services.training.partition import part_of
-from services.training.plan import Trained
-from services.training.train import train
+from services.training.plan import Trained, run_training
+from services.training.train import plan
 from tests.once import once
 
 SALT = bytes(range(32))
@@ -50,8 +50,10 @@ class Ensemble:
     def train(
         self, output: Path, corpus: Path | None = None, options: TrainingOptions = SMALL, halves: bool = False
     ) -> Trained:
-        return train(
-            Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
+        return run_training(
+            plan(
+                Corpus(corpus or self.corpus), output, parts=PARTS, halves=halves, options=options, salt_file=self.salt
+            )
         )
 
     def copy(self, directory: Path) -> Path:
@@ -93,5 +95,5 @@ def _trained(folder: Path) -> Ensemble:
     salt = folder / "salt"
     salt.write_bytes(SALT)
     directory = folder / "trained"
-    trained = train(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt)
+    trained = run_training(plan(Corpus(corpus), directory, parts=PARTS, options=SMALL, salt_file=salt))
     return Ensemble(directory, corpus, salt, trained)

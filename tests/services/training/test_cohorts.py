@@ -16,7 +16,8 @@ from services.training.marks import FILE as MARKS
 from services.training.marks import NEXT, Marks
 from services.training.options import TrainingOptions
 from services.training.partition import read_salt, salt_id
-from services.training.train import train
+from services.training.plan import run_training
+from services.training.train import plan
 from tests.services.training.conftest import write_corpus
 
 SALTS = {"first": bytes(range(32)), "second": bytes(32)}
@@ -108,7 +109,7 @@ def test_a_user_of_the_base_of_one_cohort_is_in_no_other() -> None:
 
 
 @pytest.fixture
-def room(base: Path, one_ray: str, tmp_path: Path) -> "Room":
+def room(tmp_path: Path) -> "Room":
     return Room(tmp_path)
 
 
@@ -126,7 +127,9 @@ class Room:
         corpus = write_corpus(self._folder / "corpus.jsonl", documents)
         options = TrainingOptions(part_kind="text", text=128)
         directories = [self.directory(other) for other in earlier]
-        return train(Corpus(corpus), self.directory(name), parts=2, options=options, earlier=directories).manifest
+        return run_training(
+            plan(Corpus(corpus), self.directory(name), parts=2, options=options, earlier=directories)
+        ).manifest
 
 
 def test_a_user_that_joins_the_earlier_cohort_ends_the_certificate(room: Room) -> None:

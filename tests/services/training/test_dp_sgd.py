@@ -22,11 +22,12 @@ from services.errors import ConfigurationError, InputError
 from services.training import per_unit
 from services.training.adapter import TOKENS_AT_ONCE, with_lora
 from services.training.corpus import Corpus, Document
-from services.training.dp_sgd import planned, train
+from services.training.dp_sgd import plan, planned
 from services.training.manifest import Manifest
 from services.training.options import DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions, even_size
 from services.training.per_unit import UnitGradients, noised, train_adapter
+from services.training.plan import run_training
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
 
@@ -208,7 +209,7 @@ def configured(folder: Path, **privacy: object) -> EnsembleConfiguration:
 def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> None:
     corpus = Corpus(write_corpus(tmp_path / "corpus.jsonl", small_documents()))
     output = tmp_path / "ensemble"
-    done = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
+    done = run_training(plan(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS))
     manifest = Manifest.load(output)
     manifest.verify(output)
     assert (done.trained, done.manifest) == (1, manifest)
@@ -230,12 +231,16 @@ def test_an_ensemble_of_one_is_served_as_trained(tiny: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match="which is more than 1;"):
         promise(configured(output, protocol="dp-sgd", epsilon=1.0), manifest)
     with pytest.raises(InputError, match="part_kind: DP-SGD trains plain LoRA, with keys and values of its own"):
-        train(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions())
+        run_training(plan(corpus, output, private=PRIVATE, model=str(tiny), options=TrainingOptions()))
     with pytest.raises(InputError, match="dropout: must be 0 with DP-SGD"):
-        train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS.model_copy(update={"dropout": 0.1}))
-    again = train(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS)
+        run_training(
+            plan(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS.model_copy(update={"dropout": 0.1}))
+        )
+    again = run_training(plan(corpus, output, private=PRIVATE, model=str(tiny), options=OPTIONS))
     assert (again.kept, again.manifest) == (1, manifest), "a repeated command neither trains nor charges again"
-    other = train(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)
+    other = run_training(
+        plan(corpus, output, private=PRIVATE.model_copy(update={"clip": 2.0}), model=str(tiny), options=OPTIONS)
+    )
     assert other.manifest.dp_sgd is not None
     assert other.manifest.dp_sgd.event.run != event.run
     assert other.manifest.ensemble == manifest.ensemble
@@ -279,7 +284,9 @@ def test_a_warm_start_is_recorded_and_shares_nobody_with_the_corpus(tiny: Path, 
     others = [Document(f"other {document.user}", f"Say: {document.text}") for document in private]
     public = Corpus(write_corpus(tmp_path / "public.jsonl", others))
     plain, warm = (
-        train(corpus, tmp_path / name, private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=text).manifest
+        run_training(
+            plan(corpus, tmp_path / name, private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=text)
+        ).manifest
         for name, text in (("plain", None), ("warm", public))
     )
     assert plain.dp_sgd is not None
@@ -290,7 +297,9 @@ def test_a_warm_start_is_recorded_and_shares_nobody_with_the_corpus(tiny: Path, 
     for shared in ([Document(private[0].user, others[0].text)], [Document("other", private[0].text)], private):
         mixed = Corpus(write_corpus(tmp_path / "mixed.jsonl", shared))
         with pytest.raises(InputError, match=r"warm-start .* are in the private corpus"):
-            train(corpus, tmp_path / "bad", private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=mixed)
+            run_training(
+                plan(corpus, tmp_path / "bad", private=PRIVATE, model=str(tiny), options=OPTIONS, warm_start=mixed)
+            )
 
 
 def test_an_ensemble_without_dp_sgd_is_not_served_as_dp_sgd(ensemble: Any, tmp_path: Path) -> None:

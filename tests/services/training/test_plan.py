@@ -10,7 +10,7 @@ from services.training import dp_sgd, train
 from services.training.corpus import Corpus
 from services.training.manifest import FILE
 from services.training.options import DpSgdOptions, Resources, TrainingOptions
-from services.training.plan import OpenPlan, run_trainings
+from services.training.plan import OpenPlan, run_training, run_trainings
 from tests.displays import Recorder
 from tests.services.training.conftest import SALT, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -60,7 +60,7 @@ def test_queued_trainings_equal_separate_ones(several: Several) -> None:
     assert recorder.shown == {"private/part-000", "one/part-000", *(f"three/part-00{index}" for index in range(3))}
     assert any(line.startswith("private/part-000: noise ") for line in recorder.said)
     assert private.manifest.dp_sgd is not None
-    (alone,) = run_trainings([several.parts("alone", 3)], Resources(), Display())
+    alone = run_training(several.parts("alone", 3))
     assert [part.sha256 for part in alone.manifest.parts] == [part.sha256 for part in three.manifest.parts]
     repeated = run_trainings([several.private("private"), several.parts("three", 3)], Resources(), Display())
     assert [(ensemble.trained, ensemble.kept) for ensemble in repeated] == [(0, 1), (0, 3)]
@@ -71,7 +71,7 @@ def test_a_failed_training_is_named_and_the_others_can_continue(several: Several
     with pytest.raises(WorkError, match="bad/part-000: the weights are not finite"):
         run_trainings([several.parts("good", 2), several.parts("bad", 1, diverging)], Resources(), Display())
     assert not any((several.room / name / FILE).exists() for name in ("good", "bad"))
-    (good,) = run_trainings([several.parts("good", 2)], Resources(), Display())
+    good = run_training(several.parts("good", 2))
     assert good.trained + good.kept == 2
 
 

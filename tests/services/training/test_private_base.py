@@ -17,8 +17,9 @@ from services.training.base import find_base
 from services.training.corpus import Corpus
 from services.training.manifest import PRIVATE_BASE, Manifest, private_base
 from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.plan import run_training
 from services.training.private_base import merged
-from services.training.train import train
+from services.training.train import plan
 from tests.inline import run_inline
 from tests.services.training.conftest import Ensemble, small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -47,7 +48,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained_base(tiny: Path, corpus: Path, one_ray: str, tmp_path: Path) -> Path:
-    dp_sgd.train(Corpus(corpus), tmp_path / "base", private=PRIVATE, model=str(tiny), options=PLAIN)
+    run_training(dp_sgd.plan(Corpus(corpus), tmp_path / "base", private=PRIVATE, model=str(tiny), options=PLAIN))
     return tmp_path / "base"
 
 
@@ -68,7 +69,9 @@ def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Pat
     shutil.copytree(model, tmp_path / "moved")
     for name in (trained_base, model, copied, tmp_path / "moved"):
         assert find_base(str(name), 16).private == described
-    ensemble = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS).manifest
+    ensemble = run_training(
+        plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
+    ).manifest
     assert ensemble.private_base == described
     ensemble.verify(tmp_path / "parts")
     promised = promise(configured(tmp_path / "parts", **CONFIGURED), ensemble)
@@ -76,10 +79,10 @@ def test_parts_on_a_private_base_carry_its_event(trained_base: Path, corpus: Pat
     assert promised.when_exhausted == "base"
     assert "base: Abadi et al. 2016" in promised.sentence
 
-    again = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
+    again = run_training(plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS))
     assert (again.kept, again.manifest) == (2, ensemble), "the same command goes on, with the same base"
     with pytest.raises(InputError, match="was trained on private text itself"):
-        dp_sgd.train(Corpus(corpus), tmp_path / "twice", private=PRIVATE, model=str(model), options=PLAIN)
+        run_training(dp_sgd.plan(Corpus(corpus), tmp_path / "twice", private=PRIVATE, model=str(model), options=PLAIN))
 
     forged = ensemble.model_copy(update={"private_base": None})
     with pytest.raises(ManifestError, match=r"private_base: the model in .* and the manifest differ"):
@@ -141,7 +144,9 @@ def test_one_command_trains_the_base_and_the_parts(
 
 @pytest.mark.slow
 def test_what_is_configured_must_fit_the_base(trained_base: Path, corpus: Path, tmp_path: Path) -> None:
-    manifest = train(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS).manifest
+    manifest = run_training(
+        plan(Corpus(corpus), tmp_path / "parts", parts=2, model=str(trained_base), options=PARTS)
+    ).manifest
     ledger = {"ledger": str(tmp_path / "l.db")}
     for privacy, problem in (
         ({"protocol": "exponential", "epsilon": 2, "tokens": 64}, "besides the private base"),

@@ -12,14 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from services.engine.adapted_model import AdaptedModel
 from services.engine.engine import PUBLIC, AdapterFiles
 from services.errors import InputError, WorkError
+from services.laboratory.evaluation.adapted_model import AdaptedModel
 from services.training.corpus import Corpus, Document
 from services.training.manifest import FILE, Manifest
 from services.training.options import Resources, TrainingOptions
 from services.training.partition import part_of, salt_id
-from services.training.train import train
+from services.training.plan import run_training
+from services.training.train import plan
 from tests.services.training.conftest import EMPTY_PART, PARTS, SALT, SMALL, Ensemble, small_documents, write_corpus
 
 # A training that kills itself after the first stored part.
@@ -29,7 +30,8 @@ from pathlib import Path
 from services.training.corpus import Corpus
 from services.training.options import TrainingOptions
 from services.progress import Display
-from services.training.train import train
+from services.training.plan import run_training
+from services.training.train import plan
 
 corpus, output, salt, options, before = sys.argv[1:]
 
@@ -38,8 +40,8 @@ class Killer(Display):
         if len(list(Path(output, "parts").glob("part-*"))) > int(before):
             os.kill(os.getpid(), signal.SIGKILL)
 
-train(Corpus(Path(corpus)), Path(output), parts=4, salt_file=Path(salt),
-      options=TrainingOptions.model_validate_json(options), display=Killer())
+run_training(plan(Corpus(Path(corpus)), Path(output), parts=4, salt_file=Path(salt),
+      options=TrainingOptions.model_validate_json(options)), display=Killer())
 """
 
 
@@ -236,13 +238,13 @@ def test_training_that_diverges_is_an_error(ensemble: Ensemble, tmp_path: Path) 
 
 def test_more_resources_than_the_cluster_has(ensemble: Ensemble, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cpus: an adapter needs 100, but the cluster has 2"):
-        train(Corpus(ensemble.corpus), tmp_path / "none", parts=1, resources=Resources(cpus=100))
+        run_training(plan(Corpus(ensemble.corpus), tmp_path / "none", parts=1), resources=Resources(cpus=100))
 
 
 def test_corpus_without_documents(base: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(InputError, match="has no documents"):
-        train(Corpus(tmp_path / "corpus.jsonl"), tmp_path / "none", parts=2)
+        run_training(plan(Corpus(tmp_path / "corpus.jsonl"), tmp_path / "none", parts=2))
 
 
 def test_impossible_options_are_named() -> None:

@@ -29,8 +29,9 @@ from services.privacy.arrays import Reals
 from services.privacy.events import GuaranteeStatus
 from services.progress import Display
 from services.training.corpus import Corpus
+from services.training.plan import run_training
 from services.training.public_model import resolve
-from services.training.train import train
+from services.training.train import plan
 
 ATTACK = "one-run audit of released text"
 CARD_CLAIM = "card"
@@ -91,7 +92,7 @@ def train_on(released: ReleasedTexts, directory: Path, display: Display) -> Trai
     directory.mkdir(parents=True, exist_ok=True)
     texts = [text for text in released.texts if text.strip()]
     write_lines(directory / _CORPUS, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-    train(Corpus(directory / _CORPUS), directory / _MODEL, parts=1, options=TRAINING, display=display)
+    run_training(plan(Corpus(directory / _CORPUS), directory / _MODEL, parts=1, options=TRAINING), display=display)
     return TrainedEnsemble.load(directory / _MODEL)
 
 

@@ -19,8 +19,9 @@ from services.training import dp_sgd
 from services.training.corpus import Corpus
 from services.training.manifest import PRIVATE_BASE, Manifest
 from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.plan import run_training
 from services.training.private_base import merged
-from services.training.train import train
+from services.training.train import plan
 from tests.inline import run_inline
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -48,8 +49,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     folders = {name: tmp_path / name for name in ("base", "other", "parts", "others")}
     run_inline(monkeypatch)
     for name, above in (("base", "parts"), ("other", "others")):
-        dp_sgd.train(Corpus(corpus), folders[name], private=PRIVATE, model=str(tiny), options=PLAIN)
-        train(Corpus(corpus), folders[above], parts=2, model=str(folders[name]), options=PARTS)
+        run_training(dp_sgd.plan(Corpus(corpus), folders[name], private=PRIVATE, model=str(tiny), options=PLAIN))
+        run_training(plan(Corpus(corpus), folders[above], parts=2, model=str(folders[name]), options=PARTS))
     return SimpleNamespace(**folders, tiny=tiny, corpus=corpus)
 
 
@@ -79,7 +80,7 @@ def test_each_planted_fault_is_found(made: SimpleNamespace, tmp_path: Path) -> N
     config = json.loads((passed / "config.json").read_bytes())
     del config[PRIVATE_BASE]
     (passed / "config.json").write_text(json.dumps(config))
-    train(Corpus(made.corpus), tmp_path / "forged", parts=2, model=str(passed), options=PARTS)
+    run_training(plan(Corpus(made.corpus), tmp_path / "forged", parts=2, model=str(passed), options=PARTS))
     unpaid = ledger(tmp_path / "forged.db", tmp_path / "forged", None)
     assert faults(tmp_path / "forged", unpaid) == (), "without the training, nothing shows it"
     (fault,) = faults(tmp_path / "forged", unpaid, [made.other, made.base])

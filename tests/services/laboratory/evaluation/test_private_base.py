@@ -21,8 +21,9 @@ from services.privacy.protocols.exponential import ExponentialSettings
 from services.training import dp_sgd
 from services.training.corpus import Corpus
 from services.training.options import DpSgdOptions, TrainingOptions
+from services.training.plan import run_training
 from services.training.private_base import merged
-from services.training.train import train
+from services.training.train import plan
 from tests.inline import run_inline
 from tests.services.training.conftest import small_documents, write_corpus
 from tests.tiny import write_tiny_model
@@ -55,9 +56,9 @@ def test_a_table_of_a_private_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     corpus = write_corpus(tmp_path / "corpus.jsonl", small_documents())
     base, alone, above = (tmp_path / name for name in ("base", "alone", "above"))
     private = DpSgdOptions(steps=2, epsilon=5)
-    dp_sgd.train(Corpus(corpus), base, private=private, model=str(tiny), options=PLAIN)
-    train(Corpus(corpus), alone, parts=2, model=str(tiny), options=PARTS)
-    train(Corpus(corpus), above, parts=2, model=str(base), options=PARTS)
+    run_training(dp_sgd.plan(Corpus(corpus), base, private=private, model=str(tiny), options=PLAIN))
+    run_training(plan(Corpus(corpus), alone, parts=2, model=str(tiny), options=PARTS))
+    run_training(plan(Corpus(corpus), above, parts=2, model=str(base), options=PARTS))
     loaded = ComparedEnsembles.load([above, alone], None, ())
     assert (loaded.main.directory, loaded.base) == (alone, tiny)
     by_itself = ComparedEnsembles.load([above], None, [base])
