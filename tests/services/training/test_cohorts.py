@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services import ray_session
 from services.errors import InputError
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.cohorts import OtherUsers, not_apart
@@ -130,6 +131,11 @@ class Room:
         return run_training(
             plan(Corpus(corpus), self.directory(name), parts=2, options=options, earlier=directories)
         ).manifest
+
+
+def test_texts_are_written_without_a_cluster(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray_session, "connected")
+    assert len(room.train("a", "ada").parts) == 2
 
 
 def test_a_user_that_joins_the_earlier_cohort_ends_the_certificate(room: Room) -> None:

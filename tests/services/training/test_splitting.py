@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ def wanted(tokens: int, epsilon: float = 8.0) -> Requirements:
     return Requirements(POPULATION, TokenBudget(epsilon=epsilon, delta=1e-5, tokens=tokens), "exponential", 64)
 
 
+@cache
 def divided(tokens: int) -> Division:
     requirements = wanted(tokens)
     division = divide(requirements, propose(requirements))
