@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from services.training.public_model import resolve
 from tests import postgresql as postgresql_server
@@ -16,6 +18,21 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves actors beside tests in the same session
 
 PARTS = 4
+
+USERS_OF_SERVICE = ("tests/services/gateway/test_service.py", "tests/services/gateway/test_structure.py")
+"""The files whose default tests use the fixture `service`. One process runs them, so that it is started once."""
+
+
+class SharedService(LoadFileScheduling):  # type: ignore[misc]
+    """Runs each file in one process, and all of `USERS_OF_SERVICE` in one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return USERS_OF_SERVICE[0] if file in USERS_OF_SERVICE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return SharedService(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

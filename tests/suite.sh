@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 markers=$1
 shift
 status=0
-.venv/bin/pytest --numprocesses 2 --dist loadfile -m "$markers" "$@" || status=$?
+# In the order of the folders, so that a process runs files that share a fixture of their package one after another.
+.venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "$markers" "$@" || status=$?
 [ "$status" -eq 1 ] || exit "$status"
 echo "Some tests failed. They are repeated once, one after another."
 .venv/bin/pytest --last-failed --last-failed-no-failures none -m "$markers" --verbose "$@"
