@@ -158,8 +158,17 @@ def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[
     runs. vLLM's batch-invariant kernels give each row the same bits in every batch. vLLM reads the variable when it is
     imported, so it must be set before the process starts.
     """
-    threads = configuration.shards.threads or (None if num_gpus else available_cpus())
+    threads = configuration.shards.threads
+    if not num_gpus:
+        return cpu_environment(threads or available_cpus())
     environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    if num_gpus:
-        environment["VLLM_BATCH_INVARIANT"] = str(int(configuration.engine.batch_invariant))
-    return environment
+    return {**environment, "VLLM_BATCH_INVARIANT": str(int(configuration.engine.batch_invariant))}
+
+
+def cpu_environment(threads: int) -> dict[str, str]:
+    """Returns the environment variables of a process that computes rows on a CPU.
+
+    PyTorch puts large tensors on huge pages, where Linux grants them (`madvise`): a step's rows take many megabytes,
+    and are mapped page by page otherwise.
+    """
+    return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}

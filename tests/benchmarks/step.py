@@ -36,6 +36,7 @@ from ray.actor import ActorHandle
 from scipy.optimize import brentq
 
 from cluster.options import JsonOption
+from cluster.topology import cpu_environment
 from services.budget import actor as budget
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.coordinator import CoordinatorActor, CoordinatorSettings
@@ -159,9 +160,8 @@ def deployed(plain: ActorHandle, model: Path, deployment: Deployment) -> Iterato
     names = tuple(f"part-{index:03d}" for index in range(deployment.parts))
     groups = [tuple(group) for group in np.array_split(np.arange(deployment.parts), deployment.shards)]
     cores = psutil.cpu_count() or 1
-    shard_threads, step_threads = (
-        {"env_vars": {"OMP_NUM_THREADS": str(count)}} for count in (max(1, cores // deployment.shards), 1)
-    )
+    shard_threads = {"env_vars": cpu_environment(max(1, cores // deployment.shards))}
+    step_threads = {"env_vars": {"OMP_NUM_THREADS": "1"}}
     with tempfile.TemporaryDirectory() as folder:
         adapters = write_adapters(Path(folder), names, model, DISTINCT, deployment.layers)
         held = [{int(number): names[number] for number in group} for group in groups]
