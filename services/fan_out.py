@@ -44,20 +44,27 @@ def result_of(reference: Any, name: str) -> Any:
 
     Raises:
         InputError: the task refused its input.
-        WorkError: the task failed. An unexpected error appears only by its type, because its text can contain private
-            values.
+        WorkError: the task failed.
     """
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
         raise WorkError(f"{name}: the machine ran out of memory; run fewer tasks at a time (train: --cpus)") from error
     except RayTaskError as error:
-        if isinstance(error.cause, InputError):
-            raise InputError(f"{name}: {error.cause}") from error
-        problem = error.cause if isinstance(error.cause, WorkError) else f"failed ({type(error.cause).__name__})"
-        raise WorkError(f"{name}: {problem}") from error
+        raise named(error.cause, name) from error
     except RayError as error:
         raise WorkError(f"{name}: its worker was lost ({type(error).__name__}); run again to continue") from error
+
+
+def named(error: BaseException, name: str) -> InputError | WorkError:
+    """Returns the error of a job with the job's name.
+
+    An unexpected error appears only by its type, because its text can contain private values.
+    """
+    if isinstance(error, InputError):
+        return InputError(f"{name}: {error}")
+    problem = error if isinstance(error, WorkError) else f"failed ({type(error).__name__})"
+    return WorkError(f"{name}: {problem}")
 
 
 def _run_on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:

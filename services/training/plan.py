@@ -21,6 +21,7 @@ from services.training.marks import Marks
 from services.training.options import Resources
 
 if TYPE_CHECKING:
+    from services.training.adapter import Files
     from services.training.tasks import Work
 
 
@@ -150,36 +151,32 @@ def run_training(plan: OpenPlan, resources: Resources | None = None, display: Di
 def _train(
     work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], resources: Resources, display: Display
 ) -> None:
-    texts = [(training, adapters) for training, adapters in work if training.part_kind == "text" and adapters]
-    if texts:
-        display.say(f"writing {sum(len(adapters) for _, adapters in texts)} texts")
-    for training, adapters in texts:
-        for adapter in adapters:  # in this process: it takes less time than to start a task
-            recipe = adapter.recipe()
-            files = recipe.work(training.base.path, training.base.name, report=lambda _: None)
-            store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
-    trained = [(training, adapters) for training, adapters in work if training.part_kind != "text" and adapters]
-    if trained:
-        _train_in_tasks(trained, len(work) > 1, resources, display)
-
-
-def _train_in_tasks(
-    work: Sequence[tuple[TrainingPlan, Sequence[PlannedAdapter]]], several: bool, resources: Resources, display: Display
-) -> None:
-    """Trains adapters in the connected cluster, or in one of its own. Of `several` plans, names say which is meant."""
-    from services.ray_session import connected
+    """Writes texts in this process, and trains the rest in the connected cluster, or in one of its own."""
     from services.training import tasks
 
-    display.say(f"training {sum(len(adapters) for _, adapters in work)} adapters")
     jobs = {}
     for training, adapters in work:
-        prefix = f"{training.output.name}/" if several else ""
+        prefix = f"{training.output.name}/" if len(work) > 1 else ""
         for adapter in adapters:
-            name, recipe = prefix + adapter.name, adapter.recipe()
-            if recipe.note:
-                display.say(f"{name}: {recipe.note}")
-            jobs[tasks.TrainingTask(name, training.base, recipe.work)] = training, adapter, recipe.beside
-    with connected():
-        for job, files in tasks.train_adapters(list(jobs), resources, display):
-            training, adapter, beside = jobs[job]
-            store(training.output / adapter.path, adapter.fingerprint, {**files, **beside})
+            recipe = adapter.recipe()
+            jobs[tasks.TrainingTask(prefix + adapter.name, training.base, recipe.work)] = training, adapter, recipe
+    texts = [job for job, (training, *_) in jobs.items() if training.part_kind == "text"]
+    others = [job for job, (training, *_) in jobs.items() if training.part_kind != "text"]
+
+    def keep(done: "Iterable[tuple[tasks.TrainingTask, Files]]") -> None:
+        for job, files in done:
+            training, adapter, recipe = jobs[job]
+            store(training.output / adapter.path, adapter.fingerprint, {**files, **recipe.beside})
+
+    if texts:
+        display.say(f"writing {len(texts)} texts")
+        keep(tasks.train_here(texts, display))
+    if others:
+        from services.ray_session import connected
+
+        display.say(f"training {len(others)} adapters")
+        for job in others:
+            if note := jobs[job][2].note:
+                display.say(f"{job.name}: {note}")
+        with connected():
+            keep(tasks.train_adapters(others, resources, display))

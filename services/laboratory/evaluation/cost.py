@@ -35,6 +35,7 @@ def draw(measured: Mapping[str, Any]) -> bytes:
         _level(axes, gain["DP-SGD"], trained, "DP-SGD: any number of tokens")
         _line(axes, gain["individual"], alone, f"ensemble of {measured['parts']} parts")
         _line(axes, gain["individual on a base"], based, "ensemble on a private base")
+        logarithmic(axes, [int(tokens) for tokens in gain["individual"]])
         axes.axhline(0, color=_PALETTE.muted, linewidth=1, label="public model")
         axes.set_xlabel("number of tokens that the budget pays for")
     panels[0].set_ylabel("gain, in nats a token")
@@ -46,14 +47,13 @@ def draw(measured: Mapping[str, Any]) -> bytes:
 
 
 def _line(axes: Axes, by_tokens: Mapping[str, Interval], colour: str, label: str) -> None:
-    tokens = [int(count) for count in by_tokens]
+    tokens = [int(tokens) for tokens in by_tokens]
     means = [mean for mean, _, _ in by_tokens.values()]
     errors = [
         [mean - low for mean, low, _ in by_tokens.values()],
         [high - mean for mean, _, high in by_tokens.values()],
     ]
     axes.errorbar(tokens, means, yerr=errors, fmt="-o", color=colour, markersize=4.5, capsize=2, label=label)
-    logarithmic(axes, tokens)
 
 
 def _level(axes: Axes, gain: Interval, colour: str, label: str) -> None:

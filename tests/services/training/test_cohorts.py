@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services import ray_session
-from services.errors import InputError
+from services.engine import part_text
+from services.errors import InputError, WorkError
 from services.privacy.protocols.dp_sgd import DpSgdEvent
 from services.training.cohorts import OtherUsers, not_apart
 from services.training.corpus import Corpus, Document
@@ -136,6 +137,15 @@ class Room:
 def test_texts_are_written_without_a_cluster(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ray_session, "connected")
     assert len(room.train("a", "ada").parts) == 2
+
+
+def test_an_unexpected_error_of_a_text_shows_nothing_of_it(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> dict[str, bytes]:
+        raise KeyError("ada's words")
+
+    monkeypatch.setattr(part_text, "text_files", failing)
+    with pytest.raises(WorkError, match=r"^part-000: failed \(KeyError\)$"):
+        room.train("a", "ada")
 
 
 def test_a_user_that_joins_the_earlier_cohort_ends_the_certificate(room: Room) -> None:
