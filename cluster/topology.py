@@ -168,7 +168,15 @@ def _environment(configuration: EnsembleConfiguration, num_gpus: float) -> dict[
 def cpu_environment(threads: int) -> dict[str, str]:
     """Returns the environment variables of a process that computes rows on a CPU.
 
-    PyTorch puts large tensors on huge pages, where Linux grants them (`madvise`): a step's rows take many megabytes,
-    and are mapped page by page otherwise.
+    A step's rows take many megabytes. PyTorch puts large tensors on huge pages, where Linux grants them (`madvise`);
+    they are mapped page by page otherwise. glibc keeps freed memory for the next step: it would return such tensors
+    to Linux, and where free memory is fragmented, mapping them again can take as long as the step. It keeps them in
+    its main arena alone.
     """
-    return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    }

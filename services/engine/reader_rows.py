@@ -352,7 +352,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     def _reader_context(self, batch: ReaderBatch, positions: torch.Tensor, *, together: bool) -> Any:
         """Returns the forward context of a pass of the readers, or of the public tokens and after them the readers."""
         requests, tokens = (batch.requests, batch.tokens) if together else (0, 0)
-        shared = self._queries_are_shared() and not together
+        shared = self._queries_are_shared(together)
         first = np.flatnonzero(np.diff(batch.owners, prepend=-1)) if shared else np.arange(batch.readers)
         starts = tokens + np.append(first, batch.readers)
         starts = np.concatenate([self.query_start_loc.np[:requests], starts]).astype(np.int32)
@@ -381,7 +381,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
                 max_seq_len=int(lengths.max()),
                 block_table_tensor=torch.cat([self._blocks(group)[:requests], blocks]),
                 slot_mapping=slots,
-                causal=not shared,
+                causal=_causal(requests, len(first), self.device) if shared and together else not shared,
                 is_prefilling=torch.zeros(requests + len(first), dtype=torch.bool),
                 positions=positions,
             )
@@ -407,8 +407,12 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         before = torch.stack([self._text_blocks[text][group][:first] for text in texts]).to(self.device)
         return torch.cat([before, own[:, : own.shape[1] - first]], dim=1)
 
-    def _queries_are_shared(self) -> bool:
-        """Returns whether the readers of a sequence are one query. Windows and texts need a query for each reader."""
+    def _queries_are_shared(self, together: bool) -> bool:
+        """Returns whether the readers of a sequence are one query.
+
+        Windows and texts need a query for each reader. In a pass with public tokens the mask differs between queries,
+        which of vLLM's backends that of the CPU always supports.
+        """
         if self._shared_queries is None:
             layers = self.compilation_config.static_forward_context.values()
             windows = any(
@@ -416,11 +420,17 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             )
             groups = [group for groups in self.attn_groups for group in groups]
             self._shared_queries = not windows and all(group.backend.supports_non_causal() for group in groups)
-        return self._shared_queries and not self._text_tokens
+        differ = together and self.device.type != "cpu"
+        return self._shared_queries and not self._text_tokens and not differ
 
 
 _NONE = (None, -1, (-1, -1))
 """How attention backends write that a layer has no window."""
+
+
+def _causal(requests: int, readers: int, device: torch.device) -> torch.Tensor:
+    """Returns for each query of a pass whether its mask is causal: 1 for requests, 0 for readers."""
+    return (torch.arange(requests + readers, device=device) < requests).int()
 
 
 def _indices(values: Sequence[int]) -> np.ndarray:

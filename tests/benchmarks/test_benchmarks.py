@@ -167,6 +167,8 @@ def test_how_gains_fade(corpus: Path, tmp_path: Path) -> None:
 def test_many_small_trainings() -> None:
     measured = figures("train", "--json")
     keys(measured, "ratio")
+    kinds = measured["kinds"]["demo"]
+    keys(kinds["over_all_layers"], "reader, last half", "reader, last quarter", "plain LoRA", "plain LoRA by PEFT")
     for speeds in measured["dp_sgd"].values():
         keys(speeds, "privmix", "opacus", "ratio")
 

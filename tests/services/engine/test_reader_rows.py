@@ -1,7 +1,7 @@
 """Claim: the readers of a sequence are one query without a causal mask where the backend can, and the rows are equal.
 
-The CPU's backend can, but vLLM runs eagerly there, so one pass runs the readers beside the public tokens, with a query
-for each reader. The pass of a GPU is run here too, in vLLM's CPU backend.
+vLLM runs eagerly on a CPU, so one pass runs the readers beside the public tokens, whose queries keep the mask. The pass
+of a GPU is run here too, in vLLM's CPU backend.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,12 @@ REQUESTS = (
     Request("alone", TOKENS[:9], (PUBLIC,)),
     Request("short", TOKENS[:20], ("third", "first")),
 )
-MODES = {"together": (True, True), "shared": (False, True), "each": (False, False)}
+MODES = {
+    "together": (True, True),
+    "together, each": (True, False),
+    "shared": (False, True),
+    "each": (False, False),
+}
 """Whether one pass runs all, and whether the backend can do without a causal mask."""
 
 
@@ -54,7 +59,7 @@ def rows_and_metadata(engine: VllmEngine, mode: str) -> tuple[torch.Tensor, Mapp
         patch.setattr(reader_rows, "CommonAttentionMetadata", record)
         patch.setattr(ReaderRows, "_runs_together", together)
         if not can_share:
-            patch.setattr(ReaderRows, "_queries_are_shared", lambda _: False)
+            patch.setattr(ReaderRows, "_queries_are_shared", lambda *_: False)
         rows = engine.next_token(REQUESTS)
     for request in REQUESTS:
         engine.release(request.sequence)
@@ -87,24 +92,34 @@ def test_each_reader_is_a_query_where_the_backend_needs_a_causal_mask(engine: Vl
     assert fields["slot_mapping"].tolist() == 5 * [-1]
 
 
-def test_on_a_cpu_each_reader_is_a_query_after_the_public_ones(engine: VllmEngine) -> None:
-    """The public tokens of the same pass need the mask."""
+def test_on_a_cpu_the_readers_of_a_sequence_are_one_query_after_the_public_ones(engine: VllmEngine) -> None:
+    """The public tokens of the same pass keep the mask."""
     _, fields = rows_and_metadata(engine, "together")
-    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 63, 64, 65, 66, 67]
-    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 33, 33, 20, 20]
-    assert fields["causal"] is True
+    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 65, 67]
+    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 20]
+    assert fields["causal"].tolist() == [1, 1, 1, 0, 0]
     assert min(fields["slot_mapping"][:62].tolist()) >= 0
     assert fields["slot_mapping"][62:].tolist() == 5 * [-1]
 
 
-def shares(backend: Any, window: Any = None, text_tokens: int = 0) -> bool:
+def test_each_reader_is_a_query_after_the_public_ones_where_all_need_the_mask(engine: VllmEngine) -> None:
+    _, fields = rows_and_metadata(engine, "together, each")
+    assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 63, 64, 65, 66, 67]
+    assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 33, 33, 20, 20]
+    assert fields["causal"] is True
+
+
+def shares(
+    backend: Any, window: Any = None, text_tokens: int = 0, *, together: bool = False, device: str = "cuda"
+) -> bool:
     """Returns whether readers share a query in a model of one layer."""
     layer = SimpleNamespace(impl=SimpleNamespace(sliding_window=window))
     runner = ReaderRows()
     runner.compilation_config = SimpleNamespace(static_forward_context={"layer": layer})
     runner.attn_groups = [[SimpleNamespace(backend=backend)]]
     runner._text_tokens = text_tokens
-    return runner._queries_are_shared()
+    runner.device = torch.device(device)
+    return runner._queries_are_shared(together)
 
 
 def without_mask(possible: bool) -> Any:
@@ -138,3 +153,10 @@ def test_windows_texts_and_backends_with_masks_have_a_query_for_each_reader() ->
     assert not shares(without_mask(False))
     assert not shares(without_mask(True), window=(15, 0))
     assert not shares(without_mask(True), text_tokens=32)
+    assert not shares(without_mask(True), text_tokens=32, together=True, device="cpu")
+
+
+@pytest.mark.parametrize(("device", "shared"), [("cpu", True), ("cuda", False)])
+def test_a_pass_with_public_tokens_shares_queries_on_a_cpu(device: str, shared: bool) -> None:
+    """Not all of a GPU's backends take a mask for each query."""
+    assert shares(without_mask(True), together=True, device=device) is shared
