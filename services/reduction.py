@@ -21,6 +21,7 @@ from torch import Tensor
 from torch import set_num_threads as _set_num_threads  # vLLM, on a CPU, replaces torch's by one that does nothing
 
 from services.privacy import reduction
+from services.privacy.mollifiers.rows import prepare
 from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from services.privacy.protocol import Partial, Protocol
 
@@ -72,6 +73,7 @@ class Reducer:
     """
 
     def __init__(self) -> None:
+        prepare()  # so that no token waits for a compiler
         self._threads = torch.get_num_threads()
         self._pool = single_threaded_pool(self._threads)
 

@@ -16,8 +16,9 @@ exception is a mapping with `is_prefill`: a run of many tokens with one adapter,
 product. GPU builds use vLLM's own kernels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,15 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
-from services.engine import lora_rows
+from services import compiled
 
 BLOCK = 4
 """The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
 MIN_RUN = 16
 """The minimum length of a run of tokens with one adapter that becomes one product."""
+SOURCE = Path(__file__).with_name("lora_rows.cpp")
+TYPES = (torch.float32, torch.bfloat16)
+"""The types of rows and weights that the compiled operator supports."""
 
 
 class Expansion(NamedTuple):
@@ -52,7 +56,7 @@ class LayerWeights(tuple[torch.Tensor, ...]):
 
     shrink: torch.Tensor
     expansions: list[Expansion]
-    add_rows: lora_rows.AddRows | None
+    add_rows: Callable[..., Any] | None
 
 
 def compact(
@@ -85,7 +89,8 @@ def compact(
             offset += width
         weights = LayerWeights(stacked_a)
         weights.shrink, weights.expansions = shrink, expansions
-        weights.add_rows = lora_rows.add_lora_rows() if shrink.dtype in lora_rows.TYPES else None
+        operators = compiled.operators(SOURCE) if shrink.dtype in TYPES else None
+        weights.add_rows = operators and operators.add_lora_rows
         layer.lora_a_stacked, layer.lora_b_stacked = weights, tuple(stacked_b)
 
 

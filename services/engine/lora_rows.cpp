@@ -141,7 +141,7 @@ void add_lora_rows(
 
 } // namespace
 
-TORCH_LIBRARY(privmix, library) {
+TORCH_LIBRARY_FRAGMENT(privmix, library) {
   library.def(
       "add_lora_rows(Tensor(a!) y, Tensor x, Tensor rows, Tensor slots, Tensor shrink, Tensor[] expansions, int[] offsets) -> ()");
   library.impl("add_lora_rows", c10::DispatchKey::CPU, TORCH_FN(add_lora_rows));

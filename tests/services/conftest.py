@@ -1,10 +1,11 @@
-"""Strong adapters, and real text."""
+"""Strong adapters, real text, and both kinds of operators."""
 
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+from services import compiled
 from tests.ensembles import write_adapters
 
 TEXT = (
@@ -24,3 +25,12 @@ def tokens(public_model: Path) -> tuple[int, ...]:
 @pytest.fixture(scope="session")
 def adapters(public_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_adapters(tmp_path_factory.mktemp("adapters"), ("first", "second", "third"), public_model)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Selects the operators of a machine with a C++ compiler, and of one without."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled, "operators", lambda _: None)
+    name: str = request.param
+    return name

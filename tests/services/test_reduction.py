@@ -18,6 +18,8 @@ from services.privacy.protocols.individual import WHOLE, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
 from services.reduction import Reduced, Reducer, Reduction, single_threaded_pool
 
+pytestmark = pytest.mark.usefixtures("operators")
+
 PARTS, SEQUENCES, VOCABULARY = 12, 5, 3000
 OPTIONS = (
     SamplingOptions(),

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.privacy.mollifiers import rows
 from services.privacy.mollifiers.blocks import column, rows_at_once, scratch
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
 # of 2**-60 in float32, which makes the public model's integer weights exact (`mixture`), and no ratio exceeds 2**36.
 SUPPORT_FLOOR = 2.0**-36
-# A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
-_LEAST_MASS = 2.0**-100
 _BITS = 1 / math.log(2)  # bits per nat
 
 
@@ -115,22 +114,10 @@ def shape_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> Tensor:
 def shape_parts(log_p: Tensor, public: Tensor, temperatures: Tensor, out: Tensor) -> Tensor:
     """Writes the ratios of parts: u proportional to p_i^(1/T) / p0, with mean 1 under p0, and 0 where p0 is 0.
 
-    The same operations run for every row, whatever it holds, on the device of the rows. They use powers of two, because
-    PyTorch computes them several times faster than powers of e.
-
     Args:
-        log_p: [s, n, V], natural log-probabilities of n parts for each of s sequences.
-        public: float32 [s, V], p0 (`shape_public`).
-        temperatures: float32 [s].
-        out: float32 [s, n, V], which may be ``log_p``.
+        temperatures: float32 [s]. For the others see `rows.shape_parts`.
     """
-    p0, scales = public[:, None], (_BITS / temperatures)[:, None, None]
-    u = torch.mul(log_p, scales, out=out).sub_(p0.log2().nan_to_num_(neginf=math.inf))  # dropped: minus infinity
-    u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
-    means = torch.mul(u.exp2_(), p0, out=scratch("inner", u)).sum(dim=-1, keepdim=True)
-    usable = means.isfinite() & (means > _LEAST_MASS)
-    u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
-    return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
+    return rows.shape_parts(log_p, public, _BITS / temperatures, out)
 
 
 def temperatures(options: Sequence[SamplingOptions], device: torch.device) -> Tensor:

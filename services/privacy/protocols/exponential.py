@@ -38,8 +38,8 @@ from services.privacy.events import (
     Orders,
     check_parts,
 )
-from services.privacy.mollifiers.blocks import scratch
 from services.privacy.mollifiers.mixture import usable_radii
+from services.privacy.mollifiers.rows import clipped_means, summed_steps
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
@@ -158,11 +158,8 @@ class Exponential(Protocol):
 
     def partial(self, rows: PartRows) -> Partial:
         """Sums the centred and clipped log-ratios in whole steps, int32 [S, V]: sums of integers are exact."""
-        centres = _centres(rows.ratios, rows.public[:, None], self._clip)
-        logs = torch.log(rows.ratios, out=scratch("inner", rows.ratios)).add_(centres)
-        logs.mul_(1 / self._step).clamp_(-self._steps, self._steps).round_()
-        steps = scratch("rows", logs, torch.int32).copy_(logs).mul_(rows.drawn[:, :, None])
-        return Partial(steps.sum(dim=1, dtype=torch.int32))
+        centres = _centres(rows.ratios, rows.public, self._clip)
+        return Partial(summed_steps(rows.ratios, centres, rows.drawn, 1 / self._step, self._steps))
 
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         exponents = sums.double().mul_(self._step / self.sample)
@@ -267,16 +264,18 @@ def radii(sample: int) -> tuple[float, float]:
 
 
 def _centres(ratios: Tensor, public: Tensor, radius: float) -> Tensor:
-    """Computes the constant t of each row [..., V], float32 [..., 1]: README, Theorem 2.
+    """Computes the constant t of each row of [s, n, V], float32 [s, n]: README, Theorem 2.
 
     Takes two steps of ``t <- log sum_x p0 clip(e^t u, L, H)`` from t = 0 and extrapolates them as a geometric series
     (Aitken). What a token costs does not depend on how near this comes: each row is clipped afterwards.
     """
-    low, high = math.exp(-radius), math.exp(radius)
-    clipped = scratch("inner", ratios)
-    torch.clamp(ratios, low, high, out=clipped).mul_(public)
-    first = clipped.sum(dim=-1, keepdim=True).log_()
-    torch.mul(ratios, first.exp(), out=clipped).clamp_(low, high).mul_(public)
-    second = clipped.sum(dim=-1, keepdim=True).log_()
+    first = _log_means(ratios, public, radius, torch.zeros(ratios.shape[:2], device=ratios.device))
+    second = _log_means(ratios, public, radius, first)
     shrinks_by = ((second - first) / torch.where(first == 0, 1.0, first)).clamp_(0, _LARGEST_SLOPE)
     return (first / (1 - shrinks_by)).clamp_(-radius, radius)
+
+
+def _log_means(ratios: Tensor, public: Tensor, radius: float, shifts: Tensor) -> Tensor:
+    """Computes ``log sum_x p0 clip(e^t u, L, H)`` of each row with its own shift t, float32 [s, n]."""
+    low, high = (-radius - shifts).exp_(), (radius - shifts).exp_()
+    return clipped_means(ratios, public, low, high).log_() + shifts

@@ -27,7 +27,7 @@ from services.privacy import reduction
 from services.privacy.accounting.tilts import account_rdp, check_ratio, largest_account
 from services.privacy.arrays import Reals
 from services.privacy.events import SEPARATE_PARTS, Divergences, Event, Guarantee, Orders
-from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.rows import clipped_means, clipped_moments, clipped_sums
 from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import TOTAL
 from services.privacy.settings import Settings
@@ -189,17 +189,12 @@ class Individual(Protocol):
         strengths = (affordable / _RELATIVE_ROOM - self._slack).clamp_(0, _STRONGEST)
         below = self.lower / strengths.clamp(min=_LEAST)
         above = (self.upper / strengths.clamp(min=_LEAST)).clamp_(max=self.cap)
-        clipped, narrow = scratch("clipped", ratios), p0.float()
-        centres = torch.ones_like(strengths)
+        narrow, centres = p0.float(), torch.ones_like(strengths)
         for _ in range(_CENTRINGS):
             low, high = (centres - below).float(), (centres + above).float()
-            torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
-            centres = _means(clipped, narrow).double()
+            centres = clipped_means(ratios, narrow, low, high).double()
         low, high = (centres - below).float(), (centres + above).float()
-        torch.clamp(ratios, low[:, :, None], high[:, :, None], out=clipped)
-        exact = scratch("exact", ratios, torch.float64).copy_(clipped)
-        means = _means(exact, p0)
-        second = _means(torch.mul(exact, exact, out=scratch("squares", ratios, torch.float64)), p0)
+        means, second = clipped_moments(ratios, p0, low, high)
         variances = (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
         scales = strengths / (1 + variances).sqrt()
         scales = torch.minimum(scales, self.lower / (means - low).clamp(min=_LEAST))
@@ -208,7 +203,7 @@ class Individual(Protocol):
         charges = (norms.square() * (_RELATIVE_ROOM / self._grain)).ceil_()
         speaks = (scales > 0) & (charges <= allowances)
         scales = torch.where(speaks, scales, 0.0)
-        sums = torch.matmul(scales[:, None, :], exact)[:, 0, :]
+        sums = clipped_sums(ratios, low, high, scales)
         sums -= (scales * means).sum(dim=1, keepdim=True)
         return sums, torch.where(speaks, charges, 0.0).long()
 
@@ -304,11 +299,6 @@ class IndividualSettings(Settings):
             "account": protocol.size,
             "radius": protocol.radius,
         }
-
-
-def _means(rows: Tensor, p0: Tensor) -> Tensor:
-    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]."""
-    return torch.matmul(rows, p0[:, :, None])[:, :, 0]
 
 
 def _widest(parts: int, lower: float, ratio: float) -> float:

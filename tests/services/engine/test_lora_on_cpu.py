@@ -1,11 +1,5 @@
 """Claim: the CPU's LoRA operators compute x + x A^T B^T of each row's adapter, with constant operations per batch."""
 
-import logging
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,19 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
-from services.engine import lora_rows
-from services.engine.lora_on_cpu import RowPunicaWrapper, compact
+from services import compiled
+from services.engine.lora_on_cpu import SOURCE, RowPunicaWrapper, compact
 
 SLOTS, RANK, INPUTS, WIDTHS = 5, 3, 16, (8, 4, 4)
 MERGED = ["layers.0.q_proj", "layers.0.k_proj", "layers.0.v_proj"]
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Selects the operators of a machine with a C++ compiler, and of one without."""
-    if request.param == "torch":
-        monkeypatch.setattr(lora_rows, "add_lora_rows", lambda: None)
-    yield request.param
+def operators_of_rows() -> Any:
+    built = compiled.operators(SOURCE)
+    assert built is not None
+    return built
 
 
 def layer(targets: set[str], dtype: torch.dtype = torch.float32) -> Any:
@@ -101,8 +93,7 @@ def test_the_compiled_operator_rounds_each_output_once(dtype: torch.dtype) -> No
     for index, weights in enumerate(expansions):
         part = shrunk[:, None, index * rank : (index + 1) * rank] @ weights.double()[drawn]
         expected[rows, index * width : (index + 1) * width] += part.squeeze(1)
-    operator = lora_rows.add_lora_rows()
-    assert operator is not None
+    operator = operators_of_rows().add_lora_rows
     before = torch.get_num_threads()
     for threads in (1, 2):
         set_num_threads(threads)
@@ -114,44 +105,12 @@ def test_the_compiled_operator_rounds_each_output_once(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("spoil", ["type", "layout"])
 def test_the_compiled_operator_refuses_other_types_and_layouts(spoil: str) -> None:
-    operator = lora_rows.add_lora_rows()
-    assert operator is not None
+    operator = operators_of_rows().add_lora_rows
     y, x = torch.zeros(4, 8), torch.zeros(4, INPUTS)
     x = x.double() if spoil == "type" else x.T.contiguous().T
     index = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="must be"):
         operator(y, x, index, index, torch.zeros(2, RANK, INPUTS), [torch.zeros(2, RANK, 8)], [0])
-
-
-def test_a_machine_without_a_compiler_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    lora_rows.add_lora_rows.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING, logger=lora_rows.__name__):
-            made = [layer({"q_proj"}) for _ in range(2)]
-        assert [weights.lora_a_stacked.add_rows for weights in made] == [None, None]
-        said = [record.message for record in caplog.records if record.name == lora_rows.__name__]
-        assert ["no C++ compiler works here" in message for message in said] == [True]
-        assert not list(tmp_path.glob("*.so"))
-    finally:
-        lora_rows.add_lora_rows.cache_clear()
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
-    """This includes the files that a killed build leaves."""
-    program = "from services.engine import lora_rows; print(lora_rows.add_lora_rows())"
-    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    (tmp_path / "lock").touch()
-    started = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate()[0].strip() for process in started] == ["privmix.add_lora_rows"] * 2
-    assert len(list(tmp_path.glob("*.so"))) == 1
 
 
 class Recorded(TorchDispatchMode):

@@ -33,6 +33,8 @@ from tests.services.privacy.mechanism import (
 )
 from tests.services.privacy.mollifiers.test_mixture import PARTS, PUBLIC, part_logits, public_logits
 
+pytestmark = pytest.mark.usefixtures("operators")
+
 VOCABULARY = 3
 SEARCHED = (1.5, 3.0, 18.0)
 MODERATE = (1.5, 3.0, 5.0)

@@ -21,6 +21,8 @@ from services.privacy.protocol import Answers
 from services.privacy.protocols.individual import WHOLE, Individual, IndividualSettings
 from tests.services.privacy.mechanism import Rows, climb, log_softmax, normalised, renyi_divergence
 
+pytestmark = pytest.mark.usefixtures("operators")
+
 ORDERS = (1.05, 1.7, 2.0, 3.0, 8.0, 32.0)
 Grains = NDArray[np.int64]
 

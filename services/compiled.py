@@ -1,6 +1,6 @@
-"""Builds `lora_rows.cpp`, a torch operator for the LoRA products of single rows, and loads it.
+"""Builds C++ files of torch operators for the CPU, and loads them.
 
-The build takes some ten seconds, once for a machine, a version of torch and of the source: torch's folder of extensions
+A build takes some ten seconds, once for a machine, a version of torch and of the file: torch's folder of extensions
 (`TORCH_EXTENSIONS_DIR`) keeps the library.
 """
 
@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,41 +18,35 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-AddRows = Callable[..., Any]
-"""`add_lora_rows` of `lora_rows.cpp`."""
-
-TYPES = (torch.float32, torch.bfloat16)
-"""The types of rows and weights that the operator supports."""
 FLAGS = {
     "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"],
     "AVX2": ["-mavx2", "-mfma"],
 }
 """The compiler's flags for the vector instructions that torch uses on this machine."""
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
 _log = logging.getLogger(__name__)
 
 
 @cache
-def add_lora_rows() -> AddRows | None:
-    """Returns the operator, and builds it if needed; None, and says so in the log, if this machine cannot build it."""
+def operators(source: Path) -> Any | None:
+    """Returns `torch.ops.privmix` with the operators of a C++ file, which it builds if needed.
+
+    None, and says so in the log, if this machine cannot build it: torch's own operators then do the same, more slowly.
+    """
     try:
-        _load()
+        _load(source)
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        _log.warning(
-            "part rows run in torch's own operators, which are slower: no C++ compiler works here (%s)", reason
-        )
+        _log.warning("%s is not used, so rows take longer: no C++ compiler works here (%s)", source.name, reason)
         return None
-    operator: AddRows = torch.ops.privmix.add_lora_rows
-    return operator
+    return torch.ops.privmix
 
 
-def _load() -> None:
+def _load(source: Path) -> None:
     from torch.utils import cpp_extension  # imports setuptools
 
     flags = ["-O3", "-fopenmp", *FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
-    key = hashlib.sha256(repr((torch.__version__, flags, _SOURCE.read_text())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((torch.__version__, flags, source.read_text())).encode()).hexdigest()[:16]
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     library = root / f"privmix-{key}.so"
     root.mkdir(parents=True, exist_ok=True)
@@ -63,7 +57,11 @@ def _load() -> None:
             return
         with tempfile.TemporaryDirectory(dir=root) as folder, _scripts_on_path():
             cpp_extension.load(
-                "privmix", [str(_SOURCE)], extra_cflags=flags, build_directory=folder, is_python_module=False
+                f"privmix_{source.stem}",
+                [str(source)],
+                extra_cflags=flags,
+                build_directory=folder,
+                is_python_module=False,
             )
             (built,) = Path(folder).glob("*.so")
             built.replace(library)

@@ -1,0 +1,127 @@
+"""Passes over rows of a vocabulary: shaping, and the moments and sums of clipped ratios.
+
+On a CPU `rows.cpp` does the operations of a pass together, while the row is in the cache. Where it cannot be built, and
+on a GPU, torch's operators do the same one after another; results differ by rounding. Each pass is the same for every
+row, whatever it holds.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services import compiled
+from services.privacy.mollifiers.blocks import scratch
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+# A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
+_LEAST_MASS = 2.0**-100
+
+
+def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+    """Writes the ratios u proportional to exp2(scale log_p) / p0, with mean 1 under p0, and 0 where p0 is 0.
+
+    A row with NaN or +inf, or without mass where p0 is not 0, becomes 1 there: a row of p0.
+
+    Args:
+        log_p: [s, n, V], natural log-probabilities of n parts for each of s sequences.
+        public: float32 [s, V], p0.
+        scales: float32 [s].
+        out: float32 [s, n, V], which may be ``log_p``.
+    """
+    bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
+    if operators := _operators(log_p):
+        operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
+        return out
+    p0 = public[:, None]
+    u = torch.mul(log_p, scales[:, None, None], out=out).sub_(bits[:, None])
+    u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
+    means = torch.mul(u.exp2_(), p0, out=scratch("inner", u)).sum(dim=-1, keepdim=True)
+    usable = means.isfinite() & (means > _LEAST_MASS)
+    u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
+    return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
+
+
+def clipped_means(rows: Tensor, public: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Returns the means of clipped rows under p0, float32 [s, n].
+
+    Args:
+        rows: float32 [s, n, V].
+        public: float32 [s, V], p0.
+        low, high: float32 [s, n], where each row is clipped.
+    """
+    if operators := _operators(rows):
+        return operators.clipped_means(rows, public, low, high)  # type: ignore[no-any-return]
+    return _means(_clipped(rows, low, high), public)
+
+
+def clipped_moments(rows: Tensor, public: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Returns the means of clipped rows and of their squares under p0, float64 [2, s, n], with sums in float64.
+
+    Args:
+        public: float64 [s, V], p0. For the others see `clipped_means`.
+    """
+    if operators := _operators(rows):
+        return operators.clipped_moments(rows, public, low, high)  # type: ignore[no-any-return]
+    exact = _exact(rows, low, high)
+    squares = torch.mul(exact, exact, out=scratch("squares", exact))
+    return torch.stack([_means(exact, public), _means(squares, public)])
+
+
+def clipped_sums(rows: Tensor, low: Tensor, high: Tensor, scales: Tensor) -> Tensor:
+    """Returns the sum of each sequence's clipped rows, each times its scale, float64 [s, V].
+
+    Args:
+        scales: float64 [s, n]. For the others see `clipped_means`.
+    """
+    if operators := _operators(rows):
+        sums = torch.zeros((len(rows), rows.shape[2]), dtype=torch.float64)
+        operators.add_clipped(sums, rows, low, high, scales)
+        return sums
+    return torch.matmul(scales[:, None, :], _exact(rows, low, high))[:, 0, :]
+
+
+def summed_steps(ratios: Tensor, centres: Tensor, drawn: Tensor, per_nat: float, most: int) -> Tensor:
+    """Returns the sum of each sequence's log-ratios in whole steps, int32 [s, V]; sums of integers are exact.
+
+    Args:
+        ratios: float32 [s, n, V].
+        centres: float32 [s, n], added to the logarithms of each row.
+        drawn: bool [s, n], the rows that count.
+        per_nat: the steps in a nat.
+        most: where a row is clipped, in steps.
+    """
+    logs = torch.log(ratios, out=scratch("inner", ratios))
+    if operators := _operators(logs):
+        sums = torch.zeros((len(logs), logs.shape[2]), dtype=torch.int32)
+        operators.add_steps(sums, logs, centres, drawn.contiguous(), per_nat, most)
+        return sums
+    logs.add_(centres[:, :, None]).mul_(per_nat).clamp_(-most, most).round_()
+    steps = scratch("rows", logs, torch.int32).copy_(logs).mul_(drawn[:, :, None])
+    return steps.sum(dim=1, dtype=torch.int32)
+
+
+def prepare() -> None:
+    """Builds the compiled passes, if needed, and loads them."""
+    compiled.operators(SOURCE)
+
+
+def _operators(rows: Tensor) -> Any | None:
+    fits = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.stride(2) == 1
+    return compiled.operators(SOURCE) if fits else None
+
+
+def _clipped(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.clamp(rows, low[:, :, None], high[:, :, None], out=scratch("clipped", rows))
+
+
+def _exact(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return scratch("exact", rows, torch.float64).copy_(_clipped(rows, low, high))
+
+
+def _means(rows: Tensor, p0: Tensor) -> Tensor:
+    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]."""
+    return torch.matmul(rows, p0[:, :, None])[:, :, 0]

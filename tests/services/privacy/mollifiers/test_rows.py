@@ -1,0 +1,121 @@
+"""Claim: a compiled pass over rows does what torch's operators do, one after another."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from services import compiled
+from services.privacy.mollifiers import rows
+
+SEQUENCES, PARTS, VOCABULARY = 2, 5, 3001
+
+
+@pytest.fixture
+def log_p() -> Tensor:
+    """Returns log-probabilities of which some rows are unusable: NaN, infinity, and no mass where p0 has some."""
+    made = torch.randn(SEQUENCES, PARTS, VOCABULARY, generator=torch.Generator().manual_seed(0)).mul(6).log_softmax(-1)
+    made[0, 1] = torch.where(torch.arange(VOCABULARY) == 3, 0.0, -math.inf)
+    made[0, 2, 17] = math.nan
+    made[1, 0, 0] = math.inf
+    made[1, 1] = -math.inf
+    return made
+
+
+@pytest.fixture
+def public() -> Tensor:
+    p0 = torch.randn(SEQUENCES, VOCABULARY, generator=torch.Generator().manual_seed(1)).mul(6).softmax(-1)
+    p0[p0 < 2.0**-36] = 0
+    p0[0, 3] = 0
+    return p0
+
+
+def both(work: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    assert compiled.operators(rows.SOURCE) is not None
+    one = work().clone()
+    monkeypatch.setattr(compiled, "operators", lambda _: None)
+    return one, work().clone()
+
+
+def shaped(log_p: Tensor, public: Tensor, scale: float) -> Tensor:
+    return rows.shape_parts(log_p, public, torch.tensor([scale, 2 * scale]), torch.empty_like(log_p))
+
+
+@pytest.mark.parametrize("scale", [0.5, 1 / math.log(2), 30.0])
+def test_shaping(log_p: Tensor, public: Tensor, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, apart = both(lambda: shaped(log_p, public, scale), monkeypatch)
+    torch.testing.assert_close(fused, apart, rtol=3e-5, atol=2.0**-90)
+    means = (fused.double() * public[:, None]).sum(-1)
+    assert (means - public.double().sum(-1, keepdim=True)).abs().max() < 1e-5
+    for s, i in ((0, 1), (0, 2), (1, 0), (1, 1)):
+        assert torch.equal(fused[s, i], public[s].sign()), "a row that is unusable is one of p0"
+
+
+def test_shaping_in_place_and_of_rows_that_are_not_contiguous(log_p: Tensor, public: Tensor) -> None:
+    expected = shaped(log_p, public, 1.0)
+    scales = torch.tensor([1.0, 2.0])
+    wide = torch.zeros(SEQUENCES, PARTS + 1, VOCABULARY)
+    wide[:, 1:] = log_p
+    assert torch.equal(rows.shape_parts(wide[:, 1:], public, scales, torch.empty_like(log_p)), expected)
+    assert torch.equal(rows.shape_parts(log_p, public, scales, log_p), expected)
+
+
+def test_powers_of_two_are_exact_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With p0 = 1/V, a ratio is the power times V over the sum of the powers."""
+    exponents = torch.linspace(-125.5, 0, 2**16)
+    flat = torch.full((1, len(exponents)), 1 / len(exponents))
+    log_p = exponents[None, None]
+    ratios = rows.shape_parts(log_p, flat, torch.ones(1), torch.empty_like(log_p))[0, 0].double()
+    powers = torch.exp2(exponents.double())
+    expected = powers * len(exponents) / powers.sum()
+    kept = exponents > -100
+    assert ((ratios - expected).abs() / expected)[kept].max() < 1e-6
+
+
+@pytest.mark.parametrize("low", [0.0, 0.9])
+def test_moments_and_sums(log_p: Tensor, public: Tensor, low: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = shaped(log_p, public, 1.0)
+    bounds = torch.full((SEQUENCES, PARTS), low), torch.linspace(1.0, 30.0, 10).view(SEQUENCES, PARTS)
+    scales = torch.linspace(0, 2, 10, dtype=torch.float64).view(SEQUENCES, PARTS)
+    exact = ratios.clamp(bounds[0][:, :, None], bounds[1][:, :, None]).double()
+    p0 = public.double()
+    means, seconds = (torch.einsum("snv,sv->sn", power, p0) for power in (exact, exact.square()))
+    results: dict[Callable[[], Tensor], tuple[Tensor, float]] = {
+        lambda: rows.clipped_means(ratios, public, *bounds): (means.float(), 1e-5),
+        lambda: rows.clipped_moments(ratios, p0, *bounds): (torch.stack([means, seconds]), 1e-12),
+        lambda: rows.clipped_sums(ratios, *bounds, scales): (torch.einsum("snv,sn->sv", exact, scales), 1e-12),
+    }
+    for work, (expected, tolerance) in results.items():
+        with monkeypatch.context() as patch:
+            for result in both(work, patch):
+                torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_summed_steps_are_the_same_integers(log_p: Tensor, public: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = shaped(log_p, public, 1.0)
+    drawn = torch.tensor([[True, True, False, True, True], [False, True, True, True, False]])
+    centres = torch.linspace(-0.3, 0.3, 10).view(SEQUENCES, PARTS)
+    most = 2**27
+    fused, apart = both(lambda: rows.summed_steps(ratios, centres, drawn, most / 0.7, most), monkeypatch)
+    assert torch.equal(fused, apart)
+    assert fused.abs().max() > most
+    ones = rows.summed_steps(ratios, centres, drawn & False, most / 0.7, most)
+    assert not ones.any(), "rows that are not drawn add nothing"
+
+
+@pytest.mark.parametrize("spoil", ["type", "size", "layout"])
+def test_the_compiled_passes_refuse_other_types_sizes_and_layouts(public: Tensor, spoil: str) -> None:
+    operators = compiled.operators(rows.SOURCE)
+    assert operators is not None
+    made, bounds = torch.ones(SEQUENCES, PARTS, VOCABULARY), torch.ones(SEQUENCES, PARTS)
+    match spoil:
+        case "type":
+            made = made.double()
+        case "size":
+            made = made[:, :, 1:].contiguous()
+        case "layout":
+            public = public.T.contiguous().T
+    with pytest.raises(RuntimeError, match="rows must"):
+        operators.clipped_means(made, public, bounds, bounds)
