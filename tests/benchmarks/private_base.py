@@ -46,6 +46,7 @@ from services.privacy.protocols.public import Public, PublicSettings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
 from services.training.dp_sgd import planned
+from services.training.expectation import TABLE as PART_TABLE
 from services.training.options import BASE_SHARE, DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, tokenize
 from services.training.partition import Partition, PartShare
@@ -310,6 +311,11 @@ def benchmark(
         size, epsilon, user_limit = Size(2, parts, 2, runs=2, run_tokens=16), epsilon[-1:], 300
     demo_users = (QUICK_USERS if quick else USERS) if demo or quick else None
     corpora = corpora_by_name(corpus, output, demo_users)
+    measured_parts = json.loads(PART_TABLE.read_text())["part_kind"]["reader"]["corpora"]
+    if write and (missing := sorted(corpora.keys() - measured_parts.keys())):
+        raise typer.BadParameter(
+            f"write: the table of parts lacks {', '.join(missing)}; measure them by `gain --write`"
+        )
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:

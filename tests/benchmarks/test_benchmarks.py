@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
+from tests.benchmarks import private_base
 from tests.ensembles import write_ensemble
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +125,13 @@ def test_ensembles_on_a_private_base(tmp_path: Path) -> None:
     for row in rows:
         assert len(row["gain"]) == len(row["over_dp_sgd"]) == 3
         assert len(row["runs"]) == measured["size"]["runs"]
+
+
+def test_a_corpus_without_measured_parts_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    """`privmix plan` adds the gain of a base to that of parts on the same corpus."""
+    with pytest.raises(typer.BadParameter, match="the table of parts lacks other"):
+        private_base.benchmark(tmp_path / "output", [tmp_path / "other.jsonl"], write=True)
+    assert not (tmp_path / "output").exists()
 
 
 @slow

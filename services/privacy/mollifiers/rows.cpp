@@ -16,11 +16,14 @@
 namespace {
 
 constexpr int64_t kPiece = 1024; // tokens whose float sum loses little
-constexpr double kLeastMass = 0x1p-100; // float32 cannot resolve less (shaping.py)
+constexpr double kLeastMass = 0x1p-100; // float32 cannot resolve less (rows.py)
+// Smaller powers of two are zero. Times p0, which is at least 2^-36 or zero, the least one is a normal number:
+// processors take longer for subnormal ones, so time would depend on what a row holds.
+constexpr float kLeastPower = -90.0f;
 
-// 2^x for x <= 0, within 1e-7 of it; 0 below 2^-126. 2^x = 2^n 2^f with |f| <= 1/2, and the Taylor series of 2^f.
+// 2^x for x <= 0, within 1e-7 of it. 2^x = 2^n 2^f with |f| <= 1/2, and the Taylor series of 2^f.
 inline float exp2_of(float x) {
-  const float bounded = std::max(x, -126.0f);
+  const float bounded = std::max(x, kLeastPower);
   const float n = (bounded + 0x1.8p23f) - 0x1.8p23f; // to the nearest integer
   const float f = bounded - n;
   float power = 1.5252734e-5f;
@@ -32,7 +35,7 @@ inline float exp2_of(float x) {
   power = power * f + 6.9314718e-1f;
   power = power * f + 1.0f;
   const float scaled = std::bit_cast<float>(std::bit_cast<int32_t>(power) + (static_cast<int32_t>(n) << 23));
-  return x < -126.0f ? 0.0f : scaled;
+  return x < kLeastPower ? 0.0f : scaled;
 }
 
 inline float clipped(float value, float low, float high) {

@@ -46,7 +46,7 @@ def shaped(log_p: Tensor, public: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize("scale", [0.5, 1 / math.log(2), 30.0])
 def test_shaping(log_p: Tensor, public: Tensor, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     fused, apart = both(lambda: shaped(log_p, public, scale), monkeypatch)
-    torch.testing.assert_close(fused, apart, rtol=3e-5, atol=2.0**-90)
+    torch.testing.assert_close(fused, apart, rtol=3e-5, atol=2.0**-54)
     means = (fused.double() * public[:, None]).sum(-1)
     assert (means - public.double().sum(-1, keepdim=True)).abs().max() < 1e-5
     for s, i in ((0, 1), (0, 2), (1, 0), (1, 1)):
@@ -64,14 +64,15 @@ def test_shaping_in_place_and_of_rows_that_are_not_contiguous(log_p: Tensor, pub
 
 def test_powers_of_two_are_exact_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """With p0 = 1/V, a ratio is the power times V over the sum of the powers."""
-    exponents = torch.linspace(-125.5, 0, 2**16)
+    exponents = torch.linspace(-120, 0, 2**16)
     flat = torch.full((1, len(exponents)), 1 / len(exponents))
     log_p = exponents[None, None]
     ratios = rows.shape_parts(log_p, flat, torch.ones(1), torch.empty_like(log_p))[0, 0].double()
     powers = torch.exp2(exponents.double())
     expected = powers * len(exponents) / powers.sum()
-    kept = exponents > -100
+    kept = exponents >= -90
     assert ((ratios - expected).abs() / expected)[kept].max() < 1e-6
+    assert not ratios[~kept].any(), "no product with a p0 of 2**-36 or more is subnormal, which would take longer"
 
 
 @pytest.mark.parametrize("low", [0.0, 0.9])
