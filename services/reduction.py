@@ -78,7 +78,7 @@ class Reducer:
         self._pool = single_threaded_pool(self._threads)
 
     def reduce(self, rows: Tensor, given: Reduction, public: NDArray[np.float32] | None = None) -> Reduced:
-        """Reduces the rows of a call, float32 [rows, V].
+        """Reduces the rows of a call, [rows, V]: logits, since p0 and ratios are normalised here.
 
         Args:
             public: float32 [S, V], p0 of the private requests from another shard. By default the rows' own p0.

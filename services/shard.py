@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services import tracing
 from services.actors import concurrent
-from services.engine.engine import EngineSettings, Request, create
+from services.engine.engine import EngineSettings, Request, create, log_probabilities
 from services.reduction import Reduced, Reducer, Reduction
 
 KEPT_S = 120.0
@@ -111,10 +111,10 @@ class Shard:
             ValueError: the engine refuses the requests. After any other error this shard must be replaced.
         """
         with self._working("shard.next_token", trace):
-            rows = self._engine.next_token(requests)
+            rows = self._engine.logits(requests)
             if returned is not None and len(returned) < len(rows):
                 rows = rows[list(returned)]
-            answer = rows.cpu().numpy()
+            answer = log_probabilities(rows).cpu().numpy()
         self._prepare_later(coming)
         return answer
 
@@ -123,7 +123,7 @@ class Shard:
     ) -> Reduced:
         """Computes the rows of a step and returns their p0 and their partials; see `next_token` for the rest."""
         with self._working("shard.reduce", trace):
-            reduced = self._reducer.reduce(self._engine.next_token(requests), reduction)
+            reduced = self._reducer.reduce(self._engine.logits(requests), reduction)
         self._prepare_later(coming)
         return reduced
 
@@ -139,7 +139,7 @@ class Shard:
             for old, kept in list(self._kept.items()):
                 if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
                     del self._kept[old]
-            self._kept[key] = _Kept(self._engine.next_token(requests), now, coming)
+            self._kept[key] = _Kept(self._engine.logits(requests), now, coming)
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None

@@ -97,11 +97,15 @@ class Engine(ABC):
     resident: bool = True
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Computes the log-probabilities of the next token for each request and each of its models.
+        """Computes the log-probabilities of the next token, float32 [rows, vocabulary]; see `logits` for the rest."""
+        return log_probabilities(self.logits(requests))
+
+    def logits(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Computes the logits of the next token for each request and each of its models.
 
         Returns:
-            float32 [rows, vocabulary] on the engine's device: the rows of the first request in the order of its
-            `adapters`, then those of the second, and so on.
+            [rows, vocabulary] on the engine's device, in the type of the head: the rows of the first request in the
+            order of its `adapters`, then those of the second, and so on.
 
         Raises:
             ValueError: a context is empty or too long, a token is outside the vocabulary, an adapter is unknown, or a
@@ -109,7 +113,7 @@ class Engine(ABC):
             EngineStalledError: the engine makes no progress.
         """
         self._check(requests)
-        return self._next_token(requests)
+        return self._logits(requests)
 
     @abstractmethod
     def prepare(self, adapters: Sequence[str]) -> None:
@@ -127,7 +131,7 @@ class Engine(ABC):
         """Frees the device's memory."""
 
     @abstractmethod
-    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor: ...
+    def _logits(self, requests: Sequence[Request]) -> torch.Tensor: ...
 
     def _check(self, requests: Sequence[Request]) -> None:
         known = {PUBLIC, ZERO, *self.adapters}
@@ -144,6 +148,11 @@ class Engine(ABC):
                 raise ValueError("adapters: a request may name each model only once")
         if len({request.sequence for request in requests}) != len(requests):
             raise ValueError("sequence: a call may contain each sequence only once")
+
+
+def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    """Normalises rows of logits, [rows, vocabulary], in float32."""
+    return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def create(settings: EngineSettings) -> Engine:

@@ -181,7 +181,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self._requested = requested
 
     def take_answer(self) -> torch.Tensor | None:
-        """Returns log-probabilities, float32 [rows, vocabulary], after all requests have reached their last token.
+        """Returns logits, [rows, vocabulary], after all requests have reached their last token.
 
         Only rank 0 of a tensor-parallel engine has them; the other ranks return None.
         """
@@ -213,7 +213,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         source = np.concatenate([batch.own, np.arange(batch.requests, batch.requests + batch.readers)])
         target = np.concatenate([batch.own_rows, batch.rows])
         order = np.argsort(target)
-        rows = torch.log_softmax(logits[torch.from_numpy(source[order]).to(logits.device)], dim=-1, dtype=torch.float32)
+        rows = logits[torch.from_numpy(source[order]).to(logits.device)]
         if len(target) == self._answer_rows:
             self._answer = rows
             return

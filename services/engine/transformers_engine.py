@@ -71,7 +71,7 @@ class TransformersEngine(Engine):
         self._caches.clear()
         del self._model
 
-    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
+    def _logits(self, requests: Sequence[Request]) -> torch.Tensor:
         return torch.stack([row for request in requests for row in self._rows(request)])
 
     @torch.inference_mode()
@@ -101,7 +101,8 @@ class TransformersEngine(Engine):
         input_ids = torch.tensor([tokens], device=self._device)
         with using(self._model, model):
             output = self._model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return torch.log_softmax(output.logits[0, -1], dim=-1, dtype=torch.float32)
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
 
     def _cached(self, key: tuple[str, str], tokens: tuple[int, ...]) -> Cached:
         """Returns the cache, cropped to the longest shared prefix that leaves at least one token to run."""

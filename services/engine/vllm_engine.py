@@ -153,7 +153,7 @@ class VllmEngine(Engine):
                     "cache_gib, or lower context_length"
                 )
 
-    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
+    def _logits(self, requests: Sequence[Request]) -> torch.Tensor:
         session_requests = list(self._session_requests(requests))
         self._worker("begin", sum(len(request.adapters) for request in requests))
         for step in self._steps(session_requests):

@@ -34,7 +34,7 @@ def reduce(
 
     Args:
         public: float32 [S, V], p0 (`shaping.shape_public`): the one that the token is sampled from.
-        log_p: float32 [S, n, V], natural log-probabilities. It need not be contiguous.
+        log_p: [S, n, V], natural log-probabilities; a row may lack a constant, as logits do. It need not be contiguous.
         options: one for each sequence.
         drawn: see `PartRows`.
         allowances: see `PartRows`.
@@ -43,7 +43,7 @@ def reduce(
 
     def shaped(s: slice, i: slice) -> Tensor:
         block = log_p[s, i]
-        return shape_parts(block, public[s], each[s], scratch("shaped", block))
+        return shape_parts(block, public[s], each[s], scratch("shaped", block, torch.float32))
 
     return _in_blocks(protocol, public, drawn, allowances, shaped)
 

@@ -42,16 +42,25 @@ inline float clipped(float value, float low, float high) {
   return std::min(std::max(value, low), high);
 }
 
-void check(const at::Tensor& rows, const at::Tensor& public_rows, at::ScalarType type) {
-  TORCH_CHECK(rows.scalar_type() == at::kFloat && public_rows.scalar_type() == type, "rows must be of the expected types");
+// The compiler vectorizes this conversion, unlike that of at::BFloat16.
+inline float wide(at::BFloat16 number) {
+  return std::bit_cast<float>(static_cast<uint32_t>(number.x) << 16);
+}
+
+inline float wide(float number) {
+  return number;
+}
+
+void check(const at::Tensor& rows, const at::Tensor& public_rows, at::ScalarType type, at::ScalarType row_type = at::kFloat) {
+  TORCH_CHECK(rows.scalar_type() == row_type && public_rows.scalar_type() == type, "rows must be of the expected types");
   TORCH_CHECK(rows.stride(2) == 1 && public_rows.is_contiguous(), "rows must be contiguous");
   TORCH_CHECK(rows.size(0) == public_rows.size(0) && rows.size(2) == public_rows.size(1), "rows must match the public ones");
 }
 
 // Calls work(row, index of the sequence, index of the row) for each row of [s, n, V].
-template <typename Work>
+template <typename T = float, typename Work>
 void for_each_row(const at::Tensor& rows, Work work) {
-  const float* const data = rows.const_data_ptr<float>();
+  const T* const data = rows.const_data_ptr<T>();
   for (int64_t s = 0; s < rows.size(0); ++s) {
     for (int64_t i = 0; i < rows.size(1); ++i) {
       work(data + s * rows.stride(0) + i * rows.stride(1), s, s * rows.size(1) + i);
@@ -59,19 +68,20 @@ void for_each_row(const at::Tensor& rows, Work work) {
   }
 }
 
-void shape_parts(
+template <typename T>
+void shape_rows(
     const at::Tensor& log_p,
     const at::Tensor& public_rows,
     const at::Tensor& public_bits,
     const at::Tensor& scales,
-    at::Tensor out) {
-  check(log_p, public_rows, at::kFloat);
+    at::Tensor& out) {
+  check(log_p, public_rows, at::kFloat, c10::CppTypeToScalarType<T>::value);
   check(out, public_bits, at::kFloat);
   TORCH_CHECK(out.sizes() == log_p.sizes() && scales.is_contiguous(), "out must have the shape of the rows");
   const int64_t vocabulary = log_p.size(2);
   const float* const scale_of = scales.const_data_ptr<float>();
   float* const target = out.mutable_data_ptr<float>();
-  for_each_row(log_p, [&](const float* row, int64_t s, int64_t index) {
+  for_each_row<T>(log_p, [&](const T* row, int64_t s, int64_t index) {
     const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
     const float* const bits = public_bits.const_data_ptr<float>() + s * vocabulary;
     float* const u = target + s * out.stride(0) + (index - s * log_p.size(1)) * out.stride(1);
@@ -80,7 +90,7 @@ void shape_parts(
     int unusable = 0;
 #pragma omp simd reduction(max : largest) reduction(| : unusable)
     for (int64_t x = 0; x < vocabulary; ++x) {
-      const float value = row[x] * scale - bits[x];
+      const float value = wide(row[x]) * scale - bits[x];
       unusable |= !(value <= std::numeric_limits<float>::max()); // NaN or infinity
       largest = value > largest ? value : largest;
       u[x] = value;
@@ -106,6 +116,19 @@ void shape_parts(
       u[x] = usable ? u[x] * share : instead;
     }
   });
+}
+
+void shape_parts(
+    const at::Tensor& log_p,
+    const at::Tensor& public_rows,
+    const at::Tensor& public_bits,
+    const at::Tensor& scales,
+    at::Tensor out) {
+  if (log_p.scalar_type() == at::kBFloat16) {
+    shape_rows<at::BFloat16>(log_p, public_rows, public_bits, scales, out);
+  } else {
+    shape_rows<float>(log_p, public_rows, public_bits, scales, out);
+  }
 }
 
 at::Tensor clipped_means(const at::Tensor& rows, const at::Tensor& public_rows, const at::Tensor& low, const at::Tensor& high) {

@@ -6,6 +6,7 @@ row, whatever it holds.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
     A row with NaN or +inf, or without mass where p0 is not 0, becomes 1 there: a row of p0.
 
     Args:
-        log_p: [s, n, V], natural log-probabilities of n parts for each of s sequences.
+        log_p: [s, n, V], natural log-probabilities of n parts for each of s sequences. A row may lack a constant, as
+            logits do.
         public: float32 [s, V], p0.
         scales: float32 [s].
         out: float32 [s, n, V], which may be ``log_p``.
     """
     bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
-    if operators := _operators(log_p):
+    if operators := _operators(log_p, (torch.float32, torch.bfloat16)):
         operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
         return out
     p0 = public[:, None]
@@ -109,8 +111,8 @@ def prepare() -> None:
     compiled.operators(SOURCE)
 
 
-def _operators(rows: Tensor) -> Any | None:
-    fits = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.stride(2) == 1
+def _operators(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:
+    fits = rows.device.type == "cpu" and rows.dtype in types and rows.stride(2) == 1
     return compiled.operators(SOURCE) if fits else None
 
 

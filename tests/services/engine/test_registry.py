@@ -22,7 +22,7 @@ class Uniform(Engine):
     def release(self, sequence: str) -> None: ...
     def close(self) -> None: ...
 
-    def _next_token(self, requests: Sequence[Request]) -> torch.Tensor:
+    def _logits(self, requests: Sequence[Request]) -> torch.Tensor:
         return torch.zeros(sum(len(request.adapters) for request in requests), self.vocabulary).log_softmax(-1)
 
 

@@ -53,6 +53,16 @@ def test_shaping(log_p: Tensor, public: Tensor, scale: float, monkeypatch: pytes
         assert torch.equal(fused[s, i], public[s].sign()), "a row that is unusable is one of p0"
 
 
+@pytest.mark.usefixtures("operators")
+def test_shaping_of_logits_in_bfloat16(public: Tensor) -> None:
+    """A constant that a row lacks, and its type, change nothing but rounding."""
+    logits = torch.randn(SEQUENCES, PARTS, VOCABULARY, generator=torch.Generator().manual_seed(0)).mul(6).bfloat16()
+    exact = shaped(logits.double().log_softmax(-1).float(), public, 1.0)
+    out = torch.empty_like(exact)
+    ratios = rows.shape_parts(logits, public, torch.tensor([1.0, 2.0]), out)
+    torch.testing.assert_close(ratios, exact, rtol=1e-4, atol=2.0**-54)
+
+
 def test_shaping_in_place_and_of_rows_that_are_not_contiguous(log_p: Tensor, public: Tensor) -> None:
     expected = shaped(log_p, public, 1.0)
     scales = torch.tensor([1.0, 2.0])
