@@ -73,7 +73,8 @@ class Reducer:
     """
 
     def __init__(self) -> None:
-        prepare()  # so that no token waits for a compiler
+        if not torch.cuda.is_available():
+            prepare()  # so that no token waits for a compiler
         self._threads = torch.get_num_threads()
         self._pool = single_threaded_pool(self._threads)
 

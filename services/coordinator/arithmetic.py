@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from services.coordinator.ensemble import PartialSums, Rows
 from services.coordinator.pending_release import PendingRelease
+from services.privacy.mollifiers.rows import prepare
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
 from services.reduction import single_threaded_pool
@@ -25,6 +26,8 @@ class Arithmetic:
     """
 
     def __init__(self, threads: int, device: str) -> None:
+        if device == "cpu":
+            prepare()  # so that no token waits for a compiler
         self._device = device
         self._shares = threads if device == "cpu" else 1
         self._pool = single_threaded_pool(self._shares)
