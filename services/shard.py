@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services import tracing
 from services.actors import concurrent
-from services.engine.engine import EngineSettings, Request, create, log_probabilities
+from services.engine.engine import EngineSettings, Request, create
 from services.reduction import Reduced, Reducer, Reduction
 
 KEPT_S = 120.0
@@ -98,9 +98,9 @@ class Shard:
         trace: str | None = None,
         returned: Sequence[int] | None = None,
     ) -> np.ndarray:
-        """Returns rows of `Engine.next_token` as float32 [rows, vocabulary], which callers read without a copy.
+        """Returns rows of `Engine.logits` as float32 [rows, vocabulary], which callers read without a copy.
 
-        For protocols that need raw rows (`Protocol.additive`).
+        For protocols that need raw rows (`Protocol.additive`). Shaping normalises them.
 
         Args:
             returned: the indices of the rows to return; by default all. The engine computes all of them.
@@ -114,7 +114,7 @@ class Shard:
             rows = self._engine.logits(requests)
             if returned is not None and len(returned) < len(rows):
                 rows = rows[list(returned)]
-            answer = log_probabilities(rows).cpu().numpy()
+            answer = rows.float().cpu().numpy()
         self._prepare_later(coming)
         return answer
 

@@ -59,7 +59,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Holds the log-probabilities of each query. A row is float32 [V] and shares memory with Ray's object store.
+    """Holds the logits of each query. A row is float32 [V] and shares memory with Ray's object store.
 
     Attributes:
         public: one row for each query.

@@ -98,7 +98,7 @@ class Engine(ABC):
 
     def next_token(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the log-probabilities of the next token, float32 [rows, vocabulary]; see `logits` for the rest."""
-        return log_probabilities(self.logits(requests))
+        return torch.log_softmax(self.logits(requests), dim=-1, dtype=torch.float32)
 
     def logits(self, requests: Sequence[Request]) -> torch.Tensor:
         """Computes the logits of the next token for each request and each of its models.
@@ -148,11 +148,6 @@ class Engine(ABC):
                 raise ValueError("adapters: a request may name each model only once")
         if len({request.sequence for request in requests}) != len(requests):
             raise ValueError("sequence: a call may contain each sequence only once")
-
-
-def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
-    """Normalises rows of logits, [rows, vocabulary], in float32."""
-    return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def create(settings: EngineSettings) -> Engine:

@@ -94,7 +94,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int,
     }
     rows = FirstRows()
     for shard in made.values():
-        shard._engine.next_token = rows.of(shard._engine.next_token)  # type: ignore[assignment, method-assign]
+        shard._engine.logits = rows.of(shard._engine.logits)  # type: ignore[assignment, method-assign]
     threads = torch.get_num_threads()
     set_num_threads(1)  # a sum that threads divide has another rounding
     yield made

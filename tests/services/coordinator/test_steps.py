@@ -64,8 +64,8 @@ class RecordingShard(Shard):
         self._operations: list[Operation] = []
         self._losses = 0
         self._salts: set[tuple[str, str | None]] = set()
-        self._compute = self._engine.next_token
-        self._engine.next_token = self._recorded  # type: ignore[method-assign]
+        self._compute = self._engine.logits
+        self._engine.logits = self._recorded  # type: ignore[method-assign]
         self._reduce = self._reducer.reduce
         self._reducer.reduce = self._recorded_reduction  # type: ignore[method-assign, assignment]
 
