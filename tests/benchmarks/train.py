@@ -27,7 +27,7 @@ import torch
 import typer
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import JsonOption
 from services.files import write_lines
@@ -113,8 +113,12 @@ def _opacus(model: Any) -> Callable[[Sequence[Tokens]], None]:
 def adapters_per_hour(corpus: Corpus, tokens: int, rounds: int) -> dict[str, Any]:
     """Returns adapters an hour of each kind, trained on the first `tokens` tokens of one text."""
     text = tokenize(corpus, AutoTokenizer.from_pretrained(resolve()), Partition(bytes(32), 1))[PartShare(0)][:tokens]
-    depth = AutoModelForCausalLM.from_pretrained(resolve()).config.num_hidden_layers
-    readers = {ALL_LAYERS: depth, "reader, last half": depth // 2, "reader, last quarter": depth // 4}
+    depth = AutoConfig.from_pretrained(resolve()).num_hidden_layers
+    readers: Mapping[str, int | None] = {
+        ALL_LAYERS: depth,
+        "reader, last half": None,
+        "reader, last quarter": depth // 4,
+    }
     trainings: Mapping[str, Callable[[Tokens], object]] = {
         **{name: _training(TrainingOptions(layers=layers)) for name, layers in readers.items()},
         "plain LoRA": _training(TrainingOptions(part_kind="lora")),

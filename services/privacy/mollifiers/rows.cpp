@@ -68,6 +68,30 @@ void for_each_row(const at::Tensor& rows, Work work) {
   }
 }
 
+// Calls work(row, where it is clipped, index of the sequence, index of the row) for each row.
+template <typename Work>
+void for_each_clipped_row(const at::Tensor& rows, const at::Tensor& low, const at::Tensor& high, Work work) {
+  TORCH_CHECK(low.is_contiguous() && high.is_contiguous(), "bounds must be contiguous");
+  const float *const lows = low.const_data_ptr<float>(), *const highs = high.const_data_ptr<float>();
+  for_each_row(rows, [&](const float* row, int64_t s, int64_t index) { work(row, lows[index], highs[index], s, index); });
+}
+
+// Adds up term(x) over the vocabulary.
+template <typename Term>
+inline double sum_in_pieces(int64_t vocabulary, Term term) {
+  double total = 0;
+  for (int64_t first = 0; first < vocabulary; first += kPiece) {
+    const int64_t last = std::min(first + kPiece, vocabulary);
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t x = first; x < last; ++x) {
+      sum += term(x);
+    }
+    total += sum;
+  }
+  return total;
+}
+
 template <typename T>
 void shape_rows(
     const at::Tensor& log_p,
@@ -97,17 +121,10 @@ void shape_rows(
     }
     unusable |= !(largest >= std::numeric_limits<float>::lowest()); // no mass at all
     const float shift = unusable ? 0.0f : largest;
-    double mass = 0;
-    for (int64_t first = 0; first < vocabulary; first += kPiece) {
-      const int64_t last = std::min(first + kPiece, vocabulary);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t x = first; x < last; ++x) {
-        u[x] = exp2_of(u[x] - shift);
-        sum += u[x] * p0[x];
-      }
-      mass += sum;
-    }
+    const double mass = sum_in_pieces(vocabulary, [=](int64_t x) {
+      u[x] = exp2_of(u[x] - shift);
+      return u[x] * p0[x];
+    });
     const bool usable = !unusable && mass > kLeastMass;
     const float share = usable ? static_cast<float>(1 / mass) : 0.0f;
 #pragma omp simd
@@ -133,39 +150,23 @@ void shape_parts(
 
 at::Tensor clipped_means(const at::Tensor& rows, const at::Tensor& public_rows, const at::Tensor& low, const at::Tensor& high) {
   check(rows, public_rows, at::kFloat);
-  TORCH_CHECK(low.is_contiguous() && high.is_contiguous(), "bounds must be contiguous");
   const int64_t vocabulary = rows.size(2);
   at::Tensor means = at::empty({rows.size(0), rows.size(1)}, rows.options());
   float* const target = means.mutable_data_ptr<float>();
-  const float *const lows = low.const_data_ptr<float>(), *const highs = high.const_data_ptr<float>();
-  for_each_row(rows, [&](const float* row, int64_t s, int64_t index) {
+  for_each_clipped_row(rows, low, high, [&](const float* row, float least, float most, int64_t s, int64_t index) {
     const float* const p0 = public_rows.const_data_ptr<float>() + s * vocabulary;
-    const float least = lows[index], most = highs[index];
-    double total = 0;
-    for (int64_t first = 0; first < vocabulary; first += kPiece) {
-      const int64_t last = std::min(first + kPiece, vocabulary);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t x = first; x < last; ++x) {
-        sum += clipped(row[x], least, most) * p0[x];
-      }
-      total += sum;
-    }
-    target[index] = static_cast<float>(total);
+    target[index] = static_cast<float>(sum_in_pieces(vocabulary, [=](int64_t x) { return clipped(row[x], least, most) * p0[x]; }));
   });
   return means;
 }
 
 at::Tensor clipped_moments(const at::Tensor& rows, const at::Tensor& public_rows, const at::Tensor& low, const at::Tensor& high) {
   check(rows, public_rows, at::kDouble);
-  TORCH_CHECK(low.is_contiguous() && high.is_contiguous(), "bounds must be contiguous");
   const int64_t vocabulary = rows.size(2), count = rows.size(0) * rows.size(1);
   at::Tensor moments = at::empty({2, rows.size(0), rows.size(1)}, public_rows.options());
   double* const target = moments.mutable_data_ptr<double>();
-  const float *const lows = low.const_data_ptr<float>(), *const highs = high.const_data_ptr<float>();
-  for_each_row(rows, [&](const float* row, int64_t s, int64_t index) {
+  for_each_clipped_row(rows, low, high, [&](const float* row, float least, float most, int64_t s, int64_t index) {
     const double* const p0 = public_rows.const_data_ptr<double>() + s * vocabulary;
-    const float least = lows[index], most = highs[index];
     double mean = 0, second = 0;
 #pragma omp simd reduction(+ : mean, second)
     for (int64_t x = 0; x < vocabulary; ++x) {
@@ -181,14 +182,12 @@ at::Tensor clipped_moments(const at::Tensor& rows, const at::Tensor& public_rows
 
 void add_clipped(at::Tensor sums, const at::Tensor& rows, const at::Tensor& low, const at::Tensor& high, const at::Tensor& scales) {
   check(rows, sums, at::kDouble);
-  TORCH_CHECK(low.is_contiguous() && high.is_contiguous() && scales.is_contiguous(), "bounds and scales must be contiguous");
+  TORCH_CHECK(scales.is_contiguous(), "scales must be contiguous");
   const int64_t vocabulary = rows.size(2);
   double* const target = sums.mutable_data_ptr<double>();
-  const float *const lows = low.const_data_ptr<float>(), *const highs = high.const_data_ptr<float>();
   const double* const scale_of = scales.const_data_ptr<double>();
-  for_each_row(rows, [&](const float* row, int64_t s, int64_t index) {
+  for_each_clipped_row(rows, low, high, [&](const float* row, float least, float most, int64_t s, int64_t index) {
     double* const sum = target + s * vocabulary;
-    const float least = lows[index], most = highs[index];
     const double scale = scale_of[index];
 #pragma omp simd
     for (int64_t x = 0; x < vocabulary; ++x) {

@@ -107,6 +107,8 @@ def test_each_reader_is_a_query_after_the_public_ones_where_all_need_the_mask(en
     assert fields["query_start_loc"].tolist() == [0, 33, 42, 62, 63, 64, 65, 66, 67]
     assert fields["seq_lens"].tolist() == [33, 9, 20, 33, 33, 33, 20, 20]
     assert fields["causal"] is True
+    assert min(fields["slot_mapping"][:62].tolist()) >= 0
+    assert fields["slot_mapping"][62:].tolist() == 5 * [-1]
 
 
 def shares(
