@@ -98,16 +98,22 @@ class GainBench:
     def measure(self) -> dict[str, Any]:
         """Returns gains in nats per token, and kept shares, each as a list over the runs."""
         size = self.kind.part_tokens
-        adapters = {
-            f"part-{part}": self._adapter(f"part-{part}", slice(part * size, None), size) for part in range(PARTS)
-        }
-        kept, ensemble = self._kept(adapters)
-        gains = {size: self._gain(adapters)}
+        reader = self.parts_rows()
+        kept, ensemble = self._kept(reader)
+        gains = {size: self._gain(reader)}
         for other in self.kind.sizes:
             name = f"size-{other}"
-            gains[other] = self._gain({name: self._adapter(name, slice(PARTS * size, None), other)})
+            adapters = {name: self._adapter(name, slice(PARTS * size, None), other)}
+            gains[other] = self._gain(self._rows(adapters))
         by_size = {str(tokens): gains[tokens] for tokens in sorted(gains)}
         return {"ensemble_gain": ensemble, "kept": kept, "gain_by_part_tokens": by_size}
+
+    def parts_rows(self) -> RowReader:
+        """Returns the rows of the four parts. Trains and computes what is missing."""
+        size = self.kind.part_tokens
+        return self._rows(
+            {f"part-{part}": self._adapter(f"part-{part}", slice(part * size, None), size) for part in range(PARTS)}
+        )
 
     def _adapter(self, name: str, where: slice, tokens: int) -> AdapterFiles:
         directory = self.output / name
@@ -136,12 +142,11 @@ class GainBench:
         runs = [run_trials(planned, reader, run, self.text.true_tokens[run]) for run in self.text.runs]
         return [[outcomes[index].loss for outcomes in runs] for index in range(len(planned))]
 
-    def _gain(self, adapters: Mapping[str, AdapterFiles]) -> list[float]:
+    def _gain(self, reader: RowReader) -> list[float]:
         """Returns the gain over the public model in nats per token, the mean over the adapters, for each run.
 
         Includes only tokens that a service could release, like the protocols' losses.
         """
-        reader = self._rows(adapters)
         both = [self._log_probabilities(reader, run) for run in self.text.runs]
         return [float((own - public[:, None])[public >= _LEAST].mean()) for public, own in both]
 
@@ -155,8 +160,7 @@ class GainBench:
             own.gather(2, truth[:, None, None].expand(-1, own.shape[1], 1))[:, :, 0].double(),
         )
 
-    def _kept(self, adapters: Mapping[str, AdapterFiles]) -> tuple[dict[str, Any], list[float]]:
-        reader = self._rows(adapters)
+    def _kept(self, reader: RowReader) -> tuple[dict[str, Any], list[float]]:
         planned: list[tuple[Settings, Protocol]] = [
             (PublicSettings(), Public(PARTS)),
             (EnsembleSettings(), Ensemble(PARTS)),

@@ -21,6 +21,7 @@ Planned = tuple[Settings, Protocol]
 
 LEAST_PARTS, LEAST_TOKENS = 64, 1024
 """The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
+_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class FewRows(Individual):
     @classmethod
     def at(cls, radius: float, standing: int) -> Planned:
         """Plans the default budget for a radius: more parts the larger it is, or more tokens the smaller it is."""
-        size = IndividualSettings().plan(LEAST_PARTS).size
-        tokens = max(LEAST_TOKENS, round(size * (LEAST_PARTS / radius) ** 2))
-        settings = IndividualSettings(tokens=tokens)
-        return few_individual(settings, round(radius * math.sqrt(tokens / size)), standing)
+        tokens, size = LEAST_TOKENS, IndividualSettings().plan(LEAST_PARTS).size
+        for _ in range(_ROUNDS):  # the account grows a little with the horizon
+            tokens = max(LEAST_TOKENS, round(size * (LEAST_PARTS / radius) ** 2))
+            size = IndividualSettings(tokens=tokens).plan(LEAST_PARTS).size
+        return few_individual(IndividualSettings(tokens=tokens), round(radius * math.sqrt(tokens / size)), standing)
 
 
 def few_individual(settings: IndividualSettings, parts: int, standing: int) -> Planned:

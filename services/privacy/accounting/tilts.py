@@ -9,6 +9,7 @@ An account limits the sum of ``V / (N^2 (1 - L))`` over all tokens. So the sum o
 four times its size, on every history.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -20,9 +21,10 @@ Before = tuple[tuple[Event, int], ...]
 
 # More than the float64 error of `moment_factor` for every ratio that is accepted.
 _ROUNDING = 1e-6
-_LEAST_RATIO, _LARGEST_RATIO = 1e-3, 1.0
-# Of the order times the ratio: a larger ratio costs more in the bound than wider tilts gain.
-_BEND = 0.75
+_LEAST_RATIO, _LARGEST_RATIO = 1e-3, 4.0
+# The best order times the ratio: at least, and over the root of what a token may charge. A larger ratio costs more in
+# the bound than wider tilts gain, and tilts are the wider the more a token may charge (tests/benchmarks/README.md).
+_LEAST_BEND, _BEND = 0.75, 320
 
 
 def check_ratio(ratio: float) -> None:
@@ -53,20 +55,22 @@ def account_rdp(orders: Orders, size: float, ratio: float) -> Divergences:
 
 
 @lru_cache(maxsize=64)
-def largest_account(epsilon: float, delta: float, before: Before = ()) -> tuple[float, float]:
+def largest_account(epsilon: float, delta: float, tokens: int, before: Before = ()) -> tuple[float, float]:
     """Returns the size of the accounts that (epsilon, delta) allows, and the ratio that they assume.
 
-    The conversion takes the best Rényi order: the account holds at every order at once. The ratio depends on epsilon
-    and delta alone, so that accounts stay the same when the number of parts changes.
+    The conversion takes the best Rényi order: the account holds at every order at once. The ratio does not depend on
+    the number of parts, so that accounts stay the same when it changes.
 
     Args:
+        tokens: the number of tokens over which accounts should last.
         before: what the budget pays besides, such as a private base: events and their counts.
 
     Raises:
         ValueError: epsilon is too small.
     """
-    _, order = _largest_size(epsilon, delta, _LEAST_RATIO, before)
-    ratio = float(np.clip(_BEND / order, _LEAST_RATIO, _LARGEST_RATIO))
+    size, order = _largest_size(epsilon, delta, _LEAST_RATIO, before)
+    bend = max(_LEAST_BEND, _BEND * math.sqrt(size / tokens))
+    ratio = float(np.clip(bend / order, _LEAST_RATIO, _LARGEST_RATIO))
     return _largest_size(epsilon, delta, ratio, before)[0], ratio
 
 

@@ -6,10 +6,10 @@ vocabulary with mean zero under p0 and values in [-L, U]:
     w_i = s_i (b_i - E_p0[b_i]),    b_i = clip(p_i / p0, e_i - L / l_i, e_i + min(U / l_i, cap)),
 
 and the token is sampled from ``p0 (1 + (1/N) sum_i w_i)``. The part's account is charged ``E_p0[w_i^2] / (N^2 (1-L))``.
-The strength l_i follows from what the part's account allows for the token, e_i is near the mean of b_i, and
-``s_i <= l_i / sqrt(1 + Var b_i)``: a tilt never costs more than its account allows. A part whose account is empty is
-silent, so no token is ever refused: the ensemble fades into the public model. Accounts of single parts are the idea of
-Feldman and Zrnic (2021); README, Theorem 4, has the proof.
+The strength l_i follows from what the part's account allows for the token and from the variance of its ratios, e_i is
+near the mean of b_i, and s_i is l_i or less, so that a tilt never costs more than its account allows. A part whose
+account is empty is silent, so no token is ever refused: the ensemble fades into the public model. Accounts of single
+parts are the idea of Feldman and Zrnic (2021); README, Theorem 4, has the proof.
 """
 
 import math
@@ -39,7 +39,7 @@ _LEAST_LOWER = 1e-3
 WHOLE = 2**40
 """The grains of a full account. Charges are whole grains, rounded up, so that ledgers add them exactly."""
 
-HEADROOM = 16
+HEADROOM = 8
 """The most that one token may charge, as a multiple of what tokens should charge on average."""
 
 # What the bounds of the token's distribution lose to rounding, and the room for rounding in a charge (README).
@@ -47,18 +47,16 @@ ROUNDING_MARGIN = 2.0**-20
 _RELATIVE_ROOM = 1 + 2.0**-19
 _VARIANCE_ROOM = 2.0**-30
 
-# The steps towards the centre of a tilt. What a token costs does not depend on how near they come.
-_CENTRINGS = 2
 _LEAST = 1e-12
 
 _SCALE = TOTAL / 2
 _PAIRS = 16
 
 # The defaults of the settings, and the largest strength that is of use (tests/benchmarks/README.md).
-_CAP = 25.0
+_CAP = 100.0
 _STRONGEST = 1.5
-_LOWER_OF_RADIUS = 0.6
-_LOWERS = (0.1, 0.6)
+_LOWER_OF_RADIUS = 0.36
+_LOWERS = (0.05, 0.6)
 
 
 @dataclass(frozen=True)
@@ -185,18 +183,14 @@ class Individual(Protocol):
         """
         p0 = public.double()
         p0 /= p0.sum(dim=1, keepdim=True)
-        affordable = (allowances.double() * self._grain).sqrt_()
-        strengths = (affordable / _RELATIVE_ROOM - self._slack).clamp_(0, _STRONGEST)
-        below = self.lower / strengths.clamp(min=_LEAST)
-        above = (self.upper / strengths.clamp(min=_LEAST)).clamp_(max=self.cap)
-        narrow, centres = p0.float(), torch.ones_like(strengths)
-        for _ in range(_CENTRINGS):
-            low, high = (centres - below).float(), (centres + above).float()
-            centres = clipped_means(ratios, narrow, low, high).double()
-        low, high = (centres - below).float(), (centres + above).float()
-        means, second = clipped_moments(ratios, p0, low, high)
-        variances = (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
-        scales = strengths / (1 + variances).sqrt()
+        affordable = ((allowances.double() * self._grain).sqrt_() / _RELATIVE_ROOM - self._slack).clamp_(min=0)
+        low = torch.zeros_like(affordable, dtype=torch.float32)
+        centres, variances = _moments(ratios, p0, low, low + (1 + self.cap))
+        strengths = _strength(affordable, variances)
+        low, high = self._clip(centres, strengths)
+        low, high = self._clip(clipped_means(ratios, p0.float(), low, high).double(), strengths)
+        means, variances = _moments(ratios, p0, low, high)
+        scales = torch.minimum(strengths, _strength(affordable, variances))
         scales = torch.minimum(scales, self.lower / (means - low).clamp(min=_LEAST))
         scales = torch.minimum(scales, self.upper / (high - means).clamp(min=_LEAST))
         norms = scales * variances.sqrt() * _RELATIVE_ROOM + self._slack
@@ -207,6 +201,12 @@ class Individual(Protocol):
         sums -= (scales * means).sum(dim=1, keepdim=True)
         return sums, torch.where(speaks, charges, 0.0).long()
 
+    def _clip(self, centres: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns where ratios around these centres are clipped, float32: tilts of these strengths are in [-L, U]."""
+        strengths = strengths.clamp(min=_LEAST)
+        above = (self.upper / strengths).clamp_(max=self.cap)
+        return (centres - self.lower / strengths).float(), (centres + above).float()
+
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         weights = (sums / self.parts).add_(1).mul_(public).mul_(_SCALE).round_().long()
         return Release(weights, charges=charges)
@@ -214,18 +214,19 @@ class Individual(Protocol):
     def formula(self, public: Reals, rows: Reals) -> Reals:
         """Returns the distribution of a token that may take an equal share of full accounts."""
         share = WHOLE // self.tokens / WHOLE
-        strength = min(_STRONGEST, math.sqrt(share * self.size * self.parts**2 * (1 - self.lower)))
-        below, above = self.lower / strength, min(self.upper / strength, self.cap)
+        affordable = math.sqrt(share * self.size * self.parts**2 * (1 - self.lower))
         tilts = []
         for row in rows:
             ratios = np.divide(row, public, out=np.zeros_like(row), where=public > 0)
-            centre = 1.0
-            for _ in range(_CENTRINGS):
-                centre = public @ np.clip(ratios, centre - below, centre + above)
+            clipped = np.clip(ratios, 0, 1 + self.cap)
+            centre = public @ clipped
+            strength = min(_STRONGEST, affordable / math.sqrt(1 + public @ (clipped - centre) ** 2))
+            below, above = self.lower / strength, min(self.upper / strength, self.cap)
+            centre = public @ np.clip(ratios, centre - below, centre + above)
             clipped = np.clip(ratios, centre - below, centre + above)
             mean = public @ clipped
             limits = self.lower / (mean - centre + below), self.upper / (centre + above - mean)
-            scale = min(strength / math.sqrt(1 + public @ (clipped - mean) ** 2), *limits)
+            scale = min(strength, affordable / math.sqrt(1 + public @ (clipped - mean) ** 2), *limits)
             tilts.append(scale * (clipped - mean))
         return np.asarray(public * (1 + np.mean(tilts, axis=0)))
 
@@ -276,7 +277,7 @@ class IndividualSettings(Settings):
     def plan(self, parts: int, order: float | None = None) -> Individual:
         if parts < 2:
             raise ValueError(f"parts must be at least 2 for individual budgets, got {parts}; choose another protocol")
-        size, ratio = largest_account(self.budget, self.delta, tuple(self.spent_before.items()))
+        size, ratio = largest_account(self.budget, self.delta, self.tokens, tuple(self.spent_before.items()))
         lower = min(self._lower(parts, size), _largest_lower(parts, ratio))
         return Individual(parts, lower, _widest(parts, lower, ratio), self.cap, size, ratio, self.tokens)
 
@@ -299,6 +300,17 @@ class IndividualSettings(Settings):
             "account": protocol.size,
             "radius": protocol.radius,
         }
+
+
+def _moments(ratios: Tensor, p0: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the means and variances of clipped ratios under p0, float64 [S, n]; variances with room for rounding."""
+    means, second = clipped_moments(ratios, p0, low, high)
+    return means, (second - means.square() + _VARIANCE_ROOM * second).clamp_(min=0)
+
+
+def _strength(affordable: Tensor, variances: Tensor) -> Tensor:
+    """Returns the strength of tilts of these variances, whose norm is below what is affordable."""
+    return (affordable / (1 + variances).sqrt()).clamp_(max=_STRONGEST)
 
 
 def _widest(parts: int, lower: float, ratio: float) -> float:

@@ -288,7 +288,7 @@ def test_bounds_hold_with_a_large_vocabulary_and_the_smallest_probabilities() ->
         ({"lower": 1.0, "upper": 0.1}, "lower must be from 0.001 to below 1"),
         ({"cap": 0.5}, "cap must be a finite number of at least 1"),
         ({"upper": 2.0, "ratio": 0.1}, "upper must be above 0 and at most"),
-        ({"ratio": 2.0}, "ratio must be from"),
+        ({"ratio": 5.0}, "ratio must be from"),
         ({"tokens": 0}, "tokens must be at least 1"),
     ],
 )

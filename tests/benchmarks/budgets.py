@@ -1,0 +1,128 @@
+"""Compares the protocols that ask parts for tokens at equal budgets, on the rows that `gain` keeps.
+
+    python -m tests.benchmarks.budgets --output FOLDER --demo --corpus CORPUS.jsonl [--json]
+
+FOLDER is the one of `python -m tests.benchmarks.gain`; what is missing there is trained. Four readers of 2,000 tokens
+stand for equal shares of all parts, and each held-out position for an equal share of the tokens; accounts are charged
+as in the ledger. For each corpus, number of parts and budget at delta 1e-5:
+
+- the gain over the public model in nats a token, with its 95 % interval over windows of 50 positions;
+- `ahead`: what individual budgets gain more than the exponential mechanism, window by window, and `ratio`, the ratio
+  of both gains.
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import product
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cluster.options import JsonOption
+from services.laboratory.evaluation.estimate import Estimate
+from services.laboratory.evaluation.rows import RowReader
+from services.laboratory.evaluation.text import EvaluationText
+from services.laboratory.evaluation.trial import TrialResult, run_trials
+from services.privacy.protocols.individual import IndividualSettings
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
+from services.privacy.protocols.public import Public, PublicSettings
+from tests.benchmarks.gain import KINDS, QUICK_KINDS, QUICK_RUN_TOKENS, QUICK_USERS, RUN_TOKENS, USERS, GainBench
+from tests.benchmarks.gain import PARTS as STANDING
+from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption
+from tests.benchmarks.public_text import corpora_by_name
+from tests.benchmarks.standing import Planned, few_exponential, few_individual
+
+EPSILONS, TOKENS = (2.0, 8.0), (1024, 16_384, 131_072)
+Windows = list[tuple[int, float]]
+"""The number of tokens and the sum of -log p in nats of each window of all runs."""
+
+
+def measure(reader: RowReader, text: EvaluationText, parts: int, epsilon: float, tokens: int) -> dict[str, Any]:
+    """Returns the gains of each protocol with one budget."""
+    methods: Mapping[str, Planned] = {
+        "public": (PublicSettings(), Public(STANDING)),
+        "PMixed": _few_pmixed(epsilon, tokens, parts),
+        "exponential": few_exponential(epsilon, tokens, parts, STANDING),
+        "individual": few_individual(IndividualSettings(epsilon=epsilon, tokens=tokens), parts, STANDING),
+    }
+    runs = [
+        run_trials(list(methods.values()), reader, run, text.true_tokens[run], released=tokens) for run in text.runs
+    ]
+    windows = {name: _windows([run[index] for run in runs]) for index, name in enumerate(methods)}
+    public = windows.pop("public")
+    gains = {name: _ahead(public, own) for name, own in windows.items()}
+    return {
+        "epsilon": epsilon,
+        "tokens": tokens,
+        "parts": parts,
+        "gain": {name: _rounded(gain) for name, gain in gains.items()},
+        "ahead": _rounded(_ahead(windows["exponential"], windows["individual"])),
+        "ratio": round(gains["individual"].mean / gains["exponential"].mean, 2),
+    }
+
+
+def _few_pmixed(epsilon: float, tokens: int, parts: int) -> Planned:
+    """Plans PMixed for all parts, and nothing that ends it: its token is a mixture of the rows that stand for all."""
+    radius = PMixedSettings(epsilon=epsilon, tokens=tokens).plan(parts).radius
+    return PMixedSettings(epsilon=None, tokens=tokens, radius=radius), PMixed(STANDING, 1.0, radius)
+
+
+def _windows(runs: list[TrialResult]) -> Windows:
+    return [window for run in runs for window in run.windows]
+
+
+def _ahead(before: Windows, after: Windows) -> Estimate:
+    """Estimates by how many nats a token one method is ahead of another. A window counts where both can release all."""
+    both = [(a, b) for a, b in zip(before, after, strict=True) if a[0] == b[0]]
+    return Estimate.of_ratio([a[1] - b[1] for a, b in both], [a[0] for a, _ in both])
+
+
+def _rounded(estimate: Estimate) -> list[float | None]:
+    return [None if value is None else round(value, 4) for value in (estimate.mean, estimate.low, estimate.high)]
+
+
+def _show(measured: Mapping[str, list[dict[str, Any]]]) -> None:
+    for corpus, cells in measured.items():
+        table = Table("parts", "epsilon, tokens", *cells[0]["gain"], "ahead", "ratio", title=corpus)
+        for cell in cells:
+            mean, low, high = cell["ahead"]
+            table.add_row(
+                f"{cell['parts']}",
+                f"{cell['epsilon']:g}, {cell['tokens']:,}",
+                *(f"{gain[0]:.3f}" for gain in cell["gain"].values()),
+                f"{mean:.3f} ({low:.3f} to {high:.3f})",
+                f"{cell['ratio']:.2f}",
+            )
+        Console(width=140).print(table)
+
+
+def benchmark(
+    output: OutputOption,
+    corpus: CorporaOption = [],  # noqa: B006
+    demo: DemoOption = False,
+    parts: EnsembleSizesOption = [64, 128],  # noqa: B006
+    quick: Annotated[bool, typer.Option("--quick", help="Small parts of a small demo corpus, one budget.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures the gains at each budget and prints a table."""
+    torch.set_num_threads(1)
+    kind, users, run_tokens = (
+        (QUICK_KINDS[0], QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS[0], USERS, RUN_TOKENS)
+    )
+    budgets = list(product(EPSILONS, TOKENS))[-1:] if quick else list(product(EPSILONS, TOKENS))
+    measured = {}
+    for name, path in corpora_by_name(corpus, output, users if demo or quick else None).items():
+        bench = GainBench.of(kind, path, output / kind.options.part_kind / name, run_tokens)
+        rows = bench.parts_rows()
+        measured[name] = [measure(rows, bench.text, size, *budget) for size, budget in product(parts, budgets)]
+    if as_json:
+        print(json.dumps(measured, indent=1))
+    else:
+        _show(measured)
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)
