@@ -160,6 +160,15 @@ def test_the_table_of_gains(tmp_path: Path) -> None:
 
 
 @slow
+def test_protocols_at_equal_budgets(tmp_path: Path) -> None:
+    (cells,) = figures("budgets", "--output", tmp_path, "--json").values()
+    assert [cell["parts"] for cell in cells] == [64, 128]
+    for cell in cells:
+        assert set(cell["gain"]) == {"PMixed", "exponential", "individual"}
+        assert len(cell["ahead"]) == 3
+
+
+@slow
 def test_how_gains_fade(corpus: Path, tmp_path: Path) -> None:
     ensemble = write_ensemble(tmp_path / "ensemble", 4, layers=1)
     given = {"ensemble": ensemble, "held-out": corpus, "output": tmp_path / "output", "standing": 2}

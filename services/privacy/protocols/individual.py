@@ -262,7 +262,7 @@ class IndividualSettings(Settings):
     """All parts, each with an account of its own that pays for what the part changes; no token is ever refused."""
 
     mechanism: ClassVar[type[Protocol]] = Individual
-    choose: ClassVar[str] = "many or unknown numbers of tokens: answers fade into the public model's, and never end"
+    choose: ClassVar[str] = "the most gain for a budget, if all rows are affordable: answers fade, and never end"
 
     protocol: Literal["individual"] = "individual"
     tokens: int = Field(1024, gt=0, description="the tokens over which parts plan to spend their accounts; no limit")
