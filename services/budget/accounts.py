@@ -6,18 +6,19 @@ depends on its own account and on public numbers alone, as the guarantee require
 allowance of an empty account is 0.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from services.privacy.protocols.individual import HEADROOM, WHOLE
 
-# After the horizon, an account spends what is left of it at the pace of its last eighth.
-_TAIL = 8
+# The share of an account that is kept for tokens after the horizon, of which there can be any number.
+_KEPT = 1 / 8
 # The share of an account that one lease may set aside is 1 / this, about.
 _LEASES = 4
 # By how much a part that spent more or less than planned changes its pace, at most, and how early.
-_FASTER, _SLOWER, _START = 8.0, 0.25, 1 / 32
+_FASTER, _SLOWER, _START = 8.0, 0.125, 1 / 32
 
 Grains = tuple[int, ...]
 
@@ -73,7 +74,7 @@ class Accounts:
 
         An allowance never exceeds `HEADROOM` times the fastest pace of what was left before them.
         """
-        most = HEADROOM * _FASTER / _planned(tokens + count, horizon)
+        most = HEADROOM * _FASTER / _shortest(tokens, tokens + count, horizon)
         parts = max(len(self.charged), len(self.held))
         return tuple(
             min(self.left(part), int((WHOLE - _at(self.charged, part)) * most * count) + count) for part in range(parts)
@@ -81,16 +82,31 @@ class Accounts:
 
     def _pace(self, part: int, tokens: int, horizon: int) -> float:
         """Returns a factor above 1 for a part that spent less than planned, and below 1 for one that spent more."""
-        planned, spent = min(1.0, tokens / horizon), _at(self.charged, part) / WHOLE
-        return min(_FASTER, max(_SLOWER, ((planned + _START) / (spent + _START)) ** 2))
+        spent, planned = _at(self.charged, part) / WHOLE, _spent(tokens, horizon)
+        # The first ratio tells more while little is spent, the second while little is left.
+        by_spent, by_left = (planned + _START) / (spent + _START), (1 - spent) / (1 - planned)
+        return min(_FASTER, max(_SLOWER, by_spent**2 * by_left**4))
 
 
 NO_ACCOUNTS = Accounts()
 
 
+def _spent(tokens: int, horizon: int) -> float:
+    """Returns the share of an account that these tokens should have charged."""
+    return (1 - _KEPT) * tokens / horizon if tokens < horizon else 1 - _KEPT * horizon / tokens
+
+
 def _planned(tokens: int, horizon: int) -> int:
-    """Returns the number of tokens that what is left should last for."""
-    return max(horizon - tokens, horizon // _TAIL, 1)
+    """Returns for how many tokens what is left should last at the pace of the next one.
+
+    After the horizon the pace falls with the square of the number of tokens, so what is left falls with that number.
+    """
+    return max(1, math.ceil(horizon / (1 - _KEPT)) - tokens if tokens < horizon else tokens)
+
+
+def _shortest(first: int, last: int, horizon: int) -> int:
+    """Returns the smallest `_planned` from the first to the last number of tokens. It falls up to the horizon."""
+    return _planned(max(first, min(last, horizon - 1)), horizon)
 
 
 def _at(grains: Grains, part: int) -> int:

@@ -33,7 +33,7 @@ NOTE = (
 
 ACCOUNTS_NOTE = (
     "The guarantee is epsilon and delta, for everything that is ever released. It is paid once, for all tokens: "
-    "each part has an account, which its own tokens empty. Answers fade into the base model's over about `horizon` "
+    "each part has an account, which its own tokens empty. Answers fade into the base model's after about `horizon` "
     "tokens and never end. What the accounts hold, and how many are empty, is private."
 )
 

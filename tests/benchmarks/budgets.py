@@ -29,10 +29,9 @@ from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
-from tests.benchmarks.gain import KINDS, QUICK_KINDS, QUICK_RUN_TOKENS, QUICK_USERS, RUN_TOKENS, USERS, GainBench
 from tests.benchmarks.gain import PARTS as STANDING
+from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption
-from tests.benchmarks.public_text import corpora_by_name
 from tests.benchmarks.standing import Planned, few_exponential, few_individual
 
 EPSILONS, TOKENS = (2.0, 8.0), (1024, 16_384, 131_072)
@@ -109,13 +108,9 @@ def benchmark(
 ) -> None:
     """Measures the gains at each budget and prints a table."""
     torch.set_num_threads(1)
-    kind, users, run_tokens = (
-        (QUICK_KINDS[0], QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS[0], USERS, RUN_TOKENS)
-    )
     budgets = list(product(EPSILONS, TOKENS))[-1:] if quick else list(product(EPSILONS, TOKENS))
     measured = {}
-    for name, path in corpora_by_name(corpus, output, users if demo or quick else None).items():
-        bench = GainBench.of(kind, path, output / kind.options.part_kind / name, run_tokens)
+    for name, bench in benches(corpus, output, demo, quick).items():
         rows = bench.parts_rows()
         measured[name] = [measure(rows, bench.text, size, *budget) for size, budget in product(parts, budgets)]
     if as_json:

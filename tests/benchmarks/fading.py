@@ -1,38 +1,34 @@
-"""Measures how the gain of individual budgets fades over one long run of tokens.
+"""Measures how the gain of individual budgets fades over one long run of tokens, on the rows that `gain` keeps.
 
-    python -m tests.benchmarks.fading --ensemble ENSEMBLE --held-out HELDOUT.jsonl --output FOLDER
+    python -m tests.benchmarks.fading --output FOLDER --demo --corpus CORPUS.jsonl
 
-One service releases all tokens from one set of accounts. Each held-out position stands for several tokens in a row, and
-positions come in an order that mixes all users, so that each window of tokens is a sample of the whole text. For each
-window the benchmark prints the gain over the public model in nats a token: of individual budgets whose horizon is the
-run or a sixteenth of it, and of the exponential mechanism with all parts and a budget for the run. Rows are kept in
-FOLDER, so that an interrupted run continues.
+FOLDER is the one of `python -m tests.benchmarks.gain`; what is missing there is trained, and four readers stand for all
+parts. One service releases all tokens from one set of accounts. Each held-out position stands for several tokens in a
+row, and positions come in an order that mixes all users, so that each window of tokens is a sample of the whole text.
+For each window the benchmark prints the gain over the public model in nats a token: of individual budgets whose horizon
+is the run or a sixteenth of it, and of the exponential mechanism with all parts and a budget for the run.
 """
 
 import json
 import math
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from transformers import AutoTokenizer
 
-from services.laboratory.evaluation.ensembles import TrainedEnsemble
-from services.laboratory.evaluation.rows import RowReader
-from services.laboratory.evaluation.text import EvaluationText, Positions, held_out_text
+from services.laboratory.evaluation.text import Positions
 from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocol import Protocol
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.privacy.settings import Settings
-from services.training.corpus import Corpus
-from services.training.public_model import resolve
-from tests.benchmarks.standing import few_exponential, few_individual, kept_rows, kept_states
+from tests.benchmarks.gain import PARTS as STANDING
+from tests.benchmarks.gain import benches
+from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption
+from tests.benchmarks.standing import few_exponential, few_individual
 
-RUNS, RUN_TOKENS, CONTEXT = 16, 128, 256
-QUICK_RUNS, QUICK_TOKENS = 2, 256
+QUICK_TOKENS = 256
 EARLIER = 16
 """The run is this many times the shorter horizon."""
 
@@ -63,50 +59,29 @@ def gains(own: TrialResult, public: TrialResult) -> list[float | None]:
     ]
 
 
-def reader(ensemble: TrainedEnsemble, model: Path, text: EvaluationText, output: Path, standing: int) -> RowReader:
-    """Reads the rows of the first `standing` parts, and computes the missing ones."""
-    adapters = ensemble.manifest.parts[:standing]
-    parts = [(ensemble.files(part), output / f"{ensemble.directory.name}-{part.index}.npy") for part in adapters]
-    return kept_rows(model, text, kept_states(model, text, output, "public"), parts)
-
-
 def benchmark(
-    ensemble: Annotated[Path, typer.Option(help="The ensemble.")],
-    held_out: Annotated[Path, typer.Option(help="Held-out users, JSON Lines with user and text.")],
-    output: Annotated[Path, typer.Option(help="Where rows are kept.")],
-    tokens: Annotated[int, typer.Option(help="The tokens of the run.")] = 16_384,
+    output: OutputOption,
+    corpus: CorporaOption = [],  # noqa: B006
+    demo: DemoOption = False,
+    parts: Annotated[int, typer.Option(min=2, help="Of the ensemble.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that are released.")] = 16_384,
     epsilon: Annotated[float, typer.Option(help="The budget at delta 1e-5.")] = 8.0,
-    standing: Annotated[int | None, typer.Option(help="So many parts stand for all of them.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Take only each such position.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="A short run over each 16th position of little text.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small parts of a small demo corpus, a short run.")] = False,
 ) -> None:
     """Prints the gains by window as JSON."""
     torch.set_num_threads(1)
-    tokens, every, runs = (QUICK_TOKENS, 16, QUICK_RUNS) if quick else (tokens, every, RUNS)
-    output.mkdir(parents=True, exist_ok=True)
-    loaded = TrainedEnsemble.load(ensemble)
-    model = resolve(loaded.manifest.base_model)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    text = held_out_text(Corpus(held_out), tokenizer, context=CONTEXT, tokens=RUN_TOKENS, runs=runs)
-    order = mixed(np.unique(np.concatenate(text.runs)))[::every]
-    few = standing or loaded.parts
-    methods = planned(epsilon, tokens, loaded.parts, few)
-    rows = reader(loaded, model, text, output, few)
-    outcomes = run_trials(list(methods.values()), rows, order, text.true_tokens[order], released=tokens)
-    by_name = dict(zip(methods, outcomes, strict=True))
-    public = by_name.pop("public")
-    print(
-        json.dumps(
-            {
-                "parts": loaded.parts,
-                "standing": few,
-                "tokens": tokens // len(order) * len(order),
-                "epsilon": epsilon,
-                "gain_by_window": {name: gains(own, public) for name, own in by_name.items()},
-            },
-            indent=1,
+    tokens = QUICK_TOKENS if quick else tokens
+    methods = planned(epsilon, tokens, parts, STANDING)
+    by_corpus = {}
+    for name, bench in benches(corpus, output, demo, quick).items():
+        order = mixed(np.concatenate(bench.text.runs))
+        outcomes = run_trials(
+            list(methods.values()), bench.parts_rows(), order, bench.text.true_tokens[order], released=tokens
         )
-    )
+        by_name = dict(zip(methods, outcomes, strict=True))
+        public = by_name.pop("public")
+        by_corpus[name] = {method: gains(own, public) for method, own in by_name.items()}
+    print(json.dumps({"parts": parts, "tokens": tokens, "epsilon": epsilon, "gain_by_window": by_corpus}, indent=1))
 
 
 if __name__ == "__main__":

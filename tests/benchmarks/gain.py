@@ -16,7 +16,7 @@ An interrupted run continues with the finished files in FOLDER.
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -186,6 +186,20 @@ class GainBench:
         return kept, gains
 
 
+def benches(corpora: Sequence[Path], output: Path, demo: bool, quick: bool) -> dict[str, GainBench]:
+    """Returns the benchmark of readers of each corpus, by its name; quick: of a small demo corpus."""
+    (kind, *_), users, run_tokens = _sizes(quick)
+    return {
+        name: GainBench.of(kind, path, output / kind.options.part_kind / name, run_tokens)
+        for name, path in corpora_by_name(corpora, output, users if demo or quick else None).items()
+    }
+
+
+def _sizes(quick: bool) -> tuple[Sequence[Kind], int, int]:
+    """Returns the kinds of parts, the users of the demo corpus, and the tokens of a run."""
+    return (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
+
+
 def benchmark(
     output: OutputOption,
     corpus: CorporaOption = [],  # noqa: B006
@@ -197,7 +211,7 @@ def benchmark(
     torch.set_num_threads(1)
     if quick and write:
         raise typer.BadParameter("write: a quick measurement is no table for `privmix plan`")
-    kinds, users, run_tokens = (QUICK_KINDS, QUICK_USERS, QUICK_RUN_TOKENS) if quick else (KINDS, USERS, RUN_TOKENS)
+    kinds, users, run_tokens = _sizes(quick)
     corpora = corpora_by_name(corpus, output, users if demo or quick else None)
     table = {
         "measured": datetime.now(UTC).date().isoformat(),

@@ -13,7 +13,6 @@ import typer
 from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
 from tests.benchmarks import private_base
-from tests.ensembles import write_ensemble
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,14 +168,12 @@ def test_protocols_at_equal_budgets(tmp_path: Path) -> None:
 
 
 @slow
-def test_how_gains_fade(corpus: Path, tmp_path: Path) -> None:
-    ensemble = write_ensemble(tmp_path / "ensemble", 4, layers=1)
-    given = {"ensemble": ensemble, "held-out": corpus, "output": tmp_path / "output", "standing": 2}
-    measured = figures("fading", *(word for name, value in given.items() for word in (f"--{name}", value)))
-    keys(measured, "parts", "standing", "tokens", "epsilon")
-    by_window = measured["gain_by_window"]
-    assert set(by_window) == {"individual, horizon 256", "individual, horizon 16", "exponential"}
-    for gains in by_window.values():
+def test_how_gains_fade(tmp_path: Path) -> None:
+    measured = figures("fading", "--output", tmp_path)
+    keys(measured, "parts", "tokens", "epsilon")
+    (by_method,) = measured["gain_by_window"].values()
+    assert set(by_method) == {"individual, horizon 256", "individual, horizon 16", "exponential"}
+    for gains in by_method.values():
         assert len(gains) == WINDOWS
         assert any(gains), "the parts change the answers"
 
