@@ -102,7 +102,7 @@ def test_an_account_never_pays_more_than_it_holds_and_no_lease_is_refused(ledger
 
 @pytest.mark.parametrize("share", [0.04, 0.15, 0.8])
 def test_an_account_lasts_for_its_horizon_and_fades_after_it(share: float) -> None:
-    """Whatever share of its allowances a part charges: the pace follows, and what is left falls no faster than 1 / t."""
+    """The pace follows what a part charges of its allowances; then what is left falls with the number of tokens."""
     accounts, horizon, spent, left = NO_ACCOUNTS, 1024, {}, {}
     for token in range(1, 16 * horizon + 1):
         (allowance,) = accounts.allowances(1, token - 1, horizon, 1)
