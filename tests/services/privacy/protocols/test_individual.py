@@ -28,7 +28,7 @@ Grains = NDArray[np.int64]
 
 
 def protocol(parts: int = 3, lower: float = 0.3, upper: float = 1.5, **changes: Any) -> Individual:
-    ratio = min(1.0, 1.001 * (upper + lower) / (parts * (1 - lower)) + 1e-5)
+    ratio = min(4.0, 1.001 * (upper + lower) / (parts * (1 - lower)) + 1e-5)
     fields: dict[str, Any] = {"cap": 10.0, "size": 0.2, "ratio": ratio, "tokens": 8, **changes}
     return Individual(parts=parts, lower=lower, upper=upper, **fields)
 
@@ -76,7 +76,7 @@ def shares(mechanism: Individual, logits: Rows, spent: tuple[bool, bool]) -> lis
 
 
 @pytest.mark.parametrize("spent", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("parts", "lower", "upper"), [(2, 0.5, 0.4), (3, 0.1, 1.5), (6, 0.8, 0.2)])
+@pytest.mark.parametrize(("parts", "lower", "upper"), [(2, 0.5, 0.4), (3, 0.1, 1.5), (6, 0.8, 0.2), (3, 0.2, 8.0)])
 def test_no_token_tells_more_than_is_charged(parts: int, lower: float, upper: float, spent: tuple[bool, bool]) -> None:
     mechanism = protocol(parts, lower, upper, size=2.0)
     rng = np.random.default_rng(parts)
