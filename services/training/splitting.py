@@ -71,9 +71,12 @@ class MeasuredBases:
     @property
     def source(self) -> str:
         table = self.table
+        corpora = [
+            f"{name} ({corpus['size']['users']} users and {corpus['size']['standing']} parts stand for all)"
+            for name, corpus in table["corpora"].items()
+        ]
         return (
-            f"measured {table['measured']} on {', '.join(table['corpora'])}, with {table['model']}, "
-            f"{table['size']['users']} users and {table['size']['standing']} parts that stand for all: "
+            f"measured {table['measured']} on {', '.join(corpora)}, with {table['model']}: "
             "services/training/base_gain.json; python -m tests.benchmarks.private_base repeats it"
         )
 

@@ -14,7 +14,7 @@ For each epsilon, method and number of tokens:
 - `over_dp_sgd`: that gain less the one of DP-SGD with all of epsilon, run by run.
 
 `privmix plan --users` looks up what a base gains, and what parts add to it, in a table
-(`services/training/base_gain.json`). --write puts these corpora into it, beside those measured before at this size.
+(`services/training/base_gain.json`). --write puts these corpora into it, beside those measured before.
 """
 
 import json
@@ -258,6 +258,7 @@ def table_of(measured: Mapping[float, Sequence[GainRow]], bench: PrivateBaseBenc
         alone = np.sum([row.runs for row in ensembles if not row.base_epsilon])
         kept[float(np.mean(base.runs))] = round(float(added / alone), 3)
     return {
+        "size": asdict(bench.size),
         "population": bench.population,
         "gain_by_signal": {f"{key:.4g}": by_signal[key] for key in sorted(by_signal)},
         "kept_by_gain": {f"{key:.4g}": kept[key] for key in sorted(kept)},
@@ -319,12 +320,12 @@ def benchmark(
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:
-        of_size = {"model": DEFAULT, "size": asdict(size), "user_limit": user_limit}
+        alike = {"model": DEFAULT, "user_limit": user_limit}
         before = json.loads(BASE_TABLE.read_text())
-        kept = before["corpora"] if all(before[name] == value for name, value in of_size.items()) else {}
+        kept = before["corpora"] if all(before[name] == value for name, value in alike.items()) else {}
         table = {
             "measured": datetime.now(UTC).date().isoformat(),
-            **of_size,
+            **alike,
             "command": "python -m tests.benchmarks.private_base --output FOLDER --demo --corpus CORPUS.jsonl --write",
             "corpora": {**kept, **{name: table_of(rows, benches[name]) for name, rows in measured.items()}},
         }
