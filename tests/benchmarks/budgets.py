@@ -27,14 +27,13 @@ from services.laboratory.evaluation.rows import RowReader
 from services.laboratory.evaluation.text import EvaluationText
 from services.laboratory.evaluation.trial import TrialResult, run_trials
 from services.privacy.protocols.individual import IndividualSettings
-from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, EnsembleSizesOption, OutputOption
-from tests.benchmarks.standing import Planned, few_exponential, few_individual
+from tests.benchmarks.standing import TOKENS, Planned, few_exponential, few_individual, few_pmixed, rounded
 
-EPSILONS, TOKENS = (2.0, 8.0), (1024, 16_384, 131_072)
+EPSILONS = (2.0, 8.0)
 Windows = list[tuple[int, float]]
 """The number of tokens and the sum of -log p in nats of each window of all runs."""
 
@@ -43,7 +42,7 @@ def measure(reader: RowReader, text: EvaluationText, parts: int, epsilon: float,
     """Returns the gains of each protocol with one budget."""
     methods: Mapping[str, Planned] = {
         "public": (PublicSettings(), Public(STANDING)),
-        "PMixed": _few_pmixed(epsilon, tokens, parts),
+        "PMixed": few_pmixed(epsilon, tokens, parts, STANDING),
         "exponential": few_exponential(epsilon, tokens, parts, STANDING),
         "individual": few_individual(IndividualSettings(epsilon=epsilon, tokens=tokens), parts, STANDING),
     }
@@ -57,16 +56,10 @@ def measure(reader: RowReader, text: EvaluationText, parts: int, epsilon: float,
         "epsilon": epsilon,
         "tokens": tokens,
         "parts": parts,
-        "gain": {name: _rounded(gain) for name, gain in gains.items()},
-        "ahead": _rounded(_ahead(windows["exponential"], windows["individual"])),
+        "gain": {name: rounded(gain) for name, gain in gains.items()},
+        "ahead": rounded(_ahead(windows["exponential"], windows["individual"])),
         "ratio": round(gains["individual"].mean / gains["exponential"].mean, 2),
     }
-
-
-def _few_pmixed(epsilon: float, tokens: int, parts: int) -> Planned:
-    """Plans PMixed for all parts, and nothing that ends it: its token is a mixture of the rows that stand for all."""
-    radius = PMixedSettings(epsilon=epsilon, tokens=tokens).plan(parts).radius
-    return PMixedSettings(epsilon=None, tokens=tokens, radius=radius), PMixed(STANDING, 1.0, radius)
 
 
 def _windows(runs: list[TrialResult]) -> Windows:
@@ -77,10 +70,6 @@ def _ahead(before: Windows, after: Windows) -> Estimate:
     """Estimates by how many nats a token one method is ahead of another. A window counts where both can release all."""
     both = [(a, b) for a, b in zip(before, after, strict=True) if a[0] == b[0]]
     return Estimate.of_ratio([a[1] - b[1] for a, b in both], [a[0] for a, _ in both])
-
-
-def _rounded(estimate: Estimate) -> list[float | None]:
-    return [None if value is None else round(value, 4) for value in (estimate.mean, estimate.low, estimate.high)]
 
 
 def _show(measured: Mapping[str, list[dict[str, Any]]]) -> None:

@@ -19,23 +19,21 @@ import typer
 
 from services.laboratory.evaluation.text import Positions
 from services.laboratory.evaluation.trial import TrialResult, run_trials
-from services.privacy.protocol import Protocol
 from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
-from services.privacy.settings import Settings
 from tests.benchmarks.gain import PARTS as STANDING
 from tests.benchmarks.gain import benches
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption
-from tests.benchmarks.standing import few_exponential, few_individual
+from tests.benchmarks.standing import Planned, few_exponential, few_individual
 
 QUICK_TOKENS = 256
 EARLIER = 16
 """The run is this many times the shorter horizon."""
 
 
-def planned(epsilon: float, released: int, parts: int, standing: int) -> dict[str, tuple[Settings, Protocol]]:
+def planned(epsilon: float, released: int, parts: int, standing: int) -> dict[str, Planned]:
     """Plans the compared protocols for `parts` parts, of which the rows of `standing` stand for all."""
-    methods: dict[str, tuple[Settings, Protocol]] = {"public": (PublicSettings(), Public(standing))}
+    methods: dict[str, Planned] = {"public": (PublicSettings(), Public(standing))}
     for horizon in (released, released // EARLIER):
         settings = IndividualSettings(epsilon=epsilon, tokens=horizon)
         methods[f"individual, horizon {horizon:,}"] = few_individual(settings, parts, standing)

@@ -57,10 +57,17 @@ from tests.benchmarks.dp_sgd import train_for
 from tests.benchmarks.gain import QUICK_USERS, USERS
 from tests.benchmarks.options import CorporaOption, DemoOption, OutputOption, WriteOption
 from tests.benchmarks.public_text import corpora_by_name, held_apart
-from tests.benchmarks.standing import Planned, few_exponential, few_individual, kept_rows, kept_states
+from tests.benchmarks.standing import (
+    TOKENS,
+    Planned,
+    few_exponential,
+    few_individual,
+    kept_rows,
+    kept_states,
+    rounded,
+)
 
 CONTEXT = 256
-TOKENS = (1024, 16_384, 131_072)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,9 @@ class GainRow:
             )
             contexts[f"{first} to {last}"] = round(gained / count, 4) if count else None
         runs = [round(gain, 4) for gain in gains]
-        return cls(method, tokens, base_epsilon, _interval(gains), _interval(ahead), contexts, runs)
+        return cls(
+            method, tokens, base_epsilon, rounded(Estimate.of(gains)), rounded(Estimate.of(ahead)), contexts, runs
+        )
 
 
 @dataclass(frozen=True)
@@ -263,12 +272,6 @@ def table_of(measured: Mapping[float, Sequence[GainRow]], bench: PrivateBaseBenc
         "gain_by_signal": {f"{key:.4g}": by_signal[key] for key in sorted(by_signal)},
         "kept_by_gain": {f"{key:.4g}": kept[key] for key in sorted(kept)},
     }
-
-
-def _interval(values: Sequence[float]) -> list[float | None]:
-    """Returns the mean and the ends of its 95 % interval."""
-    found = Estimate.of(values)
-    return [None if value is None else round(value, 4) for value in (found.mean, found.low, found.high)]
 
 
 def _say(message: str) -> None:

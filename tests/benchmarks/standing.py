@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from services.engine.engine import AdapterFiles
+from services.laboratory.evaluation.estimate import Estimate
 from services.laboratory.evaluation.rows import EnsembleRows, RowReader, is_whole
 from services.laboratory.evaluation.tasks import score, score_public
 from services.laboratory.evaluation.text import EvaluationText
@@ -15,10 +16,13 @@ from services.privacy.events import Event
 from services.privacy.protocol import Protocol, Release
 from services.privacy.protocols.exponential import Exponential, ExponentialSettings
 from services.privacy.protocols.individual import Individual, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed, PMixedSettings
 from services.privacy.settings import Settings
 
 Planned = tuple[Settings, Protocol]
 
+TOKENS = (1024, 16_384, 131_072)
+"""The numbers of tokens that compared budgets last for."""
 LEAST_PARTS, LEAST_TOKENS = 64, 1024
 """The number of parts and the horizon with which individual budgets are measured at a radius, at least."""
 _ROUNDS = 4
@@ -59,6 +63,17 @@ def few_exponential(epsilon: float, tokens: int, parts: int, standing: int, base
     """
     radius = ExponentialSettings(epsilon=epsilon, tokens=tokens, sample=parts).on_base(base).plan(parts).radius
     return ExponentialSettings(epsilon=None, tokens=tokens, radius=radius), Exponential(standing, standing, radius)
+
+
+def few_pmixed(epsilon: float, tokens: int, parts: int, standing: int) -> Planned:
+    """Plans PMixed for all parts, and nothing that ends it: its token is a mixture of the rows that stand for all."""
+    radius = PMixedSettings(epsilon=epsilon, tokens=tokens).plan(parts).radius
+    return PMixedSettings(epsilon=None, tokens=tokens, radius=radius), PMixed(standing, 1.0, radius)
+
+
+def rounded(estimate: Estimate) -> list[float | None]:
+    """Returns the mean and the ends of its 95 % interval."""
+    return [None if value is None else round(value, 4) for value in (estimate.mean, estimate.low, estimate.high)]
 
 
 def kept_states(model: Path, text: EvaluationText, output: Path, name: str) -> tuple[Path, Path]:
