@@ -1,9 +1,10 @@
 """Searches the recipe of DP-SGD on public text: `python -m tests.benchmarks.dp_sgd CORPUS.jsonl --output FOLDER`.
 
-CORPUS is public or set-aside text, by user. A tenth of the users is held out; some of the others train an adapter by
-each recipe, with the code of `privmix train --dp-sgd`, in this process. Few users stand for a population: the noise is
-scaled by their share of it, so that the signal of a step has the ratio to the noise that the population would give it.
-An interrupted run continues with the files in FOLDER.
+CORPUS is public or set-aside text, by user. A tenth of the users is held out; the others train an adapter by each
+recipe, with the code of `privmix train --dp-sgd`, in this process. In each step a few of them stand for its batch: the
+noise is scaled by their share of it, so that the signal has the ratio to the noise that the whole batch would give it.
+The few are drawn anew in each step, because the same ones would be learnt by heart. An interrupted run continues with
+the files in FOLDER.
 
 - `gain`: over the public model in nats per held-out token; then by the tokens before the position.
 - `seconds`: processor time of the training, on one thread.
@@ -29,7 +30,7 @@ from cluster.options import JsonOption
 from services.files import write_files
 from services.training.corpus import Corpus
 from services.training.dp_sgd import planned
-from services.training.options import DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
+from services.training.options import DP_SGD_TRAINING, PLAIN_TARGETS, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, contributions
 from services.training.per_unit import train_adapter
 from services.training.public_model import DEFAULT, resolve
@@ -79,6 +80,10 @@ RECIPES: Mapping[str, TrainingRecipe] = {
     "v, rank 4, rate 1e-3": _v(4, 1e-3),
     "v, rank 4, rate 2e-3": _v(4, 2e-3),
     "v, rank 4, rate 4e-3": _v(4, 4e-3),
+    "v, rank 4, rate 1e-2": _v(4, 1e-2),
+    "v, rank 4, rate 3e-2": _v(4, 3e-2),
+    "v, rank 4, rate 1e-2, 24 steps": _v(4, 1e-2, steps=24),
+    "all, rank 4, rate 5e-3": TrainingRecipe({"targets": PLAIN_TARGETS, "learning_rate": 5e-3}),
     "v, rank 4, rate 1e-3, 24 steps": _v(4, 1e-3, steps=24),
     "v, rank 4, rate 2e-3, 24 steps": _v(4, 2e-3, steps=24),
     "v, rank 4, rate 1e-3, 48 steps": _v(4, 1e-3, steps=48),
@@ -166,16 +171,20 @@ def train_for(
     public: int = 0,
     only_public: bool = False,
 ) -> None:
-    """Trains an adapter on some of a corpus' users, who stand for a population, and writes it to a folder.
+    """Trains an adapter as on a population, of which a few users stand for each step's batch; writes it to a folder.
 
     Args:
+        population: the number of users. If the corpus has fewer, each stands for several.
+        users: the average number of users in a step.
         public: the number of other users whose text the training begins with, without noise.
         only_public: end after that text.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), users + public)
-    units, others = texts[:users], texts[users:]
+    texts = _sample(contributions(corpus, tokenizer, "user", private.blocks * options.block), population + public)
+    others, units = texts[:public], texts[public:]
     event = planned(private)
+    batch = event.sampling_rate * population
+    standing = min(users, batch, len(units))
     files = train_adapter(
         model,
         DEFAULT,
@@ -183,8 +192,8 @@ def train_for(
         options,
         0,
         lambda done: None,
-        noise_multiplier=event.noise_multiplier * len(units) / population,
-        sampling_rate=event.sampling_rate,
+        noise_multiplier=event.noise_multiplier * standing / batch,
+        sampling_rate=standing / len(units),
         steps=0 if only_public else event.steps,
         clip=private.clip,
         matrices=private.matrices,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import typer
 
+from services.files import load_lines, write_lines
 from services.laboratory.evaluation.trial import WINDOWS
 from services.training.demo import TRAIN, write_demo_corpus
-from tests.benchmarks import private_base
+from tests.benchmarks import labelled, private_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,6 +148,32 @@ def test_published_methods_beside_texts(corpus: Path) -> None:
     for row in measured["methods"]:
         assert "gain" in row
         keys(row, "clip")
+
+
+@slow
+def test_labelled_corpora(tmp_path: Path) -> None:
+    measured = figures("labelled", "--output", tmp_path)
+    keys(measured["train"], "texts", "users")
+    assert measured["classes"] == 8
+    assert measured["majority"] < measured["scores"]["logistic regression"]["accuracy"]["mean"]
+
+
+def test_labels_of_commits_and_speeches(tmp_path: Path) -> None:
+    """The area leaves the text of a commit, and a speech has the play that began before it."""
+    commit = "gitweb: show the page of a project that has no owner\n\nIt was empty."
+    longer = "It is a speech that is long enough to be kept."
+    for kind, texts in {
+        labelled.Kind.COMMITS: [commit, "no area", "unknown: text"],
+        labelled.Kind.SPEECHES: [longer, "Now is the winter of our discontent", longer],
+    }.items():
+        source = tmp_path / f"{kind}.jsonl"
+        write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
+        files = labelled.write_labelled(kind, source, 0, tmp_path)
+        found = [row for file in files for row in load_lines(file)]
+        assert [(row["label"], row["text"]) for row in found] == {
+            labelled.Kind.COMMITS: [("web", commit.removeprefix("gitweb: "))],
+            labelled.Kind.SPEECHES: [("Richard III", longer)],
+        }[kind]
 
 
 @slow

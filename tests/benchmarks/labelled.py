@@ -1,0 +1,167 @@
+"""Makes labelled corpora of public text, for `privmix train`, `generate --label` and `evaluate task`.
+
+    python -m tests.benchmarks.labelled commits --source COMMITS.jsonl --output FOLDER
+
+Prints their size, and how well real text teaches each label: what synthetic text can reach at most.
+
+- demo: the reason for the call.
+- speeches (tiny Shakespeare, in its order): the play, for the first eight of the nine.
+- commits (messages of the git project): the area before the colon of the subject, which is removed from the text.
+
+A document is the text after its label, in the form of the prompts of `privmix generate --label`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.files import write_lines
+from services.generation.records import read_lines
+from services.generation.template import DEFAULT
+from services.laboratory.utility.labelled import read
+from services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
+from services.laboratory.utility.task import REAL, TaskOptions, measure
+from services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
+from services.training.public_model import resolve
+from tests.benchmarks.options import OutputOption
+
+LABEL, TEXT, DOCUMENT = "label", "text", "document"
+
+_LONGEST = 240  # characters of a text
+_SHORTEST = 40
+_FOLDS = 5  # one of which is held out
+
+# The first words of each play, in the order of the file.
+_PLAYS = {
+    "Before we proceed any further": "Coriolanus",
+    "Now is the winter of our discontent": "Richard III",
+    "Old John of Gaunt": "Richard II",
+    "Gregory, o' my word": "Romeo and Juliet",
+    "I wonder how the king escaped": "Henry VI",
+    "If you shall chance, Camillo": "The Winter's Tale",
+    "Escalus.": "Measure for Measure",
+    "I'll pheeze you": "The Taming of the Shrew",
+    "Boatswain!": None,
+}
+
+_AREAS = {
+    "documentation": r"docs?|documentation(/.*)?|man",
+    "web": r"gitweb",
+    "gui": r"git-gui|gitk(-git)?",
+    "foreign": r"git-svn|git-p4|(git-)?cvs\w*|git-archimport|fast-(im|ex)port|remote-(hg|bzr|helpers)",
+    "mail": r"(git-)?(send-email|am|imap-send)|format-patch|mailinfo",
+    "completion": r"completion|bash( completion)?|git-completion",
+    "build": r"makefile|build|configure|mingw|cmake|ci|meson|config\.mak\.\w+",
+    "tests": r"t|t/.*|t\d{4}.*|tests?|test-lib(-functions)?|perf",
+}
+_SUBJECT = re.compile(r"([\w./\-]+(?: [\w\-]+)?): ")
+
+
+class Kind(StrEnum):
+    DEMO, SPEECHES, COMMITS = "demo", "speeches", "commits"
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    user: str
+    label: str
+    text: str
+
+    def record(self) -> dict[str, Any]:
+        document = f"{DEFAULT.format(label=self.label)} {self.text}"
+        return {"user": self.user, LABEL: self.label, TEXT: self.text, DOCUMENT: document}
+
+
+def write_labelled(kind: Kind, source: Path | None, users: int, folder: Path) -> tuple[Path, Path]:
+    """Writes the texts to train on and those of held-out users; returns both files.
+
+    Args:
+        source: the file of the speeches or the commits.
+        users: of the demo corpus, which has its own held-out users.
+
+    Raises:
+        typer.BadParameter: there is no source for speeches or commits.
+    """
+    files = folder / TRAIN, folder / HELD_OUT
+    if kind is Kind.DEMO:
+        corpus = folder / "corpus"
+        write_demo_corpus(corpus, users=users)
+        sides = [list(map(_call, _rows(corpus / file.name))) for file in files]
+    elif source is None:
+        raise typer.BadParameter(f"source: {kind} are read from a file; give JSON Lines with the fields user and text")
+    else:
+        texts = list((speeches if kind is Kind.SPEECHES else commits)(_rows(source)))
+        sides = [[text for text in texts if _is_held_out(text.user) is side] for side in (False, True)]
+    for file, side in zip(files, sides, strict=True):
+        write_lines(file, (text.record() for text in side))
+    return files
+
+
+def speeches(rows: Iterator[Mapping[str, Any]]) -> Iterator[LabelledText]:
+    """Yields the speeches of eight plays that are not too short."""
+    play = None
+    for row in rows:
+        play = next((name for words, name in _PLAYS.items() if row["text"].startswith(words)), play)
+        if play is not None and len(row["text"]) >= _SHORTEST:
+            yield LabelledText(row["user"], play, _cut(row["text"]))
+
+
+def commits(rows: Iterator[Mapping[str, Any]]) -> Iterator[LabelledText]:
+    """Yields the messages whose subject names one of eight areas, without that name."""
+    for row in rows:
+        if (subject := _SUBJECT.match(row["text"])) and (area := _area(subject[1].lower())):
+            yield LabelledText(row["user"], area, _cut(row["text"][subject.end() :]))
+
+
+def _call(row: Mapping[str, Any]) -> LabelledText:
+    return LabelledText(row["user"], row["reason"], row["text"])
+
+
+def _area(name: str) -> str | None:
+    return next((area for area, pattern in _AREAS.items() if re.fullmatch(pattern, name)), None)
+
+
+def _cut(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(None, 1)[0]
+
+
+def _is_held_out(user: str) -> bool:
+    return int(hashlib.sha256(user.encode()).hexdigest(), 16) % _FOLDS == 0
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for _, row in read_lines(path, "an object with a user and a text"):
+        yield row
+
+
+def benchmark(
+    kind: Annotated[Kind, typer.Argument(help="Which corpus.")] = Kind.DEMO,
+    output: OutputOption = Path("labelled"),
+    source: Annotated[Path | None, typer.Option(help="JSON Lines with user and text, of speeches or commits.")] = None,
+    users: Annotated[int, typer.Option(min=10, help="People of the demo corpus.")] = 1640,
+    quick: Annotated[bool, typer.Option("--quick", help="A small demo corpus, two repetitions.")] = False,
+) -> None:
+    """Writes a labelled corpus, and prints its size and the scores of its real text."""
+    options = TaskOptions(seeds=2) if quick else TaskOptions()
+    output.mkdir(parents=True, exist_ok=True)
+    train, held_out = write_labelled(kind, source, 60 if quick else users, output)
+    real, tested = read(REAL, train, TEXT, LABEL), read(HELD_OUT_NAME, held_out, TEXT, LABEL)
+    report = measure(real, tested, [], label_field=LABEL, model=resolve(), options=options)
+    record = {
+        side: {"texts": len(texts), "users": len(set(texts.users))}
+        for side, texts in (("train", real), ("held out", tested))
+    }
+    scores = {name: asdict(score) for name, score in report.rows[0].scores.items()}
+    print(json.dumps({**record, "classes": len(report.classes), "majority": report.majority, "scores": scores}))
+
+
+if __name__ == "__main__":
+    typer.run(benchmark)
