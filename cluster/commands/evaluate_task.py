@@ -28,7 +28,9 @@ def task(
         Path | None, typer.Option(help="JSON Lines with secrets, such as canaries.jsonl of `privmix demo-corpus`.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=2, help="Repetitions, with other training texts and held-out people.")] = 20,
-    most: Annotated[int, typer.Option(min=1, help="The largest number of training texts of a repetition.")] = 1000,
+    most: Annotated[
+        int, typer.Option(min=1, help="The largest number of texts of a set to embed and to train on.")
+    ] = 1000,
     public_model: Annotated[
         str | None, typer.Option(help="The model of the embeddings: a directory or hub id. Default: smollm2-135m.")
     ] = None,

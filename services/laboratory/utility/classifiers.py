@@ -58,17 +58,16 @@ class Examples:
     users: Integers
 
 
-def evaluate(train: Examples, held_out: Examples, classify: Classifier, *, seeds: int, most: int) -> Scores:
+def evaluate(train: Examples, held_out: Examples, classify: Classifier, *, seeds: int) -> Scores:
     """Scores a classifier on held-out text.
 
     Args:
         seeds: the number of repetitions.
-        most: the number of training texts of a repetition, unless there are fewer.
     """
     accuracies, f1s = [], []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        drawn = rng.integers(len(train.rows), size=min(len(train.rows), most))
+        drawn = rng.integers(len(train.rows), size=len(train.rows))
         tested = _users_again(held_out.users, rng)
         found = classify(train.rows[drawn], train.classes[drawn], held_out.rows, seed)[tested]
         truth = held_out.classes[tested]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.errors import InputError
 from services.generation.card import JSON_FILE as CARD
 from services.generation.card import load_card
@@ -57,7 +59,15 @@ class Labelled:
 
     def only(self, classes: frozenset[str]) -> "Labelled":
         """Returns the texts whose labels are among these classes."""
-        kept = [index for index, label in enumerate(self.labels) if label in classes]
+        return self._kept([index for index, label in enumerate(self.labels) if label in classes])
+
+    def sample(self, count: int) -> "Labelled":
+        """Returns at most so many texts in their order, the same ones every time."""
+        if len(self) <= count:
+            return self
+        return self._kept(sorted(np.random.default_rng(0).permutation(len(self))[:count].tolist()))
+
+    def _kept(self, kept: Sequence[int]) -> "Labelled":
         texts, labels, users = (
             tuple(values[index] for index in kept) for values in (self.texts, self.labels, self.users)
         )

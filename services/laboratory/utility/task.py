@@ -31,7 +31,8 @@ class TaskOptions:
 
     Attributes:
         seeds: the number of repetitions, each with other training texts and held-out users.
-        most: the largest number of training texts of a repetition, the same for all sets.
+        most: the largest number of texts of a set that are embedded, drawn once. A repetition trains on as many, drawn
+            from them with replacement.
     """
 
     seeds: int = 20
@@ -121,14 +122,15 @@ def measure(
         raise InputError(f"held-out: has only the class {min(held_out.classes)!r} in {label_field}; a task needs two")
     trained = [_known(labelled, frozenset(classes)) for labelled in (real, *sets)]
     embedder, display = Embedder(model), display or Display()
-    embedded = _embed(embedder, [held_out, *trained], display)
+    drawn = [labelled.sample(options.most) for labelled in trained]
+    embedded = _embed(embedder, [held_out, *drawn], display)
     display.say("Training the classifiers and searching for copies")
-    varieties = variety({labelled.name: labelled.texts for labelled in trained})
+    varieties = variety({labelled.name: labelled.texts for labelled in drawn})
     tokens = {labelled.name: list(map(embedder.tokens, labelled.texts)) for labelled in (held_out, *trained)}
     tested = _examples(held_out, embedded[0], classes)
     rows = []
-    for whole, labelled, features in zip((real, *sets), trained, embedded[1:], strict=True):
-        examples = _examples(labelled, features, classes)
+    for whole, labelled, sample, features in zip((real, *sets), trained, drawn, embedded[1:], strict=True):
+        examples = _examples(sample, features, classes)
         compared = tokens[HELD_OUT if labelled is trained[0] else labelled.name]
         rows.append(
             UtilityRow(
@@ -139,7 +141,7 @@ def measure(
                 len(whole) - len(labelled),
                 labelled.dropped,
                 {
-                    name: evaluate(examples, tested, classify, seeds=options.seeds, most=options.most)
+                    name: evaluate(examples, tested, classify, seeds=options.seeds)
                     for name, classify in CLASSIFIERS.items()
                 },
                 mauve(features, embedded[0]) if min(len(features), len(embedded[0])) >= MIN_FOR_MAUVE else None,

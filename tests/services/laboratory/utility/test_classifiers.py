@@ -18,9 +18,9 @@ def examples(count: int, seed: int, distance: float, users: int | None = None) -
 
 @pytest.mark.parametrize("classify", CLASSIFIERS.values(), ids=CLASSIFIERS)
 def test_a_classifier_learns_what_can_be_learned(classify: Classifier) -> None:
-    easy = evaluate(examples(150, 0, 6), examples(100, 1, 6), classify, seeds=3, most=200)
+    easy = evaluate(examples(150, 0, 6), examples(100, 1, 6), classify, seeds=3)
     assert easy.accuracy.low > 0.95
-    chance = evaluate(examples(150, 0, 0), examples(300, 1, 0), classify, seeds=3, most=200)
+    chance = evaluate(examples(150, 0, 0), examples(300, 1, 0), classify, seeds=3)
     assert chance.accuracy.mean == pytest.approx(1 / 3, abs=0.12)
 
 
@@ -56,17 +56,5 @@ def test_an_interval_covers_the_choice_of_people() -> None:
     0, 1/2 or 1."""
     rows = np.repeat([[0.0], [1.0]], 50, axis=0)
     held_out = Examples(rows, np.zeros(100, dtype=np.int64), rows[:, 0].astype(np.int64))
-    score = evaluate(examples(10, 0, 1), held_out, right_for_user_0, seeds=60, most=10).accuracy
+    score = evaluate(examples(10, 0, 1), held_out, right_for_user_0, seeds=60).accuracy
     assert (score.low, score.high) == (0, 1)
-
-
-def test_a_repetition_trains_on_at_most_so_many_texts() -> None:
-    sizes = []
-
-    def counts(rows: Reals, classes: Integers, wanted: Reals, seed: int) -> Integers:
-        sizes.append(len(rows))
-        return np.zeros(len(wanted), dtype=np.int64)
-
-    for count in (10, 90):
-        evaluate(examples(count, 0, 1), examples(10, 1, 1), counts, seeds=2, most=40)
-    assert sizes == [10, 10, 40, 40]

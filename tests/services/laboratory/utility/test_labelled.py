@@ -44,6 +44,17 @@ def test_a_file_has_texts_labels_and_users(tmp_path: Path) -> None:
     assert read_set.only(frozenset({"3"})).texts == ("b",)
 
 
+def test_a_sample_is_the_same_every_time_and_keeps_the_order(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"text {number}", "label": number} for number in range(100)]
+    whole = read("real", write_lines(tmp_path / "real.jsonl", rows), "text", "label")
+    sample = whole.sample(40)
+    assert (len(sample), sample) == (40, whole.sample(40))
+    numbers = [int(label) for label in sample.labels]
+    assert numbers == sorted(numbers) != list(range(40))
+    assert [f"text {number}" for number in numbers] == list(sample.texts)
+    assert whole.sample(100) is whole
+
+
 def test_a_job_has_its_cards_guarantee_and_the_label_of_its_template(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", [{"id": 0, "label": "knee", "text": "it hurts"}])
     for path in (job, job / "synthetic.jsonl"):

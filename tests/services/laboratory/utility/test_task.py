@@ -100,6 +100,16 @@ def test_copies_and_canaries_are_found(report: dict[str, Any]) -> None:
     assert report["copied"]["mauve"] is None, "30 texts are too few"
 
 
+def test_copies_and_canaries_are_searched_in_all_texts_though_few_are_embedded(folder: Path) -> None:
+    options = [f"--train=copied={folder / 'copied'}.jsonl", "--canaries", str(folder / "canaries.jsonl"), "--most", "3"]
+    done = evaluate(folder, *options, "--output", str(folder / "few"), "--json")
+    assert done.exit_code == 0, done.output
+    real, copied = json.loads(done.stdout)["rows"]
+    assert copied["secrets"]["found"] == 1
+    assert (real["texts"], copied["texts"]) == (120, 30)
+    assert real["mauve"] is None, "three texts are embedded"
+
+
 class Sources(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
