@@ -323,9 +323,10 @@ def benchmark(
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:
-        alike = {"model": DEFAULT, "user_limit": user_limit}
+        recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude={"text", "layers", "epochs", "batch"})
+        alike = {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe | {"steps": DpSgdOptions().steps}}
         before = json.loads(BASE_TABLE.read_text())
-        kept = before["corpora"] if all(before[name] == value for name, value in alike.items()) else {}
+        kept = before["corpora"] if all(before.get(name) == value for name, value in alike.items()) else {}
         table = {
             "measured": datetime.now(UTC).date().isoformat(),
             **alike,
