@@ -64,7 +64,7 @@ _AREAS = {
 _SUBJECT = re.compile(r"([\w./\-]+(?: [\w\-]+)?): ")
 
 
-class Kind(StrEnum):
+class LabelledKind(StrEnum):
     DEMO, SPEECHES, COMMITS = "demo", "speeches", "commits"
 
 
@@ -79,7 +79,7 @@ class LabelledText:
         return {"user": self.user, LABEL: self.label, TEXT: self.text, DOCUMENT: document}
 
 
-def write_labelled(kind: Kind, source: Path | None, users: int, folder: Path) -> tuple[Path, Path]:
+def write_labelled(kind: LabelledKind, source: Path | None, users: int, folder: Path) -> tuple[Path, Path]:
     """Writes the texts to train on and those of held-out users; returns both files.
 
     Args:
@@ -90,14 +90,14 @@ def write_labelled(kind: Kind, source: Path | None, users: int, folder: Path) ->
         typer.BadParameter: there is no source for speeches or commits.
     """
     files = folder / TRAIN, folder / HELD_OUT
-    if kind is Kind.DEMO:
+    if kind is LabelledKind.DEMO:
         corpus = folder / "corpus"
         write_demo_corpus(corpus, users=users)
         sides = [list(map(_call, _rows(corpus / file.name))) for file in files]
     elif source is None:
         raise typer.BadParameter(f"source: {kind} are read from a file; give JSON Lines with the fields user and text")
     else:
-        texts = list((speeches if kind is Kind.SPEECHES else commits)(_rows(source)))
+        texts = list((speeches if kind is LabelledKind.SPEECHES else commits)(_rows(source)))
         sides = [[text for text in texts if _is_held_out(text.user) is side] for side in (False, True)]
     for file, side in zip(files, sides, strict=True):
         write_lines(file, (text.record() for text in side))
@@ -143,7 +143,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def benchmark(
-    kind: Annotated[Kind, typer.Argument(help="Which corpus.")] = Kind.DEMO,
+    kind: Annotated[LabelledKind, typer.Argument(help="Which corpus.")] = LabelledKind.DEMO,
     output: OutputOption = Path("labelled"),
     source: Annotated[Path | None, typer.Option(help="JSON Lines with user and text, of speeches or commits.")] = None,
     users: Annotated[int, typer.Option(min=10, help="People of the demo corpus.")] = 1640,

@@ -163,16 +163,16 @@ def test_labels_of_commits_and_speeches(tmp_path: Path) -> None:
     commit = "gitweb: show the page of a project that has no owner\n\nIt was empty."
     longer = "It is a speech that is long enough to be kept."
     for kind, texts in {
-        labelled.Kind.COMMITS: [commit, "no area", "unknown: text"],
-        labelled.Kind.SPEECHES: [longer, "Now is the winter of our discontent", longer],
+        labelled.LabelledKind.COMMITS: [commit, "no area", "unknown: text"],
+        labelled.LabelledKind.SPEECHES: [longer, "Now is the winter of our discontent", longer],
     }.items():
         source = tmp_path / f"{kind}.jsonl"
         write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
         files = labelled.write_labelled(kind, source, 0, tmp_path)
         found = [row for file in files for row in load_lines(file)]
         assert [(row["label"], row["text"]) for row in found] == {
-            labelled.Kind.COMMITS: [("web", commit.removeprefix("gitweb: "))],
-            labelled.Kind.SPEECHES: [("Richard III", longer)],
+            labelled.LabelledKind.COMMITS: [("web", commit.removeprefix("gitweb: "))],
+            labelled.LabelledKind.SPEECHES: [("Richard III", longer)],
         }[kind]
 
 

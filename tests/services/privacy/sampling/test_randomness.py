@@ -62,6 +62,7 @@ NOT_PRIVATE = {
     ),
     "services/laboratory/heads/sgd.py": ({"manual_seed", "randperm"}, "training without privacy"),
     "services/laboratory/heads/text.py": ({"default_rng"}, "a public projection"),
+    "services/laboratory/utility/labelled.py": ({"default_rng"}, "the texts of a measurement, the same every time"),
     "services/laboratory/utility/reference_texts.py": (
         {"Generator", "manual_seed", "multinomial", "randperm"},
         "texts of published mechanisms, for comparison",
