@@ -29,6 +29,9 @@ from services.training.plan import PlannedAdapter, Recipe, TrainingPlan
 RECORD = "dp_sgd.json"
 """The file beside an adapter that records its training, which is charged once for all later serving."""
 
+UNUSED = {"part_kind", "text", "layers", "batch", "epochs"}
+"""The options of a training that do not change what DP-SGD trains."""
+
 # Increase this number when the training's result for the same input changes, so that old adapters are not reused.
 _TRAINING = 3
 _NAME = PartShare(0).name
@@ -144,8 +147,7 @@ def _fingerprint(
 ) -> str:
     # The hash has a secret key, because the name of a directory must not reveal whether a guess of the text is right.
     key = hashlib.sha256(b"privmix dp-sgd fingerprint\0" + salt).digest()
-    unused = {"part_kind", "text", "layers", "batch", "epochs"}
-    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=unused)]
+    chosen = [private.model_dump(mode="json"), options.model_dump(mode="json", exclude=UNUSED)]
     recipe = [_TRAINING, base.revision, base.tokenizer, *chosen, [len(unit) for unit in units]]
     if public:
         recipe.append(_digest(public))

@@ -11,10 +11,9 @@ Prints their size, and how well real text teaches each label: what synthetic tex
 A document is the text after its label, in the form of the prompts of `privmix generate --label`.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,21 +21,21 @@ from typing import Annotated, Any
 
 import typer
 
-from services.files import write_lines
-from services.generation.records import read_lines
+from services.files import load_lines, write_lines
 from services.generation.template import DEFAULT
 from services.laboratory.utility.labelled import read
 from services.laboratory.utility.task import HELD_OUT as HELD_OUT_NAME
 from services.laboratory.utility.task import REAL, TaskOptions, measure
 from services.training.demo import HELD_OUT, TRAIN, write_demo_corpus
 from services.training.public_model import resolve
+from services.training.split import held_out as is_held_out
 from tests.benchmarks.options import OutputOption
 
 LABEL, TEXT, DOCUMENT = "label", "text", "document"
 
 _LONGEST = 240  # characters of a text
 _SHORTEST = 40
-_FOLDS = 5  # one of which is held out
+_HELD_OUT = 0.2  # of the users
 
 # The first words of each play, in the order of the file.
 _PLAYS = {
@@ -93,18 +92,20 @@ def write_labelled(kind: LabelledKind, source: Path | None, users: int, folder: 
     if kind is LabelledKind.DEMO:
         corpus = folder / "corpus"
         write_demo_corpus(corpus, users=users)
-        sides = [list(map(_call, _rows(corpus / file.name))) for file in files]
+        sides = [list(map(_call, load_lines(corpus / file.name))) for file in files]
     elif source is None:
         raise typer.BadParameter(f"source: {kind} are read from a file; give JSON Lines with the fields user and text")
     else:
-        texts = list((speeches if kind is LabelledKind.SPEECHES else commits)(_rows(source)))
-        sides = [[text for text in texts if _is_held_out(text.user) is side] for side in (False, True)]
+        texts = list((speeches if kind is LabelledKind.SPEECHES else commits)(load_lines(source)))
+        sides = [
+            [text for text in texts if is_held_out(text.user, bytes(32), _HELD_OUT) is side] for side in (False, True)
+        ]
     for file, side in zip(files, sides, strict=True):
         write_lines(file, (text.record() for text in side))
     return files
 
 
-def speeches(rows: Iterator[Mapping[str, Any]]) -> Iterator[LabelledText]:
+def speeches(rows: Iterable[Mapping[str, Any]]) -> Iterator[LabelledText]:
     """Yields the speeches of eight plays that are not too short."""
     play = None
     for row in rows:
@@ -113,7 +114,7 @@ def speeches(rows: Iterator[Mapping[str, Any]]) -> Iterator[LabelledText]:
             yield LabelledText(row["user"], play, _cut(row["text"]))
 
 
-def commits(rows: Iterator[Mapping[str, Any]]) -> Iterator[LabelledText]:
+def commits(rows: Iterable[Mapping[str, Any]]) -> Iterator[LabelledText]:
     """Yields the messages whose subject names one of eight areas, without that name."""
     for row in rows:
         if (subject := _SUBJECT.match(row["text"])) and (area := _area(subject[1].lower())):
@@ -131,15 +132,6 @@ def _area(name: str) -> str | None:
 def _cut(text: str) -> str:
     text = text.strip()
     return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(None, 1)[0]
-
-
-def _is_held_out(user: str) -> bool:
-    return int(hashlib.sha256(user.encode()).hexdigest(), 16) % _FOLDS == 0
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for _, row in read_lines(path, "an object with a user and a text"):
-        yield row
 
 
 def benchmark(

@@ -45,7 +45,7 @@ from services.privacy.protocols.individual import IndividualSettings
 from services.privacy.protocols.public import Public, PublicSettings
 from services.training.adapter import train_adapter
 from services.training.corpus import Corpus
-from services.training.dp_sgd import planned
+from services.training.dp_sgd import UNUSED, planned
 from services.training.expectation import TABLE as PART_TABLE
 from services.training.options import BASE_SHARE, DP_SGD_TRAINING, DpSgdOptions, TrainingOptions
 from services.training.packing import Tokens, tokenize
@@ -323,8 +323,9 @@ def benchmark(
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:
-        recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude={"text", "layers", "epochs", "batch"})
-        alike = {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe | {"steps": DpSgdOptions().steps}}
+        private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps", "matrices"})
+        recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
+        alike = {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe}
         before = json.loads(BASE_TABLE.read_text())
         kept = before["corpora"] if all(before.get(name) == value for name, value in alike.items()) else {}
         table = {

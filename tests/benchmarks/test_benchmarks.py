@@ -158,22 +158,24 @@ def test_labelled_corpora(tmp_path: Path) -> None:
     assert measured["majority"] < measured["scores"]["logistic regression"]["accuracy"]["mean"]
 
 
-def test_labels_of_commits_and_speeches(tmp_path: Path) -> None:
+COMMIT = "show the page of a project that has no owner\n\nIt was empty."
+SPEECH = "It is a speech that is long enough to be kept."
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "expected"),
+    [
+        ("commits", [f"gitweb: {COMMIT}", "no area", "unknown: text"], ("web", COMMIT)),
+        ("speeches", [SPEECH, "Now is the winter of our discontent", SPEECH], ("Richard III", SPEECH)),
+    ],
+)
+def test_labels_of_public_text(tmp_path: Path, kind: str, texts: list[str], expected: tuple[str, str]) -> None:
     """The area leaves the text of a commit, and a speech has the play that began before it."""
-    commit = "gitweb: show the page of a project that has no owner\n\nIt was empty."
-    longer = "It is a speech that is long enough to be kept."
-    for kind, texts in {
-        labelled.LabelledKind.COMMITS: [commit, "no area", "unknown: text"],
-        labelled.LabelledKind.SPEECHES: [longer, "Now is the winter of our discontent", longer],
-    }.items():
-        source = tmp_path / f"{kind}.jsonl"
-        write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
-        files = labelled.write_labelled(kind, source, 0, tmp_path)
-        found = [row for file in files for row in load_lines(file)]
-        assert [(row["label"], row["text"]) for row in found] == {
-            labelled.LabelledKind.COMMITS: [("web", commit.removeprefix("gitweb: "))],
-            labelled.LabelledKind.SPEECHES: [("Richard III", longer)],
-        }[kind]
+    source = tmp_path / "source.jsonl"
+    write_lines(source, ({"user": str(number), "text": text} for number, text in enumerate(texts)))
+    files = labelled.write_labelled(labelled.LabelledKind(kind), source, 0, tmp_path)
+    found = [(row["label"], row["text"]) for file in files for row in load_lines(file)]
+    assert found == [expected]
 
 
 @slow

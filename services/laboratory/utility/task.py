@@ -125,7 +125,7 @@ def measure(
     drawn = [labelled.sample(options.most) for labelled in trained]
     embedded = _embed(embedder, [held_out, *drawn], display)
     display.say("Training the classifiers and searching for copies")
-    varieties = variety({labelled.name: labelled.texts for labelled in drawn})
+    varieties = variety({labelled.name: labelled.texts for labelled in trained})
     tokens = {labelled.name: list(map(embedder.tokens, labelled.texts)) for labelled in (held_out, *trained)}
     tested = _examples(held_out, embedded[0], classes)
     rows = []
