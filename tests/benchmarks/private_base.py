@@ -151,6 +151,12 @@ class PrivateBaseBench:
 
     @classmethod
     def of(cls, corpus: Path, output: Path, user_limit: int, size: Size) -> "PrivateBaseBench":
+        """Opens a directory; what was trained there is kept.
+
+        Raises:
+            typer.BadParameter: it was trained there with other settings.
+        """
+        _claim(output, {**made_with(user_limit), "size": {**asdict(size), "standing": None}})
         train, held_out = held_apart(corpus, output, user_limit)
         model = resolve()
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -274,6 +280,23 @@ def table_of(measured: Mapping[float, Sequence[GainRow]], bench: PrivateBaseBenc
     }
 
 
+def made_with(user_limit: int) -> dict[str, Any]:
+    """Returns what determines the gain of a base, but for the corpus and the size."""
+    private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps", "matrices"})
+    recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
+    return {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe}
+
+
+def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes a directory's settings into it, or raises `typer.BadParameter` if it has others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "settings.json"
+    if not file.exists():
+        write_atomically(file, (json.dumps(settings, indent=1) + "\n").encode())
+    elif json.loads(file.read_text()) != settings:
+        raise typer.BadParameter(f"output: {folder} has models of other settings ({file.name}); give another directory")
+
+
 def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
@@ -323,9 +346,7 @@ def benchmark(
     benches = {name: PrivateBaseBench.of(path, output / name, user_limit, size) for name, path in corpora.items()}
     measured = {name: {each: bench.measure(each) for each in epsilon} for name, bench in benches.items()}
     if write:
-        private = DpSgdOptions().model_dump(mode="json", include={"clip", "blocks", "steps", "matrices"})
-        recipe = DP_SGD_TRAINING.model_dump(mode="json", exclude=UNUSED) | private
-        alike = {"model": DEFAULT, "user_limit": user_limit, "recipe": recipe}
+        alike = made_with(user_limit)
         before = json.loads(BASE_TABLE.read_text())
         kept = before["corpora"] if all(before.get(name) == value for name, value in alike.items()) else {}
         table = {

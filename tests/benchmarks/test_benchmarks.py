@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_a_corpus_without_measured_parts_is_refused_before_anything_is_trained(t
     with pytest.raises(typer.BadParameter, match="the table of parts lacks other"):
         private_base.benchmark(tmp_path / "output", [tmp_path / "other.jsonl"], write=True)
     assert not (tmp_path / "output").exists()
+
+
+def test_a_directory_of_other_settings_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """Its bases would be measured as those of this recipe."""
+    size = private_base.Size(2, 64, 2, runs=1, run_tokens=16)
+    private_base.PrivateBaseBench.of(corpus, tmp_path / "output", 300, size)
+    private_base.PrivateBaseBench.of(corpus, tmp_path / "output", 300, replace(size, standing=3))
+    with pytest.raises(typer.BadParameter, match="models of other settings"):
+        private_base.PrivateBaseBench.of(corpus, tmp_path / "output", 400, size)
 
 
 @slow
