@@ -20,7 +20,10 @@ def task(
     output: Annotated[Path, typer.Option(help="The directory for the report.")],
     train: Annotated[
         list[str],
-        typer.Option(help="NAME=PATH: a training set, JSON Lines or a job of `privmix generate`; repeat for more."),
+        typer.Option(
+            help="NAME=PATH: a training set, JSON Lines or a job of `privmix generate`; repeat for more, which are "
+            "also compared with the first."
+        ),
     ] = [],  # noqa: B006
     label_field: Annotated[str, typer.Option(help="The field with the label, in all files.")] = "label",
     text_field: TextFieldOption = "text",
@@ -88,6 +91,9 @@ def _show(report: "TaskReport", page: Path, seconds: float) -> None:
         table.add_row(row.name, guarantee(row), f"{row.texts:,}", *scores, closeness, str(row.copies.longest))
     console().print(table)
     for row in report.rows:
+        if row.over_first:
+            ahead = "; ".join(f"{name} {shown(score, '+')}" for name, score in row.over_first.items())
+            print(f"{row.name} less {report.rows[1].name}, in points of accuracy: {ahead}")
         if row.missing:
             print(f"{row.name}: has no text of {', '.join(row.missing)}")
     print(f"{page}: the report, in {seconds:.0f} s, for the operator only: it is not private")

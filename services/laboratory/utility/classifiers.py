@@ -1,7 +1,8 @@
 """Trains classifiers on embeddings and scores them: accuracy and macro-F1, with bootstrap intervals.
 
 Each repetition draws training texts with replacement, and held-out users with replacement with all of their texts
-(Efron 1979). So the interval covers both the choice of the training texts and that of the held-out people.
+(Efron 1979). So the interval covers both the choice of the training texts and that of the held-out people. A repetition
+draws the same people for every training set, so sets are compared repetition by repetition.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,10 +38,20 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """Holds the scores of one classifier on held-out text. Macro-F1 is the mean over the held-out text's classes."""
+    """Holds the scores of one classifier on held-out text.
+
+    Attributes:
+        macro_f1: the mean over the held-out text's classes.
+        accuracies: of each repetition.
+    """
 
     accuracy: Score
     macro_f1: Score
+    accuracies: tuple[float, ...]
+
+    def over(self, other: "Scores") -> Score:
+        """Returns this accuracy less another training set's, repetition by repetition."""
+        return Score.of(np.subtract(self.accuracies, other.accuracies).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +77,14 @@ def evaluate(train: Examples, held_out: Examples, classify: Classifier, *, seeds
     """
     accuracies, f1s = [], []
     for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        drawn = rng.integers(len(train.rows), size=len(train.rows))
-        tested = _users_again(held_out.users, rng)
+        for_texts, for_people = np.random.default_rng(seed).spawn(2)
+        drawn = for_texts.integers(len(train.rows), size=len(train.rows))
+        tested = _users_again(held_out.users, for_people)
         found = classify(train.rows[drawn], train.classes[drawn], held_out.rows, seed)[tested]
         truth = held_out.classes[tested]
         accuracies.append(float(np.mean(found == truth)))
         f1s.append(macro_f1(truth, found))
-    return Scores(Score.of(accuracies), Score.of(f1s))
+    return Scores(Score.of(accuracies), Score.of(f1s), tuple(accuracies))
 
 
 def macro_f1(truth: Integers, found: Integers) -> float:

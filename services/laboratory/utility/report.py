@@ -57,9 +57,10 @@ def guarantee(row: UtilityRow) -> str:
     return f"{origin.protocol}: epsilon {origin.epsilon:g}, delta {origin.delta:g}"
 
 
-def shown(score: Score) -> str:
-    """Returns a score in per cent with its interval."""
-    return f"{100 * score.mean:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+def shown(score: Score, sign: str = "-") -> str:
+    """Returns a score in per cent with its interval; with the sign `+`, a difference in points."""
+    mean, low, high = (f"{100 * value:{sign}.1f}" for value in (score.mean, score.low, score.high))
+    return f"{mean} ({low} to {high})"
 
 
 def _themes() -> Sequence[Theme]:

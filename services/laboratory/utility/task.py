@@ -15,7 +15,7 @@ import numpy as np
 from services.errors import InputError
 from services.laboratory.generation.quality import mauve, variety
 from services.laboratory.generation.report import MIN_FOR_MAUVE
-from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Scores, evaluate
+from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Score, Scores, evaluate
 from services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
 from services.laboratory.utility.embedding import Embedder
 from services.laboratory.utility.labelled import Labelled, TextOrigin
@@ -54,6 +54,8 @@ class UtilityRow:
         unknown: the number of texts with another label, which are left out.
         dropped: the number of lines without a text, and of cut records.
         scores: by the name of the classifier.
+        over_first: the accuracy less that of the first training set, by the name of the classifier, with an interval of
+            the difference; None for the real text and the first set.
         mauve: of the texts and the held-out ones; None with fewer than `MIN_FOR_MAUVE` of either.
         distinct: distinct-n by n, in the same number of words of every set.
         copies: from the real training text. For the real text itself: what held-out people copy from it, by chance.
@@ -66,6 +68,7 @@ class UtilityRow:
     unknown: int
     dropped: int
     scores: Mapping[str, Scores]
+    over_first: Mapping[str, Score] | None
     mauve: float | None
     distinct: Mapping[int, float]
     copies: CopiedSpans
@@ -128,10 +131,14 @@ def measure(
     varieties = variety({labelled.name: labelled.texts for labelled in trained})
     tokens = {labelled.name: list(map(embedder.tokens, labelled.texts)) for labelled in (held_out, *trained)}
     tested = _examples(held_out, embedded[0], classes)
-    rows = []
+    rows: list[UtilityRow] = []
     for whole, labelled, sample, features in zip((real, *sets), trained, drawn, embedded[1:], strict=True):
         examples = _examples(sample, features, classes)
         compared = tokens[HELD_OUT if labelled is trained[0] else labelled.name]
+        scores = {
+            name: evaluate(examples, tested, classify, seeds=options.seeds) for name, classify in CLASSIFIERS.items()
+        }
+        first = rows[1] if len(rows) > 1 else None
         rows.append(
             UtilityRow(
                 labelled.name,
@@ -140,10 +147,8 @@ def measure(
                 tuple(sorted(held_out.classes - labelled.classes)),
                 len(whole) - len(labelled),
                 labelled.dropped,
-                {
-                    name: evaluate(examples, tested, classify, seeds=options.seeds)
-                    for name, classify in CLASSIFIERS.items()
-                },
+                scores,
+                {name: own.over(first.scores[name]) for name, own in scores.items()} if first else None,
                 mauve(features, embedded[0]) if min(len(features), len(embedded[0])) >= MIN_FOR_MAUVE else None,
                 varieties[labelled.name].distinct,
                 CopiedSpans.of(longest_spans(compared, tokens[REAL])),

@@ -58,3 +58,13 @@ def test_an_interval_covers_the_choice_of_people() -> None:
     held_out = Examples(rows, np.zeros(100, dtype=np.int64), rows[:, 0].astype(np.int64))
     score = evaluate(examples(10, 0, 1), held_out, right_for_user_0, seeds=60).accuracy
     assert (score.low, score.high) == (0, 1)
+
+
+def test_sets_of_any_size_are_tested_on_the_same_people() -> None:
+    """Whom a repetition draws decides the accuracy, so it would differ if the people did."""
+    rows = np.repeat([[0.0], [1.0]], 50, axis=0)
+    held_out = Examples(rows, np.zeros(100, dtype=np.int64), rows[:, 0].astype(np.int64))
+    half = evaluate(examples(11, 0, 1), held_out, right_for_user_0, seeds=60)
+    again = evaluate(examples(37, 0, 1), held_out, right_for_user_0, seeds=60)
+    assert (half.over(again).low, half.over(again).high) == (0, 0)
+    assert half.accuracy.low < half.accuracy.high

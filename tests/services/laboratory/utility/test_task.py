@@ -83,6 +83,15 @@ def test_a_set_is_worth_what_it_teaches(report: dict[str, Any], classifier: str)
         assert score["accuracy"]["low"] <= score["accuracy"]["mean"] <= score["accuracy"]["high"]
 
 
+def test_other_sets_are_compared_with_the_first_repetition_by_repetition(report: dict[str, Any]) -> None:
+    assert report["real text"]["over_first"] is report["good"]["over_first"] is None
+    for classifier, score in report["wrong"]["over_first"].items():
+        first, own = (report[name]["scores"][classifier]["accuracies"] for name in ("good", "wrong"))
+        differences = [right - wrong for right, wrong in zip(own, first, strict=True)]
+        assert score["mean"] == pytest.approx(sum(differences) / 4)
+        assert min(differences) <= score["low"] <= score["high"] <= max(differences) < 0
+
+
 def test_the_report_names_what_a_set_lacks_and_what_is_left_out(report: dict[str, Any]) -> None:
     assert report["lacking"]["missing"] == ["eyes"]
     assert report["copied"]["unknown"] == 2
@@ -128,6 +137,7 @@ def test_the_page_is_self_contained_warns_and_quotes_no_text(folder: Path) -> No
     assert all(source.startswith("data:image/png;base64,") for source in parser.sources)
     assert "For the operator only" in page
     assert "lacking</b> has no text of eyes" in page
+    assert "Accuracy less that of good" in page
     assert not any(phrase in page for phrases in WORDS.values() for phrase in phrases if " " in phrase)
 
 
