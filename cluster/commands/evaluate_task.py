@@ -125,7 +125,7 @@ def reference(
     from cluster.console import display
     from services.laboratory.utility.labelled import read
     from services.laboratory.utility.reference_texts import METHODS, ReferenceOptions, write_texts
-    from services.training.public_model import resolve
+    from services.training.private_base import resolve_public
 
     if method not in METHODS:
         raise typer.BadParameter(f"must be {' or '.join(METHODS)}, not {method!r}", param_hint="--method")
@@ -136,7 +136,7 @@ def reference(
             private,
             label_field,
             output,
-            resolve(public_model),
+            resolve_public(public_model),
             options,
             lambda done: shown.show({f"texts of {method}": done}),
         )

@@ -73,12 +73,11 @@ def make(
         return
     from cluster.configuration import Configuration
     from cluster.work.generate import Shown, report_job, run_job, serving
-    from services.generation.baseline import write_baseline
+    from services.generation.baseline import baseline_model, write_baseline
     from services.generation.client import Sampling
     from services.generation.job import JobRequest, load_output, opened
     from services.generation.records import read_schema, records_of, write_records
     from services.training.manifest import Manifest
-    from services.training.public_model import resolve
 
     if output is None:
         raise bad("output", "is missing; add the directory of the job")
@@ -98,15 +97,16 @@ def make(
     if configuration is not None:
         chosen = configuration.choose(model)
         base_model = chosen.model or Manifest.load(chosen.ensemble).base_model
+    compared = baseline_model(public_model, base_model) if baseline else None
     started = time.monotonic()
     with opened(output, request) as job:
         with serving(url, key, configuration) as (address, secret), Shown(len(request.items), as_json) as shown:
             card = asyncio.run(run_job(job, address, secret, model, concurrency, partial, shown.texts, base_model))
         if record_schema is not None:
             write_records(output, record_schema, records_of(load_output(output)))
-        if baseline:
+        if compared is not None:
             with Shown(len(request.items), as_json) as shown:
-                write_baseline(output, request, resolve(public_model or base_model), shown.baseline)
+                write_baseline(output, request, compared, shown.baseline)
     report_job(output, card, time.monotonic() - started, baseline, as_json)
 
 

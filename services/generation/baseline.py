@@ -16,9 +16,30 @@ from services.files import load_lines
 from services.generation.client import Sampling
 from services.generation.job import JobRequest
 from services.generation.template import Item
+from services.training.manifest import private_base
+from services.training.private_base import resolve_public
+from services.training.public_model import resolve, revision
 
 FILE = "baseline.jsonl"
 _BATCH = 8
+
+
+def baseline_model(named: str | None, base_model: str | None) -> Path:
+    """Returns the directory of the public model to compare with: below a private base, the default one.
+
+    Args:
+        named: the public model that was asked for, as `resolve` takes it; None for the ensemble's.
+        base_model: the ensemble's base model, which may be a private base; None if it is not known.
+
+    Raises:
+        InputError: the named model was trained on private text, or the base was not made from the default one.
+        PublicModelError: as `resolve`.
+    """
+    if named is None and base_model is not None:
+        private = private_base(resolve(base_model))
+        if private is not None and revision(default := resolve()) == private.origin:
+            return default
+    return resolve_public(named or base_model)
 
 
 def write_baseline(directory: Path, request: JobRequest, model: Path, progress: Callable[[int], None]) -> None:

@@ -42,9 +42,11 @@ def write_card(job: GenerationJob, statement: Mapping[str, Any], base_model: str
 
     Args:
         statement: the response of `/v1/privacy` after the last text.
-        base_model: the public model of the ensemble, if it is known; a service does not report it.
+        base_model: the base model of the ensemble, if it is known; a service does not report it. Of a directory, the
+            card has the last name: it is made to be published.
     """
-    card = _card(job, statement) | {"base_model": base_model}
+    shown = Path(base_model).name if base_model and Path(base_model).is_absolute() else base_model
+    card = _card(job, statement) | {"base_model": shown}
     write_atomically(job.directory / JSON_FILE, json.dumps(card, indent=2).encode() + b"\n")
     write_atomically(job.directory / MARKDOWN_FILE, _markdown(card).encode())
     return card

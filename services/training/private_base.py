@@ -16,7 +16,7 @@ from filelock import FileLock
 from services.errors import InputError
 from services.files import building
 from services.training import public_model
-from services.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase
+from services.training.manifest import FILE, PRIVATE_BASE, Manifest, PrivateBase, private_base
 from services.training.marks import FILE as MARKS
 from services.training.marks import marks_file
 
@@ -26,6 +26,19 @@ _COPIED = (".json", ".txt", ".model", ".jinja")
 def is_trained(directory: Path) -> bool:
     """Returns whether `privmix train` wrote this directory."""
     return (directory / FILE).is_file()
+
+
+def resolve_public(model: str | None = None) -> Path:
+    """Returns the directory of a public model, as `public_model.resolve` does.
+
+    Raises:
+        InputError: it was trained on private text.
+        PublicModelError: as `public_model.resolve`.
+    """
+    path = public_model.resolve(model)
+    if private_base(path) is not None:
+        raise InputError(f"public-model: {path} was trained on private text; name the public model that it came from")
+    return path
 
 
 def merged(directory: Path) -> Path:

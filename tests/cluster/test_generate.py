@@ -115,7 +115,7 @@ def test_one_command_starts_the_service_makes_the_texts_and_ends_it(ensemble: Pa
     assert card["texts"]["whole"] == 5
     assert card["budget"]["tokens_delivered"] == card["budget"]["tokens_charged_by_service"] > 0
     assert "differential privacy" in card["guarantee"]
-    assert card["base_model"] == Manifest.load(tmp_path / "ensemble").base_model
+    assert card["base_model"] == Path(Manifest.load(tmp_path / "ensemble").base_model).name
     assert len((job / "baseline.jsonl").read_text().splitlines()) == 5
     reported = runner.invoke(app, ["generate", "report", str(job), "--json"])
     assert reported.exit_code == 0, reported.output

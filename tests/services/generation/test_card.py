@@ -1,4 +1,5 @@
-"""Claim: a data card says which texts a private base answered, and never counts them as the public model's."""
+"""Claim: a data card says which texts a private base answered, never counts them as the public model's, and names no
+directory of the machine."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,20 @@ from services.generation.job import GenerationJob
 STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_charged": 4, "tokens_left": 0}
 
 
+def job_in(directory: Path, *texts: SimpleNamespace) -> GenerationJob:
+    return cast(
+        GenerationJob,
+        SimpleNamespace(
+            directory=directory,
+            described={"sampling": {}, "begun": "today"},
+            texts=texts,
+            tokens=12,
+            free=0,
+            request=SimpleNamespace(template="{}", schema=None),
+        ),
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "shown"),
     [
@@ -23,14 +38,15 @@ STATEMENT = {"guarantee": "A promise.", "epsilon": 8.0, "delta": 1e-5, "tokens_c
 def test_answers_without_the_parts_are_named_by_their_model(kind: str, shown: str, tmp_path: Path) -> None:
     text = SimpleNamespace(finish_reason="stop", asked=1, answered_by=kind, item=SimpleNamespace(fields={}))
     of_parts = SimpleNamespace(**vars(text) | {"answered_by": None})
-    job = SimpleNamespace(
-        directory=tmp_path,
-        described={"sampling": {}, "begun": "today"},
-        texts=(text, text, of_parts),
-        tokens=12,
-        free=0,
-        request=SimpleNamespace(template="{}", schema=None),
-    )
-    card = write_card(cast(GenerationJob, job), STATEMENT)
+    card = write_card(job_in(tmp_path, text, text, of_parts), STATEMENT)
     assert card["texts"]["answered_without_the_parts"] == {kind: 2}
     assert f"| Answered without the parts | {shown} |" in (tmp_path / MARKDOWN_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("/srv/models/clinic/base-1c9dc110fe01", "base-1c9dc110fe01"), ("org/model", "org/model"), (None, None)],
+)
+def test_a_card_names_no_directory_of_the_machine(given: str | None, shown: str | None, tmp_path: Path) -> None:
+    assert write_card(job_in(tmp_path), STATEMENT, given)["base_model"] == shown
+    assert "/srv" not in (tmp_path / MARKDOWN_FILE).read_text()

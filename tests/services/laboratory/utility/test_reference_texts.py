@@ -13,7 +13,7 @@ from cluster.cli import app
 from services.errors import InputError
 from services.laboratory.utility.labelled import Labelled, TextOrigin, read
 from services.laboratory.utility.reference_texts import METHODS, _Writer, batches
-from tests.tiny import write_tiny_model
+from tests.tiny import write_tiny_base, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,14 @@ def test_a_method_writes_a_set_for_the_task(real: Path, tiny: Path, tmp_path: Pa
     assert found.origin.protocol == method
     assert (found.origin.epsilon, found.origin.delta) == (30, 1e-5)
     assert (outputs[0] / "synthetic.jsonl").read_bytes() == (outputs[1] / "synthetic.jsonl").read_bytes()
+
+
+def test_a_private_base_is_refused(real: Path, tmp_path: Path) -> None:
+    """The stated epsilon would lack its training."""
+    refused = write(real, write_tiny_base(tmp_path / "base", "3" * 64), tmp_path / "texts", "--method", METHODS[0])
+    assert refused.exit_code == 2
+    assert "was trained on private text" in refused.output
+    assert not (tmp_path / "texts").exists()
 
 
 def test_a_user_is_in_one_batch_with_one_text(real: Path) -> None:
