@@ -20,6 +20,8 @@ from services.laboratory.evaluation.text import Block
 from services.privacy.arrays import Reals
 
 NGRAMS = (1, 2, 3)
+MIN_FOR_MAUVE = 100
+"""The minimum number of texts of a set for MAUVE: it yields ten buckets. The authors use thousands of texts."""
 COPIED_WORDS = 8
 """The number of consecutive words that counts as copied; shorter sequences are often common phrases."""
 _TOKENS = 512  # the maximum number of tokens of a text that a model reads
@@ -135,17 +137,46 @@ class PerplexityModel:
         return Block(whole, tuple(range(1, len(whole))))
 
 
-def mauve(ours: Reals, real: Reals) -> float:
+@dataclass(frozen=True)
+class Likeness:
+    """Holds MAUVE of several sets of texts and the real ones.
+
+    Attributes:
+        texts: how many of each set, and of the real ones, are compared; None if no set has enough.
+        scores: by the set's name; a set with fewer than `MIN_FOR_MAUVE` texts has none.
+    """
+
+    texts: int | None
+    scores: Mapping[str, float]
+
+    @classmethod
+    def of(cls, sets: Mapping[str, Reals], real: Reals) -> "Likeness":
+        """Compares equally many texts of each set, because the score falls with the number of texts.
+
+        Args:
+            sets: features [texts, hidden] by name.
+            real: features [texts, hidden].
+        """
+        enough = {name: rows for name, rows in sets.items() if min(len(rows), len(real)) >= MIN_FOR_MAUVE}
+        if not enough:
+            return cls(None, {})
+        count = min(len(real), *map(len, enough.values()))
+        return cls(count, {name: mauve(rows, real, count) for name, rows in enough.items()})
+
+
+def mauve(ours: Reals, real: Reals, count: int) -> float:
     """Returns MAUVE of two sets of features [texts, hidden], between 0 and 1 (Pillutla et al. 2021, Section 3).
 
     The features are quantised together by k-means after PCA, and the score is the area under the divergence curve of
     the two histograms. Values are comparable only for the same features and numbers of texts.
+
+    Args:
+        count: how many texts of each to compare, drawn by a fixed seed.
     """
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import normalize
 
-    count = min(len(ours), len(real))
     rng = np.random.default_rng(_SEED)
     both = np.concatenate([features[rng.permutation(len(features))[:count]] for features in (ours, real)])
     reduced = PCA(n_components=_VARIANCE, whiten=False, random_state=_SEED).fit_transform(normalize(both))

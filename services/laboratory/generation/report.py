@@ -33,8 +33,6 @@ RECORD_FILE, OPERATOR_RECORD_FILE = "report.json", "report-operator.json"
 SYNTHETIC, BASELINE, REAL = "private synthetic", "public model", "real text"
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-MIN_FOR_MAUVE = 100
-"""The minimum number of texts of a set for MAUVE: it yields ten buckets. The authors use thousands of texts."""
 _TEST_SHARE = 0.3
 _SALT = bytes(32)  # the split of the real text needs no secret, because it is not published
 
@@ -80,9 +78,14 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class QualityReport:
-    """Holds all rows, the model and the label with which they were measured, and the fields of a job's records."""
+    """Holds all rows, the model and the label with which they were measured, and the fields of a job's records.
+
+    Attributes:
+        mauve_texts: how many texts of each set MAUVE compares; None if no set has enough.
+    """
 
     rows: tuple[QualityRow, ...]
+    mauve_texts: int | None
     card: Mapping[str, Any]
     model: str
     label_field: str | None
@@ -122,8 +125,11 @@ def make_report(
     for name, pairs in sets.items():
         if not any(text.strip() for text, _ in pairs):
             raise InputError(f"{directory}: the {name} has no text")
+    reader = quality.PerplexityModel(model)
+    likeness = _likeness(sets, reader, real)
     report = QualityReport(
-        _rows(sets, quality.PerplexityModel(model), real, _adapter(finetuned), label_field),
+        _rows(sets, reader, likeness, real, _adapter(finetuned), label_field),
+        likeness.texts,
         load_card(directory),
         model.name,
         label_field,
@@ -150,25 +156,36 @@ def render(report: QualityReport, texts: Mapping[str, Sequence[str]]) -> str:
         # The page never shows real text, not even to the operator, because someone may pass it on by mistake.
         samples={name: [text for text in contents if text.strip()][:5] for name, contents in shown.items()},
         copied_words=quality.COPIED_WORDS,
-        min_for_mauve=MIN_FOR_MAUVE,
+        min_for_mauve=quality.MIN_FOR_MAUVE,
     )
+
+
+def _likeness(
+    sets: Mapping[str, Sequence[tuple[str, str | None]]], reader: quality.PerplexityModel, real: Real | None
+) -> quality.Likeness:
+    if real is None:
+        return quality.Likeness(None, {})
+    features = {
+        name: reader.features(texts)
+        for name, pairs in sets.items()
+        if len(texts := _texts(pairs)) >= quality.MIN_FOR_MAUVE
+    }
+    return quality.Likeness.of(features, reader.features(_texts(real.test)))
 
 
 def _rows(
     sets: Mapping[str, Sequence[tuple[str, str | None]]],
     reader: quality.PerplexityModel,
+    likeness: quality.Likeness,
     real: Real | None,
     adapter: AdapterFiles | None,
     label_field: str | None,
 ) -> tuple[QualityRow, ...]:
     texts = {name: _texts(pairs) for name, pairs in sets.items()}
     varieties = quality.variety(texts)
-    references = None if real is None else reader.features(_texts(real.test))
     rows = []
     for name, pairs in sets.items():
-        own, score = texts[name], None
-        if references is not None and min(len(own), len(references)) >= MIN_FOR_MAUVE:
-            score = quality.mauve(reader.features(own), references)
+        own = texts[name]
         rows.append(
             QualityRow(
                 name,
@@ -177,7 +194,7 @@ def _rows(
                 varieties[name],
                 reader.perplexity(own),
                 None if adapter is None else reader.perplexity(own, adapter),
-                score,
+                likeness.scores.get(name),
                 quality.utility(_labelled(pairs), _labelled(real.test)) if real and label_field else None,
                 # The row of real text compares the texts of different users.
                 quality.overlap(own, _texts(real.test if name == REAL else (*real.train, *real.test)))

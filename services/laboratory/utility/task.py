@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from services.errors import InputError
-from services.laboratory.generation.quality import mauve, variety
-from services.laboratory.generation.report import MIN_FOR_MAUVE
+from services.laboratory.generation.quality import Likeness, variety
 from services.laboratory.utility.classifiers import CLASSIFIERS, Examples, Score, Scores, evaluate
 from services.laboratory.utility.copies import CopiedSpans, PlantedSecret, Secrets, find_secrets, longest_spans
 from services.laboratory.utility.embedding import Embedder
@@ -56,7 +55,7 @@ class UtilityRow:
         scores: by the name of the classifier.
         over_first: the accuracy less that of the first training set, by the name of the classifier, with an interval of
             the difference; None for the real text and the first set.
-        mauve: of the texts and the held-out ones; None with fewer than `MIN_FOR_MAUVE` of either.
+        mauve: of the texts and the held-out ones; None with too few of either (`quality.Likeness`).
         distinct: distinct-n by n, in the same number of words of every set.
         copies: from the real training text. For the real text itself: what held-out people copy from it, by chance.
     """
@@ -82,6 +81,7 @@ class TaskReport:
     Attributes:
         majority: the accuracy of answering the most frequent class of the held-out text.
         words: the number of words of each set that distinct-n counts.
+        mauve_texts: how many texts of each set MAUVE compares; None if no set has enough.
     """
 
     rows: tuple[UtilityRow, ...]
@@ -91,6 +91,7 @@ class TaskReport:
     held_out_users: int
     majority: float
     words: int
+    mauve_texts: int | None
     options: TaskOptions
     model: str
 
@@ -129,6 +130,8 @@ def measure(
     embedded = _embed(embedder, [held_out, *drawn], display)
     display.say("Training the classifiers and searching for copies")
     varieties = variety({labelled.name: labelled.texts for labelled in trained})
+    named = {labelled.name: features for labelled, features in zip(trained, embedded[1:], strict=True)}
+    likeness = Likeness.of(named, embedded[0])
     tokens = {labelled.name: list(map(embedder.tokens, labelled.texts)) for labelled in (held_out, *trained)}
     tested = _examples(held_out, embedded[0], classes)
     rows: list[UtilityRow] = []
@@ -149,7 +152,7 @@ def measure(
                 labelled.dropped,
                 scores,
                 {name: own.over(first.scores[name]) for name, own in scores.items()} if first else None,
-                mauve(features, embedded[0]) if min(len(features), len(embedded[0])) >= MIN_FOR_MAUVE else None,
+                likeness.scores.get(labelled.name),
                 varieties[labelled.name].distinct,
                 CopiedSpans.of(longest_spans(compared, tokens[REAL])),
                 find_secrets(labelled.texts, canaries) if canaries else None,
@@ -165,6 +168,7 @@ def measure(
         len(set(held_out.users)),
         max(counts) / len(held_out),
         varieties[REAL].words,
+        likeness.texts,
         options,
         model.name,
     )

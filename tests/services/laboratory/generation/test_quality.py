@@ -55,8 +55,20 @@ def test_mauve_distinguishes_distributions() -> None:
     chance = np.random.default_rng(0)
     real, same = chance.normal(size=(200, 8)), chance.normal(size=(200, 8))
     other = chance.normal(size=(200, 8)) * 0.2 + 3
-    assert quality.mauve(same, real) > 0.8
-    assert quality.mauve(other, real) < 0.2
+    assert quality.mauve(same, real, 200) > 0.8
+    assert quality.mauve(other, real, 200) < 0.2
+
+
+def test_sets_of_different_sizes_are_compared_with_equally_many_texts() -> None:
+    chance = np.random.default_rng(0)
+    real, few, many = (chance.normal(size=(count, 8)) for count in (400, 120, 300))
+    alone = quality.Likeness.of({"few": few, "too few": few[:99]}, real)
+    assert (alone.texts, set(alone.scores)) == (120, {"few"})
+    beside = quality.Likeness.of({"many": many, "few": few}, real)
+    assert beside.texts == 120
+    assert beside.scores["few"] == alone.scores["few"]
+    assert beside.scores["many"] == quality.mauve(many, real, 120) != quality.mauve(many, real, 300)
+    assert quality.Likeness.of({"few": few}, real[:99]) == quality.Likeness(None, {})
 
 
 def test_utility_is_the_accuracy_on_real_text() -> None:

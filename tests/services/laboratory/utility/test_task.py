@@ -138,6 +138,7 @@ def test_the_page_is_self_contained_warns_and_quotes_no_text(folder: Path) -> No
     assert "For the operator only" in page
     assert "lacking</b> has no text of eyes" in page
     assert "Accuracy less that of good" in page
+    assert "MAUVE compares 108 texts of each set" in page, "80 of lacking and 30 of copied are too few"
     assert not any(phrase in page for phrases in WORDS.values() for phrase in phrases if " " in phrase)
 
 
