@@ -28,8 +28,11 @@ def is_trained(directory: Path) -> bool:
     return (directory / FILE).is_file()
 
 
-def resolve_public(model: str | None = None) -> Path:
+def resolve_public(model: str | None = None, field: str = "public-model") -> Path:
     """Returns the directory of a public model, as `public_model.resolve` does.
+
+    Args:
+        field: the name of the option that gives the model, for the error.
 
     Raises:
         InputError: it was trained on private text.
@@ -37,7 +40,7 @@ def resolve_public(model: str | None = None) -> Path:
     """
     path = public_model.resolve(model)
     if private_base(path) is not None:
-        raise InputError(f"public-model: {path} was trained on private text; name the public model that it came from")
+        raise InputError(f"{field}: {path} was trained on private text; name the public model that it came from")
     return path
 
 

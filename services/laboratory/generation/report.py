@@ -125,8 +125,8 @@ def make_report(
     for name, pairs in sets.items():
         if not any(text.strip() for text, _ in pairs):
             raise InputError(f"{directory}: the {name} has no text")
-    reader = quality.PerplexityModel(model)
-    likeness = _likeness(sets, reader, real)
+    texts, reader = {name: _texts(pairs) for name, pairs in sets.items()}, quality.PerplexityModel(model)
+    likeness = _likeness(texts, reader, real)
     report = QualityReport(
         _rows(sets, reader, likeness, real, _adapter(finetuned), label_field),
         likeness.texts,
@@ -138,7 +138,7 @@ def make_report(
     )
     page, record = (OPERATOR_HTML_FILE, OPERATOR_RECORD_FILE) if report.operator else (HTML_FILE, RECORD_FILE)
     write_atomically(directory / record, json.dumps(report.record(), indent=2).encode() + b"\n")
-    write_atomically(directory / page, render(report, {name: _texts(pairs) for name, pairs in sets.items()}).encode())
+    write_atomically(directory / page, render(report, texts).encode())
     return report, directory / page
 
 
@@ -161,15 +161,12 @@ def render(report: QualityReport, texts: Mapping[str, Sequence[str]]) -> str:
 
 
 def _likeness(
-    sets: Mapping[str, Sequence[tuple[str, str | None]]], reader: quality.PerplexityModel, real: Real | None
+    texts: Mapping[str, Sequence[str]], reader: quality.PerplexityModel, real: Real | None
 ) -> quality.Likeness:
-    if real is None:
+    """Computes no features that MAUVE would not compare."""
+    if real is None or len(real.test) < quality.MIN_FOR_MAUVE:
         return quality.Likeness(None, {})
-    features = {
-        name: reader.features(texts)
-        for name, pairs in sets.items()
-        if len(texts := _texts(pairs)) >= quality.MIN_FOR_MAUVE
-    }
+    features = {name: reader.features(own) for name, own in texts.items() if len(own) >= quality.MIN_FOR_MAUVE}
     return quality.Likeness.of(features, reader.features(_texts(real.test)))
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.errors import DataError, InputError
+from services.errors import DataError
 from services.laboratory.heads.data import labelled_rows
 from services.laboratory.heads.table import Table, owners
 from services.progress import Display
-from services.training import public_model
-from services.training.manifest import private_base
+from services.training.private_base import resolve_public
 
 FEATURES = 32
 """The number of components of a random projection with fixed signs, small enough for a small model."""
@@ -77,9 +76,7 @@ def embed(
     """
     from transformers import AutoModel, AutoTokenizer
 
-    path, shown = public_model.resolve(model), display or Display()
-    if private_base(path) is not None:
-        raise InputError(f"model {path}: was trained on private text, which no head counts; name a public model")
+    path, shown = resolve_public(model, "model"), display or Display()
     tokenizer = AutoTokenizer.from_pretrained(path)
     encoder = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(encoder.config.hidden_size, FEATURES))

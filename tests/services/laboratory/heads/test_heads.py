@@ -27,6 +27,7 @@ from services.laboratory.heads.uncertainty import predictive_intervals
 from services.privacy.events import from_json
 from services.progress import Display
 from tests.services.laboratory.heads.test_methods import generated
+from tests.tiny import write_tiny_base
 
 
 @pytest.mark.slow
@@ -173,6 +174,13 @@ def test_mimic_extract_is_prepared_by_its_layout(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.y, patients["mort_hosp"].to_numpy()[5:])
     with pytest.raises(DataError, match="MIMIC-Extract"):
         mimic.prepare(tmp_path / "nothing.h5", tmp_path)
+
+
+def test_a_private_base_embeds_no_text(tmp_path: Path) -> None:
+    """The head's guarantee would lack its training."""
+    base = write_tiny_base(tmp_path / "base", "3" * 64)
+    with pytest.raises(InputError, match=r"model: .*/base was trained on private text"):
+        text.embed(["a text"], str(base))
 
 
 @pytest.mark.slow

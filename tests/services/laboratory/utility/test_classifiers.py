@@ -61,7 +61,7 @@ def test_an_interval_covers_the_choice_of_people() -> None:
 
 
 def test_sets_of_any_size_are_tested_on_the_same_people() -> None:
-    """Whom a repetition draws decides the accuracy, so it would differ if the people did."""
+    """The classifier is right for one of two people, so two sets score alike only if both draw the same people."""
     rows = np.repeat([[0.0], [1.0]], 50, axis=0)
     held_out = Examples(rows, np.zeros(100, dtype=np.int64), rows[:, 0].astype(np.int64))
     half = evaluate(examples(11, 0, 1), held_out, right_for_user_0, seeds=60)
