@@ -105,8 +105,10 @@ def reference(
     output: Annotated[Path, typer.Option(help="The directory for the texts, a training set for `evaluate task`.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon for the text of one user, replaced.")] = EPSILON,
     delta: DeltaOption = DELTA,
-    references: Annotated[int, typer.Option(min=2, help="The number of users whose texts write one text.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="The tokens of a text; for amin, its private tokens.")] = 64,
+    references: Annotated[int, typer.Option(min=2, help="The number of users of a batch, with one text each.")] = 16,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="The tokens of a text; for amin, the private ones of a batch.")
+    ] = 64,
     seed: Annotated[int, typer.Option(help="The seed of the batches and of all draws.")] = 0,
     sigma: Annotated[
         float, typer.Option(min=0.001, help="The noise of amin's sparse vector technique; its private tokens cost it.")
@@ -143,4 +145,4 @@ def reference(
     if as_json:
         print(json.dumps({"output": str(output), "texts": count}))
     else:
-        print(f"{output}: {count} texts of {references} users each")
+        print(f"{output}: {count} texts, of batches of {references} users")

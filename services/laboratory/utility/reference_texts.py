@@ -6,10 +6,10 @@ texts are for comparison and not for publication.
 """
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,15 @@ from services.generation.job import JOB, OUTPUT
 from services.laboratory.utility.labelled import Labelled
 from services.laboratory.utility.references import Amin, InvisibleInk
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 INVISIBLE_INK, AMIN = "invisible-ink", "amin"
 METHODS = (INVISIBLE_INK, AMIN)
 
 _LONGEST_REFERENCE = 160  # tokens
 _END = "\n\n"
+_TOKENS_BY_PRIVATE = 4  # at most, of the texts of a batch
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class ReferenceOptions:
 
     Attributes:
         method: one of `METHODS`.
-        references: B, the number of users whose references write one text.
-        tokens: the largest number of tokens of a text; for Amin et al., of its private tokens.
+        references: B, the number of users of a batch, each with one reference.
+        tokens: the largest number of tokens of a text; for Amin et al., of the private tokens of a batch.
         seed: of the batches and of all draws.
         sigma: the scale of the noise of Amin et al.'s sparse vector technique.
     """
@@ -48,11 +52,11 @@ class ReferenceOptions:
     seed: int = 0
     sigma: float = 0.2
 
-    def mechanism(self, text: int) -> InvisibleInk | Amin:
-        """Returns the mechanism for a text. Each has its own batch of users and so the whole budget."""
+    def mechanism(self, batch: int) -> InvisibleInk | Amin:
+        """Returns the mechanism for a batch. Each has its own users and so the whole budget."""
         if self.method == INVISIBLE_INK:
             return InvisibleInk.plan(self.references, self.tokens, self.epsilon, self.delta)
-        seed = self.seed * 1_000_003 + text
+        seed = self.seed * 1_000_003 + batch
         return Amin.plan(self.references, self.tokens, self.epsilon, self.delta, sigma=self.sigma, seed=seed)
 
 
@@ -95,7 +99,7 @@ def write_texts(
     options: ReferenceOptions,
     progress: Callable[[float], None] = lambda done: None,
 ) -> int:
-    """Writes a text for each batch and a card that states the budget; returns the number of texts.
+    """Writes the texts of each batch and a card that states the budget; returns the number of texts.
 
     Raises:
         InputError: the budget does not last, or there are too few users.
@@ -103,11 +107,12 @@ def write_texts(
     found = batches(real, options.references, options.seed)
     options.mechanism(0)  # refuses a budget that does not last before the model is loaded
     writer = _Writer(model, options.seed)
-    rows, tokens = [], 0
+    rows: list[dict[str, Any]] = []
+    tokens = 0
     for index, batch in enumerate(found):
-        text, count = writer.write(batch, label_field, options.mechanism(index), options.tokens)
-        rows.append({"id": index, label_field: batch.label, "text": text, "tokens": count})
-        tokens += count
+        for text, count in writer.texts(batch, label_field, options.mechanism(index), options.tokens):
+            rows.append({"id": len(rows), label_field: batch.label, "text": text, "tokens": count})
+            tokens += count
         progress((index + 1) / len(found))
     output.mkdir(parents=True, exist_ok=True)
     write_lines(output / OUTPUT, rows)
@@ -126,7 +131,7 @@ def _card(options: ReferenceOptions, tokens: int) -> dict[str, Any]:
 
 
 class _Writer:
-    """Decodes texts from a batch of prompts with one cache, the public prompt first."""
+    """Decodes the texts of a batch, the public prompt first."""
 
     def __init__(self, model: Path, seed: int) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import
@@ -135,22 +140,36 @@ class _Writer:
         self._network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._generator = torch.Generator().manual_seed(seed)
 
-    @torch.inference_mode()
-    def write(self, batch: ReferenceBatch, field: str, mechanism: InvisibleInk | Amin, most: int) -> tuple[str, int]:
-        """Returns a text and its number of tokens. A text of Amin et al. ends after `most` private tokens."""
-        limit = most if isinstance(mechanism, InvisibleInk) else 4 * most
+    def texts(
+        self, batch: ReferenceBatch, field: str, mechanism: InvisibleInk | Amin, most: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yields each text of a batch and its number of tokens.
+
+        A batch of InvisibleInk writes one text. One of Amin et al. writes texts until its `most` private tokens are
+        spent, or until it has written `_TOKENS_BY_PRIVATE` times as many tokens: public ones have no end of their own.
+        """
+        rows = _Rows(self._network, self._prompts(batch, field))
+        if isinstance(mechanism, InvisibleInk):
+            yield self._text(rows, mechanism, most)
+            return
+        left = _TOKENS_BY_PRIVATE * most
+        while left > 0 and not mechanism.ended:
+            text, count = self._text(rows, mechanism, left)
+            left -= count + 1  # its end is a token too
+            yield text, count
+
+    def _text(self, rows: "_Rows", mechanism: InvisibleInk | Amin, most: int) -> tuple[str, int]:
         tokens: list[int] = []
-        logits = self._logits(self._prompts(batch, field))
-        rows = next(logits)
-        while len(tokens) < limit and not (isinstance(mechanism, Amin) and mechanism.ended):
-            chances = mechanism.next_token(rows[0].double(), rows[1:].double())
+        logits = rows.begin()
+        while True:
+            chances = mechanism.next_token(logits[0].double(), logits[1:].double())
             token = int(torch.multinomial(chances, 1, generator=self._generator))
             if token == self._tokenizer.eos_token_id:
                 break
             tokens.append(token)
-            if _END in self._tokenizer.decode(tokens):
+            if len(tokens) == most or mechanism.ended or _END in self._tokenizer.decode(tokens):
                 break
-            rows = logits.send(token)
+            logits = rows.append(token)
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text.partition(_END)[0].strip(), len(tokens)
 
@@ -167,23 +186,46 @@ class _Writer:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return tokens
 
-    def _logits(self, prompts: Sequence[Sequence[int]]) -> Generator[Tensor, int, None]:
-        """Yields the logits [1 + B, V] after the prompts, and after each token that is sent."""
+
+class _Rows:
+    """Computes logits [1 + B, V] after B + 1 prompts and one text that follows them all, with one cache."""
+
+    def __init__(self, network: "PreTrainedModel", prompts: Sequence[Sequence[int]]) -> None:
+        from transformers import DynamicCache  # slow to import
+
         longest = max(map(len, prompts))
-        ids = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts])
-        mask = torch.tensor([[*[0] * (longest - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
-        cache = None
-        while True:
-            places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            answer = self._network(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=places,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache = answer.past_key_values
-            token = yield answer.logits[:, -1]
-            ids = torch.full((len(prompts), 1), token)
-            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+        self._network = network
+        self._mask = torch.tensor([[*[0] * (longest - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
+        self._cache = DynamicCache(config=network.config)
+        self._text = 0  # tokens
+        self._after_prompts = self._forward(
+            torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts])
+        )
+
+    def begin(self) -> Tensor:
+        """Returns the logits after the prompts, where a new text begins."""
+        if self._text:
+            self._cache.crop(-self._text)  # its last tokens
+            self._mask = self._mask[:, : -self._text]
+            self._text = 0
+        return self._after_prompts
+
+    def append(self, token: int) -> Tensor:
+        """Returns the logits after one more token of the text."""
+        ids = torch.full((len(self._mask), 1), token)
+        self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
+        self._text += 1
+        return self._forward(ids)
+
+    @torch.inference_mode()
+    def _forward(self, ids: Tensor) -> Tensor:
+        answer = self._network(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = answer.logits[:, -1]
+        return logits

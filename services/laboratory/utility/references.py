@@ -4,13 +4,14 @@
 - Amin et al. (EMNLP 2024; arXiv 2407.12108): clipped logits, and predictions of the public model alone by the sparse
   vector technique.
 
-Each text has its own disjoint batch of B references, one for a user. So the budget of all texts is that of one, and all
-promise what privmix does: epsilon and delta for a user's text, replaced by any other. The papers count a reference that
-is added or removed, which halves each sensitivity below.
+Each batch has B references, one for a user, and no user is in two. So the budget of all texts is that of one batch, and
+all promise what privmix does: epsilon and delta for a user's text, replaced by any other. The papers count a reference
+that is added or removed, which halves each sensitivity below.
 """
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import bisect
@@ -36,6 +37,7 @@ class InvisibleInk:
     clip: float
     temperature: float = 1.1
     top_k: int = 100
+    ended: ClassVar[bool] = False  # a text ends by its tokens
 
     @classmethod
     def plan(
@@ -77,7 +79,8 @@ class Amin:
 
     Attributes:
         clip: C, in logits.
-        private_tokens: the largest number of private tokens of a text, which ends with the last of them.
+        private_tokens: the largest number of private tokens of a batch, which writes one text after the other until
+            they are spent; the last is cut there.
         threshold, sigma: theta and the scale of its noise.
         rng: the source of the noise. This is a reference for comparison; it protects nobody's text.
     """
@@ -107,7 +110,7 @@ class Amin:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> "Amin":
-        """Returns the mechanism for one text with the largest clip.
+        """Returns the mechanism for one batch with the largest clip.
 
         Raises:
             InputError: the budget does not last.
@@ -165,7 +168,7 @@ def svt_epsilon(references: int, sigma: float) -> float:
 def _largest_clip(
     references: int, tokens: int, epsilon: float, delta: float, temperature: float, by_token: float
 ) -> float:
-    """Returns the largest C for which a text stays within (epsilon, delta).
+    """Returns the largest C for which a batch stays within (epsilon, delta).
 
     Args:
         tokens: the number of tokens that are sampled from the references.

@@ -1,6 +1,7 @@
 """Claim: `privmix evaluate reference` writes a labelled text for each batch of users, as a set for `evaluate task`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from typer.testing import CliRunner, Result
 from cluster.cli import app
 from services.errors import InputError
 from services.laboratory.utility.labelled import Labelled, TextOrigin, read
-from services.laboratory.utility.reference_texts import METHODS, _Writer, batches
+from services.laboratory.utility.reference_texts import METHODS, ReferenceBatch, _Rows, _Writer, batches
+from services.laboratory.utility.references import Amin
 from tests.tiny import write_tiny_base, write_tiny_model
 
 
@@ -77,13 +79,43 @@ def test_the_logits_with_a_cache_are_those_of_each_prompt_alone(tiny: Path) -> N
     network = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     prompts = [tokenizer(text)["input_ids"] for text in ("one", "another and longer prompt", "two words")]
-    with torch.inference_mode():
-        logits = _Writer(tiny, 0)._logits(prompts)
-        rows = [next(logits), logits.send(7), logits.send(11)]
+    rows = _Rows(network, prompts)
+    for text in ([7, 11], [5], [3, 7, 11]):
+        found = [rows.begin(), *map(rows.append, text)]
         for index, prompt in enumerate(prompts):
-            expected = network(input_ids=torch.tensor([[*prompt, 7, 11]])).logits[0, -3:]
-            for row, wanted in zip(rows, expected, strict=True):
+            with torch.inference_mode():
+                expected = network(input_ids=torch.tensor([[*prompt, *text]])).logits[0, -len(text) - 1 :]
+            for row, wanted in zip(found, expected, strict=True):
                 assert row[index].numpy() == pytest.approx(wanted.numpy(), abs=1e-3)
+
+
+@pytest.mark.parametrize(("threshold", "private"), [(-100.0, 40), (100.0, 0)], ids=["private", "public"])
+def test_a_batch_of_amin_writes_texts_until_its_private_tokens_are_spent(
+    tiny: Path, threshold: float, private: int
+) -> None:
+    """With public tokens alone it ends too."""
+    mechanism = Amin(clip=5.0, private_tokens=40, threshold=threshold)
+    writer = _Writer(tiny, 0)
+    network = writer._network
+    network.lm_head = _Ending(network.lm_head, writer._tokenizer.eos_token_id)
+    found = list(writer.texts(ReferenceBatch("a", ("one", "two words")), "reason", mechanism, 40))
+    assert mechanism.spent == private
+    assert len(found) > 3
+    tokens = sum(count for _, count in found)
+    assert tokens + len(found) - 1 <= (private or 160) <= tokens + len(found)
+
+
+class _Ending(torch.nn.Module):
+    """Gives one token a fifth of all probability."""
+
+    def __init__(self, head: torch.nn.Module, token: int) -> None:
+        super().__init__()
+        self._head, self._token = head, token
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._head(hidden)
+        logits[..., self._token] = logits.logsumexp(dim=-1) - math.log(4)
+        return logits
 
 
 @pytest.mark.parametrize(
