@@ -80,9 +80,10 @@ class Guarantee:
         if self.status == "none":
             return f"No privacy guarantee: {self.source}."
         seen = self.seen or ("all released tokens" if tokens is None else f"up to {tokens} released tokens")
+        condition = f", provided that {'; '.join(self.assumes)}" if self.assumes else ""
         return (
             f"Against an observer of {seen}, ({epsilon}, {delta})-{self.notion} for {self.protects}: "
-            f"{self.status} ({self.source}), provided that {'; '.join(self.assumes)}."
+            f"{self.status} ({self.source}){condition}."
         )
 
     def stopped_by_losses(self, epsilon: str, delta: float) -> str:

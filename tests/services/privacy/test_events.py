@@ -9,6 +9,7 @@ import pytest
 
 from services.privacy.events import Event, from_json
 from services.privacy.protocols.pmixed import PublishedEvent, RatioEvent
+from services.privacy.protocols.public import PublicEvent
 
 EVENTS = [RatioEvent(80, 0.03, 1.6), RatioEvent(1, 1.0, 1 / 3), PublishedEvent(8, 0.25, 3, 0.0031)]
 
@@ -61,3 +62,4 @@ def test_guarantees_state_their_scope() -> None:
     sentence = certified.sentence("7.376", 1e-5, 1024)
     for piece in ("1024 released tokens", "(7.376, 1e-05)", "certified", certified.protects, *certified.assumes):
         assert piece in sentence
+    assert PublicEvent().guarantee.sentence("8", 1e-5, None).endswith("certified (nothing private is read).")
