@@ -80,10 +80,9 @@ class Guarantee:
         if self.status == "none":
             return f"No privacy guarantee: {self.source}."
         seen = self.seen or ("all released tokens" if tokens is None else f"up to {tokens} released tokens")
-        condition = f", provided that {'; '.join(self.assumes)}" if self.assumes else ""
         return (
             f"Against an observer of {seen}, ({epsilon}, {delta})-{self.notion} for {self.protects}: "
-            f"{self.status} ({self.source}){condition}."
+            f"{self.status} ({self.source}){self._assuming('provided that')}."
         )
 
     def stopped_by_losses(self, epsilon: str, delta: float) -> str:
@@ -95,8 +94,11 @@ class Guarantee:
         return (
             f"No epsilon is stated: clients see when the losses that are measured on the private text reach the limit "
             f"({epsilon}, {delta}), because the service then stops. The analysis of these losses is {self.status} "
-            f"({self.source}), of {self.notion} for {self.protects}, and assumes that {'; '.join(self.assumes)}."
+            f"({self.source}), of {self.notion} for {self.protects}{self._assuming('and assumes that')}."
         )
+
+    def _assuming(self, words: str) -> str:
+        return f", {words} {'; '.join(self.assumes)}" if self.assumes else ""
 
 
 @dataclass(frozen=True)

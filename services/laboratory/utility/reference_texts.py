@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from services.errors import InputError
 from services.files import write_atomically, write_lines
@@ -193,28 +194,24 @@ class _Rows:
     def __init__(self, network: "PreTrainedModel", prompts: Sequence[Sequence[int]]) -> None:
         from transformers import DynamicCache  # slow to import
 
-        longest = max(map(len, prompts))
+        rows = [torch.tensor(prompt) for prompt in prompts]
         self._network = network
-        self._mask = torch.tensor([[*[0] * (longest - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
         self._cache = DynamicCache(config=network.config)
-        self._text = 0  # tokens
-        self._after_prompts = self._forward(
-            torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts])
-        )
+        self._prompt_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+        self._mask = self._prompt_mask
+        self._after_prompts = self._forward(pad_sequence(rows, batch_first=True, padding_side="left"))
 
     def begin(self) -> Tensor:
         """Returns the logits after the prompts, where a new text begins."""
-        if self._text:
-            self._cache.crop(-self._text)  # its last tokens
-            self._mask = self._mask[:, : -self._text]
-            self._text = 0
+        if text := self._mask.shape[1] - self._prompt_mask.shape[1]:
+            self._cache.crop(-text)  # its last tokens
+            self._mask = self._prompt_mask
         return self._after_prompts
 
     def append(self, token: int) -> Tensor:
         """Returns the logits after one more token of the text."""
         ids = torch.full((len(self._mask), 1), token)
         self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
-        self._text += 1
         return self._forward(ids)
 
     @torch.inference_mode()

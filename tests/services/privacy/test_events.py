@@ -63,3 +63,4 @@ def test_guarantees_state_their_scope() -> None:
     for piece in ("1024 released tokens", "(7.376, 1e-05)", "certified", certified.protects, *certified.assumes):
         assert piece in sentence
     assert PublicEvent().guarantee.sentence("8", 1e-5, None).endswith("certified (nothing private is read).")
+    assert PublicEvent().guarantee.stopped_by_losses("8", 1e-5).endswith(f"for {certified.protects}.")

@@ -1,4 +1,4 @@
-"""Claim: `privmix evaluate reference` writes a labelled text for each batch of users, as a set for `evaluate task`."""
+"""Claim: `privmix evaluate reference` writes labelled texts from each batch of users, as a set for `evaluate task`."""
 
 import json
 import math
