@@ -16,7 +16,7 @@ from torch import Tensor
 from services import tracing
 from services.actors import concurrent
 from services.engine.engine import EngineSettings, Request, create
-from services.reduction import Reduced, Reducer, Reduction
+from services.reduction import Reduced, Reducer, Reduction, on_host
 
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
@@ -114,7 +114,7 @@ class Shard:
             rows = self._engine.logits(requests)
             if returned is not None and len(returned) < len(rows):
                 rows = rows[list(returned)]
-            answer = rows.float().cpu().numpy()
+            answer = on_host(rows.float())
         self._prepare_later(coming)
         return answer
 

@@ -13,6 +13,7 @@
 - `stages_ms`: for the same numbers of parts, a step by stage: the public pass (where vLLM runs eagerly, the readers are
   in it), the readers, the head, the reduction of the rows, and the rest. The device is idle between two stages, so
   their sum is more than a step.
+- `copy_ms`: to bring p0 of all sequences to the host: into new pages, and as a shard does (`reduction.on_host`).
 - `invariant_over_ordinary`: the ratio of the speeds with batch-invariant kernels and with vLLM's ordinary ones, for
   rows of all parts.
 - `restart`: seconds to load the engine again in a new process (`tests.benchmarks.startup`), where vLLM finds what it
@@ -36,7 +37,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from cluster.options import JsonOption
 from services.coordinator.settings import StepSettings
@@ -44,7 +45,7 @@ from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, crea
 from services.engine.part_text import text_files
 from services.files import write_files
 from services.privacy.protocols.pmixed import PMixed
-from services.reduction import Reducer
+from services.reduction import Reducer, on_host
 from services.training.public_model import resolve
 from tests.benchmarks.reduction import RADIUS, reduction
 from tests.benchmarks.startup import in_new_process, load, timed
@@ -59,6 +60,7 @@ SIDES = {"invariant": "1", "ordinary": "0"}
 PUBLIC_TEXT = Path(__file__).parents[2] / "services" / "privacy" / "README.md"
 LIKELIEST = 20
 PART_TEXT = 128
+COPIES = 10
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,17 @@ def stages_ms(engine: Engine, load: Load, adapters: tuple[str, ...], seconds: di
     return {stage: round(1000 * spent / load.steps, 2) for stage, spent in stages.items()}
 
 
+def copy_ms(sequences: int, vocabulary: int) -> dict[str, float]:
+    rows = torch.rand(sequences, vocabulary, device="cuda" if torch.cuda.is_available() else "cpu")
+    copies: dict[str, Callable[[], Any]] = {"new pages": lambda: rows.cpu().numpy(), "shard": lambda: on_host(rows)}
+    seconds: dict[str, float] = defaultdict(float)
+    for name, copy in copies.items():
+        copy()
+        for _ in range(COPIES):
+            on_an_idle_device(copy, seconds, name)()
+    return {name: round(1000 * spent / COPIES, 2) for name, spent in seconds.items()}
+
+
 def prompt_of(engine: Engine, load: Load, index: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(index)
     return tuple(torch.randint(engine.vocabulary, (load.prompt,), generator=generator).tolist())
@@ -303,6 +316,7 @@ def main(
         for side, invariant in (SIDES if torch.cuda.is_available() else {"ordinary": "0"}).items():
             given = Load(base, adapters, sequences, steps, prompt)
             report[side] = in_new_process(measure, given, environment={"VLLM_BATCH_INVARIANT": invariant})
+        report["copy_ms"] = copy_ms(sequences, AutoConfig.from_pretrained(base).vocab_size)
         report["restart"] = in_new_process(load, base, adapters)
     report["recovery_s"] = StepSettings().recovery_s
     rates = [report[side]["tokens_per_second"]["private"][str(parts)] for side in SIDES if side in report]

@@ -138,7 +138,8 @@ class _Writer:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
-        self._network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
         self._generator = torch.Generator().manual_seed(seed)
 
     def texts(
@@ -164,7 +165,7 @@ class _Writer:
         logits = rows.begin()
         while True:
             chances = mechanism.next_token(logits[0].double(), logits[1:].double())
-            token = int(torch.multinomial(chances, 1, generator=self._generator))
+            token = int(torch.multinomial(chances.cpu(), 1, generator=self._generator))
             if token == self._tokenizer.eos_token_id:
                 break
             tokens.append(token)
@@ -194,7 +195,7 @@ class _Rows:
     def __init__(self, network: "PreTrainedModel", prompts: Sequence[Sequence[int]]) -> None:
         from transformers import DynamicCache  # slow to import
 
-        rows = [torch.tensor(prompt) for prompt in prompts]
+        rows = [torch.tensor(prompt, device=network.device) for prompt in prompts]
         self._network = network
         self._cache = DynamicCache(config=network.config)
         self._prompt_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
@@ -210,7 +211,7 @@ class _Rows:
 
     def append(self, token: int) -> Tensor:
         """Returns the logits after one more token of the text."""
-        ids = torch.full((len(self._mask), 1), token)
+        ids = torch.full((len(self._mask), 1), token, device=self._mask.device)
         self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
         return self._forward(ids)
 
