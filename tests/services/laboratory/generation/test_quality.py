@@ -59,6 +59,13 @@ def test_mauve_distinguishes_distributions() -> None:
     assert quality.mauve(other, real, 200) < 0.2
 
 
+def test_mauve_near_zero_hardly_depends_on_two_texts_more() -> None:
+    chance = np.random.default_rng(1)
+    real, ours = chance.normal(size=(240, 24)), chance.normal(size=(240, 24)) + 0.6
+    scores = [quality.mauve(ours, real, count) for count in (156, 158, 160, 162)]
+    assert max(scores) < 1.3 * min(scores), "of single draws, the largest is 1.6 times the smallest"
+
+
 def test_sets_of_different_sizes_are_compared_with_equally_many_texts() -> None:
     chance = np.random.default_rng(0)
     real, few, many = (chance.normal(size=(count, 8)) for count in (400, 120, 300))
