@@ -24,6 +24,7 @@ engine runs in a process of its own, one after the other.
 """
 
 import json
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -310,14 +311,21 @@ def main(
         folder = Path(name)
         names = tuple(f"part-{index:03d}" for index in range(parts))
         adapters = write_adapters(folder / "adapters", names, base, layers=usual_layers(base))
-        report: dict[str, Any] = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
-        report["agreement"] = agreements(base, adapters, contexts, folder)
+        report: dict[str, Any] = {}
+
+        def measured(stage: str, value: Any) -> None:
+            """Shows each stage at once: on a GPU every engine compiles, for minutes, and the program may be stopped."""
+            report[stage] = value
+            print(f"{stage}: {json.dumps(value)}", file=sys.stderr, flush=True)
+
+        measured("device", torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
+        measured("copy_ms", copy_ms(sequences, AutoConfig.from_pretrained(base).vocab_size))
+        measured("agreement", agreements(base, adapters, contexts, folder))
         # Batch-invariant kernels exist only on a GPU.
         for side, invariant in (SIDES if torch.cuda.is_available() else {"ordinary": "0"}).items():
             given = Load(base, adapters, sequences, steps, prompt)
-            report[side] = in_new_process(measure, given, environment={"VLLM_BATCH_INVARIANT": invariant})
-        report["copy_ms"] = copy_ms(sequences, AutoConfig.from_pretrained(base).vocab_size)
-        report["restart"] = in_new_process(load, base, adapters)
+            measured(side, in_new_process(measure, given, environment={"VLLM_BATCH_INVARIANT": invariant}))
+        measured("restart", in_new_process(load, base, adapters))
     report["recovery_s"] = StepSettings().recovery_s
     rates = [report[side]["tokens_per_second"]["private"][str(parts)] for side in SIDES if side in report]
     if len(rates) == len(SIDES):
