@@ -319,7 +319,8 @@ def main(
             print(f"{stage}: {json.dumps(value)}", file=sys.stderr, flush=True)
 
         measured("device", torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
-        measured("copy_ms", copy_ms(sequences, AutoConfig.from_pretrained(base).vocab_size))
+        vocabulary = AutoConfig.from_pretrained(base).vocab_size
+        measured("copy_ms", in_new_process(copy_ms, sequences, vocabulary))
         measured("agreement", agreements(base, adapters, contexts, folder))
         # Batch-invariant kernels exist only on a GPU.
         for side, invariant in (SIDES if torch.cuda.is_available() else {"ordinary": "0"}).items():
