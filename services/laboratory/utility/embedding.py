@@ -23,8 +23,8 @@ class Embedder:
         from transformers import AutoModel, AutoTokenizer  # slow to import
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._network = AutoModel.from_pretrained(model, dtype=torch.float32).to(self._device).eval()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._network = AutoModel.from_pretrained(model, dtype=torch.float32).to(device).eval()
 
     def tokens(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -54,8 +54,9 @@ class Embedder:
         ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in batch])
         lengths = torch.tensor([len(tokens) for tokens in batch])
         mask = torch.arange(longest) < lengths[:, None]
-        given = {"input_ids": ids.to(self._device), "attention_mask": mask.long().to(self._device)}
-        states = self._network(**given).last_hidden_state.cpu().double()
+        device = self._network.device
+        answer = self._network(input_ids=ids.to(device), attention_mask=mask.long().to(device))
+        states = answer.last_hidden_state.cpu().double()
         # A text without a token has the first state alone.
         counted = (mask & ((torch.arange(longest) > 0) | (lengths[:, None] == 1)))[:, :, None]
         means: Reals = ((states * counted).sum(dim=1) / counted.sum(dim=1)).numpy()
