@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
-from services.privacy.mollifiers.shaping import SamplingOptions, shape_parts, temperatures
-from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_parts, temperatures
+from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
 
 
 def release(protocol: Protocol, answers: Answers, count: int) -> Release:
@@ -40,6 +40,9 @@ def reduce(
         allowances: see `PartRows`.
     """
     each = temperatures(options, public.device)
+    fused = protocol.fused(PartLogits(public, log_p, bits_per_nat(each), drawn, allowances))
+    if fused is not None:
+        return fused
 
     def shaped(s: slice, i: slice) -> Tensor:
         block = log_p[s, i]
