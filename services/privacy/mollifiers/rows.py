@@ -135,9 +135,12 @@ def centred_steps(
     return kernels.centred_steps(log_p, public, scales, drawn, radius, slope, per_nat, most) if kernels else None
 
 
-def prepare() -> None:
-    """Builds the compiled passes, if needed, and loads them."""
-    compiled.operators(SOURCE)
+def prepare(device: torch.device | None = None) -> None:
+    """Builds the passes for a device, if needed, and loads them; by default those for a CPU."""
+    if device is None or device.type == "cpu":
+        compiled.operators(SOURCE)
+    elif (kernels := _triton()) is not None:
+        kernels.prepare(device)
 
 
 def _kernels(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:

@@ -76,6 +76,17 @@ def centred_steps(
     return sums
 
 
+def prepare(device: torch.device) -> None:
+    """Compiles the kernels for float32 rows that lie apart, as an engine's do, or finds them in Triton's cache."""
+    made = torch.zeros((2, 3, _ROW), device=device)
+    log_p, public, ones = made[:, 1:], made[:, 0] + 1 / _ROW, torch.ones((2, 2), device=device)
+    ratios = shape_parts(log_p, public, ones[0], torch.empty((2, 2, _ROW), device=device))
+    clipped_means(ratios, public, ones, ones)
+    clipped_moments(ratios, public.double(), ones, ones)
+    clipped_sums(ratios, ones, ones, ones.double())
+    centred_steps(log_p, public, ones[0], ones.bool(), 1.0, 0.5, 1.0, 2)
+
+
 def _for_each_row(kernel: Any, rows: Tensor, *arguments: Any) -> None:
     """Runs one program for each row of [S, n, V]."""
     sequences, count, vocabulary = rows.shape

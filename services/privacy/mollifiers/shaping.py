@@ -1,7 +1,7 @@
 """Applies sampling options to every distribution before projection. The kept tokens depend on p0 alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers import rows
-from services.privacy.mollifiers.blocks import column, on_device, rows_at_once, scratch
+from services.privacy.mollifiers.blocks import on_device, rows_at_once, scratch
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
@@ -42,6 +42,11 @@ class SamplingOptions:
             raise ValueError(f"top_p must lie above 0 and at most 1, got {self.top_p}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or None to keep every token, got {self.top_k}")
+
+    @property
+    def restricts(self) -> bool:
+        """Whether a token may be dropped for another reason than its smallness."""
+        return self.top_p < 1.0 or self.top_k is not None or self.legal is not None
 
     def illegal(self, vocabulary: int, device: torch.device) -> Tensor | None:
         """Returns the tokens that may not be released, bool [vocabulary]; None if there are none."""
@@ -113,13 +118,21 @@ def begin_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> tuple[Ten
 
     Call `check_usable` before anything is made of p0. A row that is not usable is NaN.
     """
-    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
-    usable = torch.empty(len(log_p), dtype=torch.bool, device=log_p.device)
-    at_once = rows_at_once(public)
-    for start in range(0, len(public), at_once):
-        block = slice(start, start + at_once)
-        _shape_public(log_p[block], options[block], public[block], usable[block])
-    return public, usable
+    scales = np.array([_BITS / option.temperature for option in options], np.float32)
+    restricted = {s: option for s, option in enumerate(options) if option.restricts}
+    return _public(log_p, on_device(scales, log_p.device), restricted)
+
+
+def plain_public(log_p: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what `begin_public` does for options that keep all tokens, from tensors of the device alone.
+
+    So a CUDA graph can capture it.
+
+    Args:
+        log_p: [S, V], natural log-probabilities or logits.
+        scales: float32 [S], bits per nat over the temperature (`bits_per_nat`).
+    """
+    return _public(log_p, scales, {})
 
 
 def check_usable(usable: Tensor) -> None:
@@ -147,18 +160,37 @@ def bits_per_nat(temperatures: Tensor) -> Tensor:
     return _BITS / temperatures
 
 
-def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor, usable: Tensor) -> None:
+def _public(log_p: Tensor, scales: Tensor, restricted: Mapping[int, SamplingOptions]) -> tuple[Tensor, Tensor]:
+    """Returns p0 [S, V], and which rows are usable, [S].
+
+    Args:
+        restricted: the options of the sequences that keep some tokens alone.
+    """
+    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
+    usable = torch.empty(len(log_p), dtype=torch.bool, device=log_p.device)
+    at_once = rows_at_once(public)
+    for start in range(0, len(public), at_once):
+        block = slice(start, start + at_once)
+        own = {s - start: option for s, option in restricted.items() if start <= s < start + at_once}
+        _shape_public(log_p[block], scales[block], own, public[block], usable[block])
+    return public, usable
+
+
+def _shape_public(
+    log_p: Tensor, scales: Tensor, restricted: Mapping[int, SamplingOptions], out: Tensor, usable: Tensor
+) -> None:
     """Writes p0 [B, V], and which rows are usable, [B]."""
     logs = scratch("logs", out)
-    torch.mul(log_p, column(np.array([_BITS / option.temperature for option in options]), out), out=logs)
-    for row, option in zip(logs, options, strict=True):
-        illegal = option.illegal(len(row), row.device)
+    torch.mul(log_p, scales[:, None], out=logs)
+    for s, option in restricted.items():
+        illegal = option.illegal(logs.shape[1], logs.device)
         if illegal is not None:
-            row.masked_fill_(illegal, -math.inf)
+            logs[s].masked_fill_(illegal, -math.inf)
     largest = logs.amax(dim=1, keepdim=True)
     usable.copy_(largest[:, 0].isfinite())
     logs -= largest
-    for row, option in zip(logs, options, strict=True):
+    for s, option in restricted.items():
+        row = logs[s]
         if option.top_k is not None and option.top_k < len(row):
             _drop_below(row, row.topk(option.top_k).values[-1], -math.inf)
         if option.top_p < 1.0:
