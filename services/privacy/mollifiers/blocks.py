@@ -2,6 +2,7 @@
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,12 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return _kept.tensors[wanted]
 
 
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copies values from the host to a device. A GPU reads page-locked memory, so neither side waits for the other."""
+    host = torch.from_numpy(values)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 def row_sums(rows: Tensor) -> Column:
     """Sums rows pairwise: a running sum would lose the many tokens with tiny probabilities."""
     return to_column(rows.sum(dim=1))
@@ -67,7 +74,7 @@ def to_column(values: Tensor) -> Column:
 
 def column(values: NDArray[np.float64] | NDArray[np.bool_], like: Tensor) -> Tensor:
     """Converts a column to a tensor [C, 1] with the type and device of ``like`` [C, V]."""
-    return torch.from_numpy(values.astype(_NUMPY[like.dtype])[:, None]).to(like.device)
+    return on_device(values.astype(_NUMPY[like.dtype])[:, None], like.device)
 
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
