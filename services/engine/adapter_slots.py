@@ -62,8 +62,10 @@ class AdapterSlots:
         for adapter in missing:
             self._load(adapter)
 
-    def of(self, adapters: np.ndarray) -> np.ndarray:
-        """Returns the slots of adapters that are on the device."""
+    def bring_rows(self, adapters: np.ndarray) -> np.ndarray:
+        """Loads the adapters of a step's rows, int of any shape; returns their slots. See `bring`."""
+        if not self.resident:
+            self.bring(adapters.ravel().tolist())
         slots: np.ndarray = slots_by_id(self._manager.lora_index_to_id)[adapters]
         return slots
 

@@ -9,12 +9,16 @@ the fork, a reader's hidden state is the public one. From there on a reader row
   model's keys and values, its own position included);
 - has its adapter in the LoRA mapping, where its owner's tokens have none.
 
-Where vLLM compiles the model, the public pass is exactly vLLM's, with its graphs. It hands over the hidden states at
-the fork (`EagleModelMixin`, vLLM's own interface for drafts), and a second pass runs the layers after the fork for the
-readers. All readers of a sequence stand at one position, so they are one query of several tokens without a causal
-mask, which reads the cache once. Where vLLM runs eagerly, as on the CPU, our own loop over the layers appends the
-readers to the public tokens at the fork: a pass of few rows takes the time to read the weights, so one pass is faster
-than two. To append rows inside a compiled model would change the loop of each model in its middle.
+On a GPU a step in which each sequence computes one token is replayed as one graph (`step_graph`), which runs its public
+and reader rows together. Every other pass runs eagerly: prompts, which the engine ingests up to their last token, and
+all steps of what `captures_steps` names. An eager pass with readers appends them to the public tokens at the fork on a
+CPU (`_run_together`): a pass of few rows takes the time to read the weights, so one pass is faster than two. On a GPU
+it hands over the hidden states at the fork (`EagleModelMixin`, vLLM's own interface for drafts), and a second pass runs
+the layers after the fork for the readers. All readers of a sequence stand at one position, so they are one query of
+several tokens without a causal mask, which reads the cache once.
+
+No pass samples. The engine appends the tokens that the coordinator samples (`begin_step`), so a request is an ordinary
+one to vLLM: its scheduler computes what is new, and keeps the cache of a request that has nothing new.
 
 A text (`part_text`) in place of an adapter is a request that vLLM ingests once and that nobody continues, so it keeps
 its cache blocks. Its rows fork before the first layer. A row has the text's blocks in its block table, and after them
@@ -29,9 +33,11 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
 - `is_padding` in the forward context is the public batch's; the readers' context has none, so mixture-of-experts models
   route all reader rows.
 - `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
-- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is refused: vLLM's GPU kernels launch for
-  all slots in the public pass and for as many adapters as rows in that of the readers (`launched_for_rows`), whatever
-  the adapters of the rows.
+- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is refused: it would let the number of
+  launches follow the adapters of the rows. The kernels of `lora_tiles` launch for the number of rows; vLLM's own, which
+  run the adapters of a mixture of experts, launch for all slots.
+- Without its sampler, a pass ends before the device has read the host's buffers. `_mark_copied` notes when the copies
+  of a pass are on their way, and the next pass waits for them before it writes.
 - `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
   pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
   attention (MLA), where a reader's query would meet the latent of its own hidden state.
@@ -315,15 +321,13 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self.tokens_computed += scheduler_output.total_num_scheduled_tokens
         batch = self.input_batch
         requested = [self._requested[request_id] for request_id in batch.req_ids]
-        order = np.argsort([min(_answer_rows(each), default=-1) for each in requested], kind="stable")
+        order = np.argsort([-1 if each.own_row is None else each.own_row for each in requested], kind="stable")
         requested = [requested[index] for index in order]
         positions = batch.num_computed_tokens_cpu[order]
-        adapters = np.full((len(order), shape.readers), self._zero, dtype=np.int64)
-        for row, each in zip(adapters, requested, strict=True):
-            row[: len(each.adapters)] = each.adapters
+        rows = [[*each.adapters, *[self._zero] * (shape.readers - len(each.adapters))] for each in requested]
+        adapters = np.array(rows, dtype=np.int64).reshape(len(order), shape.readers)
         if shape.readers and self.slots is not None:
-            self.slots.bring(adapters.ravel().tolist())
-            adapters = self.slots.of(adapters)
+            adapters = self.slots.bring_rows(adapters)
         batch.block_table.commit_block_table(len(order))
         logits = self._graphs.step(shape, batch.token_ids_cpu[order, positions], positions, order, adapters)
         self._mark_copied()
@@ -336,18 +340,19 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         If they are the whole answer, and in its order, they are not copied.
         """
         width = logits.shape[1]
-        source = np.concatenate(
-            [
-                width * place + np.flatnonzero([each.own_row is not None] + [True] * len(each.rows))
-                for place, each in enumerate(requested)
-            ]
-        )
-        target = np.concatenate([_answer_rows(each) for each in requested])
         rows = logits.flatten(0, 1)
-        if len(target) and len(target) == self._answer_rows and np.array_equal(source, target):
-            self._answer = rows[: len(target)]
-        else:
-            self._keep(rows[torch.from_numpy(source).to(rows.device)], target)
+        if len(requested) * width == self._answer_rows and all(
+            each.own_row == place * width and each.rows == range(place * width + 1, (place + 1) * width)
+            for place, each in enumerate(requested)
+        ):
+            self._answer = rows[: self._answer_rows]
+            return
+        source = [
+            np.arange(place * width + (each.own_row is None), place * width + 1 + len(each.rows))
+            for place, each in enumerate(requested)
+        ]
+        target = [np.array(([] if each.own_row is None else [each.own_row]) + [*each.rows]) for each in requested]
+        self._keep(rows[torch.from_numpy(np.concatenate(source)).to(rows.device)], np.concatenate(target))
 
     def _mark_copied(self) -> None:
         """Notes that all copies to the device for the coming pass are on their way."""
@@ -588,10 +593,6 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
             self._shared_queries = without_mask and not _have_windows(layers)
         differ = together and self.device.type != "cpu"
         return self._shared_queries and not self._text_tokens and not differ
-
-
-def _answer_rows(requested: RequestedRows) -> Sequence[int]:
-    return [*([] if requested.own_row is None else [requested.own_row]), *requested.rows]
 
 
 def _have_windows(layers: Iterable[Any]) -> bool:

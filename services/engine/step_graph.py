@@ -18,6 +18,7 @@ step. vLLM's own graphs are not used: they know one row a request, and their wra
 references to outputs, so that a second pass in it could overwrite the first one's hidden states.
 """
 
+import gc
 from collections.abc import Callable
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, Protocol
@@ -165,11 +166,16 @@ class StepGraphs:
 
     def capture(self, readers: int) -> None:
         """Captures the steps with this number of readers for each sequence."""
-        for shape in shapes(readers):
-            graph = self._new_graph()
-            self._inputs.write(shape, *np.zeros((3, shape.sequences), dtype=np.int64))[:] = 0
-            self._inputs.send(self._integers(shape))
-            self._graphs[shape] = graph, graph.capture(lambda shape=shape: self.run(shape))  # type: ignore[misc]
+        gc.collect()
+        gc.freeze()  # each capture collects garbage, and need not search what was there before
+        try:
+            for shape in shapes(readers):
+                graph = self._new_graph()
+                self._inputs.write(shape, *np.zeros((3, shape.sequences), dtype=np.int64))[:] = 0
+                self._inputs.send(self._integers(shape))
+                self._graphs[shape] = graph, graph.capture(lambda shape=shape: self.run(shape))  # type: ignore[misc]
+        finally:
+            gc.unfreeze()
 
     def shape_for(self, sequences: int, readers: int) -> Shape | None:
         """Returns the smallest captured shape that holds these sequences with this many readers; None if none does."""

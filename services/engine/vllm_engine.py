@@ -96,8 +96,8 @@ class SessionRequest:
     tokens: tuple[int, ...]
     cache_salt: str | None
     own_row: int | None
-    readers: list[int]
-    reader_rows: list[int]
+    readers: Sequence[int]
+    reader_rows: Sequence[int]
 
 
 class StepLimits(NamedTuple):
@@ -240,24 +240,23 @@ class VllmEngine(Engine):
         """Yields a request for each session, or several if a request has more readers than fit into a step."""
         row = 0
         for request in requests:
-            by_owner: dict[str, SessionRequest] = {}
-            for name in request.adapters:
-                owner = name if name in self._own else PUBLIC
-                session_request = by_owner.get(owner)
-                if session_request is None or len(session_request.readers) == limits.readers:
-                    if session_request is not None:
-                        yield session_request
-                    session_request = SessionRequest(
-                        (request.sequence, owner), request.tokens, request.cache_salt, None, [], []
-                    )
-                    by_owner[owner] = session_request
-                if name == owner:
-                    session_request.own_row = row
-                else:
-                    session_request.readers.append(self._lora_ids[name])
-                    session_request.reader_rows.append(row)
-                row += 1
-            yield from by_owner.values()
+            rows = range(row, row + len(request.adapters))
+            row = rows.stop
+            if request.adapters[:1] == (PUBLIC,) and not self._own and len(rows) - 1 <= limits.readers:
+                readers = [self._lora_ids[name] for name in request.adapters[1:]]
+                yield _session_request(request, PUBLIC, rows[0], readers, rows[1:])
+            else:
+                yield from self._split(request, rows, limits.readers)
+
+    def _split(self, request: Request, rows: range, limit: int) -> Iterator[SessionRequest]:
+        """Yields requests for each session of a request, with at most `limit` readers each."""
+        named = list(zip(request.adapters, rows, strict=True))
+        yield from (_session_request(request, name, row, [], []) for name, row in named if name in self._own)
+        own = next((row for name, row in named if name == PUBLIC), None)
+        readers = [(self._lora_ids[name], row) for name, row in named if name != PUBLIC and name not in self._own]
+        for start in range(0, max(len(readers), own is not None), limit):
+            ids, at = zip(*readers[start : start + limit], strict=True) if readers else ((), ())
+            yield _session_request(request, PUBLIC, None if start else own, ids, at)
 
     def _steps(self, session_requests: Sequence[SessionRequest], limits: StepLimits) -> Iterator[list[SessionRequest]]:
         """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
@@ -391,6 +390,12 @@ class VllmEngine(Engine):
     def _worker(self, method: str, *arguments: Any) -> Any:
         """Calls a method of `ReaderWorker`, in this process."""
         return self._core.collective_rpc(method, args=arguments)[0]
+
+
+def _session_request(
+    request: Request, owner: str, own_row: int | None, readers: Sequence[int], rows: Sequence[int]
+) -> SessionRequest:
+    return SessionRequest((request.sequence, owner), request.tokens, request.cache_salt, own_row, readers, rows)
 
 
 def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]:

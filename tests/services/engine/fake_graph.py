@@ -7,9 +7,15 @@ such as the host's numbers in a new tensor.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.platforms import current_platform
+
+from services import compiled
+from services.engine import step_graph
+from services.engine.reader_rows import ReaderRows
 
 REFUSED = frozenset(
     {
@@ -66,6 +72,16 @@ class FakeGraph(TorchDispatchMode):
         if operator._schema.is_mutable or not views:  # a view stays one
             self._tape.append((operator, args, options, output))
         return output
+
+
+def capture_on_a_cpu(patch: pytest.MonkeyPatch, graph: type = FakeGraph) -> None:
+    """Lets the engines that are made from now on capture decode steps of up to 4 sequences, with such graphs."""
+    patch.setattr(ReaderRows, "new_graph", graph)
+    patch.setattr(step_graph, "SIZES", (1, 2, 4))
+    # The stand-in records PyTorch's operators: not those that we compile, and not what vLLM hides behind one that reads
+    # the forward context.
+    patch.setattr(compiled, "operators", lambda _source: None)
+    patch.setattr(type(current_platform), "opaque_attention_op", classmethod(lambda _cls: False))
 
 
 def _name(operator: Any) -> str:

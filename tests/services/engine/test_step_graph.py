@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from vllm.platforms import current_platform
 
-from services import compiled
-from services.engine import step_graph
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
-from services.engine.reader_rows import ReaderRows
 from services.engine.step_graph import Shape, StepGraphs
 from services.engine.vllm_engine import VllmEngine
 from tests.ensembles import write_adapters
-from tests.services.engine.fake_graph import FakeGraph
+from tests.services.engine.fake_graph import FakeGraph, capture_on_a_cpu
 from tests.tiny import write_tiny_llama
 
 NAMES = tuple(f"part-{index}" for index in range(5))
@@ -94,11 +90,7 @@ class Repeated:
 def captured(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[VllmEngine]:
-    monkeypatch.setattr(ReaderRows, "new_graph", request.param)
-    monkeypatch.setattr(compiled, "operators", lambda _source: None)  # the stand-in records PyTorch's operators only
-    monkeypatch.setattr(step_graph, "SIZES", (1, 2, 4))
-    # The stand-in records operators, and vLLM hides several behind one that reads the forward context.
-    monkeypatch.setattr(type(current_platform), "opaque_attention_op", classmethod(lambda _cls: False))
+    capture_on_a_cpu(monkeypatch, request.param)
     engine = VllmEngine(settings)
     yield engine
     engine.close()
