@@ -29,6 +29,7 @@ this device (`tests.benchmarks.floors`), and by how much the measured step excee
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,8 +51,10 @@ from tests.benchmarks.floors import Rates, Step, floors_ms
 from tests.benchmarks.shapes import SHAPES, write_model, write_readers
 
 ROOT = Path(__file__).parents[2]
-TAIL = 1500
-"""The number of characters of a failed process's output that the report has."""
+TAIL = 1000
+"""The number of last characters of a failed process's output that the report has."""
+NAMED_ERRORS = 4
+ERROR = re.compile(r"\b\w*(Error|Exception): ")
 SLOWER_CPU = 10
 """By what all limits are multiplied on a CPU."""
 STAGES = ("rates", "kernels", "exact", "small", "vllm", "large", "profile", "start", "before")
@@ -241,8 +244,14 @@ def run(cell: Cell, limit_s: float, folder: Path) -> dict[str, Any]:
             _end(process)
     values: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
     if error is not None:
-        values["error"] = f"{error}: {log.read_text()[-TAIL:]}"
+        values["error"] = f"{error}: {_errors(log.read_text())}"
     return {**values, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _errors(log: str) -> str:
+    """Returns the lines of a log that name errors, and its end."""
+    named = [line for line in log.splitlines() if ERROR.search(line)]
+    return "\n".join([*(line[-300:] for line in named[:NAMED_ERRORS]), log[-TAIL:]])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -249,6 +249,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
 
     given = Case.of(case)
@@ -270,6 +271,7 @@ def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
         load_format=getattr(given.settings, "load_format", "auto"),
         disable_log_stats=True,
         enforce_eager=not ON_GPU,
+        gpu_memory_utilization=0.9 if ON_GPU else 0.1,
         **options,
     )
     yield {"start_s": round(time.perf_counter() - began, 1)}
