@@ -184,13 +184,15 @@ def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[in
     given = Case.of(case)
     engine, started = start(given)
     yield started
+    if hasattr(engine, "capture"):
+        engine.capture(numbers)
     for context in contexts:
         decoding = given.decoding(engine, context)
         yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
         decoding.end()
     if stages:
         decoding = given.decoding(engine)
-        yield {"stages_ms": stages_ms(engine, decoding, given.readers, given.steps)}
+        yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
     engine.close()
 
 
