@@ -9,7 +9,7 @@ from services.structure.errors import StructureError
 from services.structure.vocabulary import Vocabulary
 
 PIECE = 64
-"""The maximum number of tokens that are consumed between two masks, because the engine renews its fuel at masks only."""
+"""The maximum number of tokens between two masks, because the engine renews its fuel at masks only."""
 
 
 @dataclass(frozen=True, slots=True)

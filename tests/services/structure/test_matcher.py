@@ -174,7 +174,7 @@ LONG["required"] = list(LONG["properties"])
 
 
 def long_text(fields: Collection[int] = range(len(LONG["properties"]))) -> tuple[int, ...]:
-    """Returns a value of `LONG`. The strings with these numbers are as long as they may be, and the others are empty."""
+    """Returns a value of `LONG`. The strings with these numbers are as long as they may be, the others are empty."""
     words = "the quick brown fox 123 jumps " * 70
     schemas = enumerate(LONG["properties"].items())
     value = {name: words[: schema["maxLength"] * (number in fields)] for number, (name, schema) in schemas}
