@@ -1,6 +1,7 @@
 """Claim: the coordinator releases the same from the shards' partials as from raw rows, for any number of shards.
 
-To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests.
+To the last integer; with individual budgets to float32's rounding of a tilt's centre, on which nothing rests. And a
+shard that has all parts makes the same tokens of the same points beside its rows as the coordinator from its partials.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from services.privacy.protocol import Protocol
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
 from services.privacy.protocols.pmixed import PMixed
-from services.shard import Shard
+from services.privacy.sampling import categorical
+from services.shard import LostStepError, Shard
 from tests.ensembles import write_adapters
 from tests.tiny import write_tiny_model
 
@@ -150,3 +152,53 @@ def test_partials_release_what_raw_rows_release(
         assert any(reduced.charges[0])
     else:
         assert torch.equal(reduced.weights, raw.weights)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_shard_makes_the_same_tokens_of_the_same_points(
+    protocol: Protocol, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+    draws = {"a": protocol.draw(), "b": protocol.draw()}
+    allowances = [[WHOLE // 16] * PARTS, [0, 1, WHOLE // 3, WHOLE]] if protocol.event.accounts else []
+
+    async def run() -> None:
+        whole = asked(shards, protocol, 1)
+        assert whole.samples
+        monkeypatch.setattr(whole._draws, "current", draws.__getitem__)
+        partials = await whole.reduce(QUERIES, OPTIONS, allowances)
+        pending = PendingRelease.combined(protocol, partials, "cpu")
+        for share in range(20):
+            held = await whole.weigh(QUERIES, OPTIONS, allowances)
+            points = [share * total // 20 + share for total in held.totals]
+            drawn = dict(zip(held.totals, points, strict=True))
+            monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
+            assert await whole.pick(held, QUERIES, points) == pending.sample(2)
+        assert held.private == partials.private
+        assert held.computed == partials.computed
+        assert held.received < 10 * 8 * len(QUERIES) * PARTS < partials.received
+        assert [list(own) for own in held.charges] == [list(own) for own in partials.charges]
+
+    asyncio.run(run())
+
+
+def test_only_a_shard_with_all_parts_samples(shards: dict[tuple[int, int], Shard]) -> None:
+    assert not asked(shards, PROTOCOLS[0], 2).samples
+    assert not asked(shards, PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), 1).samples
+
+
+def test_weights_that_are_lost_make_no_token(
+    shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A point is used once; what the caller drew stays drawn."""
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+
+    async def run() -> None:
+        whole = asked(shards, PROTOCOLS[1], 1)
+        held = await whole.weigh(QUERIES, OPTIONS)
+        with pytest.raises(ValueError, match="points must be"):
+            await whole.pick(held, QUERIES, held.totals)
+        with pytest.raises(LostStepError):
+            await whole.pick(held, QUERIES, [0] * len(QUERIES))
+
+    asyncio.run(run())
