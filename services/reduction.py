@@ -29,6 +29,9 @@ from services.privacy.sampling.categorical import accumulated, quantise, tokens_
 
 T = TypeVar("T")
 
+NO_POINT = -1
+"""Stands for the point of a request that gets no token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -178,11 +181,14 @@ class Reducer:
 def pick(points: NDArray[np.int64], cumulative: Tensor) -> NDArray[np.int64]:
     """Returns the tokens in which points lie (`Reducer.weigh`), int64 [requests]: those of `categorical.sample`.
 
+    Args:
+        points: int64 [requests]; `NO_POINT` for a request that gets no token, whose place in the result has no meaning.
+
     Raises:
         ValueError: there is not one point for each request, from 0 to below its total.
     """
     tokens = None
-    if len(points) == len(cumulative) and not (points < 0).any():
+    if len(points) == len(cumulative) and not (points < NO_POINT).any():
         tokens = on_host(tokens_at(on_device(np.array(points), cumulative.device), cumulative))
     if tokens is None or (tokens >= cumulative.shape[1]).any():
         raise ValueError("points must be from 0 to below the total of each request")

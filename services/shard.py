@@ -182,10 +182,10 @@ class Shard:
     def pick(self, key: StepKey, points: NDArray[np.int64], trace: str | None = None) -> NDArray[np.int64]:
         """Returns the token of each request of `weigh`, int64 [requests]: a function of its weights and its point.
 
-        To draw a point is to sample a token: the caller charges it when it draws, whether this call answers or not.
+        To draw a point is to sample a token: the caller charges it before, whether this call answers or not.
 
         Args:
-            points: int64 [requests], uniform below the totals (`categorical.draw`).
+            points: int64 [requests], uniform below the totals (`categorical.draw`), or `NO_POINT`.
 
         Raises:
             LostStepError: the weights are not here. The step must be repeated.

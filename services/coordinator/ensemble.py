@@ -16,7 +16,7 @@ can learn that number, and its distribution over the shards.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,7 +37,8 @@ from services.errors import CoordinatorUnavailable
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.mollifiers.shaping import SamplingOptions
 from services.privacy.protocol import Protocol
-from services.reduction import Reduced, Reduction, Weighed
+from services.privacy.sampling.categorical import draw
+from services.reduction import NO_POINT, Reduced, Reduction, Weighed
 from services.shard import ShardStatus, StepKey
 
 
@@ -129,9 +130,10 @@ class PartialSums:
 
 @dataclass(frozen=True, slots=True)
 class HeldWeights:
-    """Describes the sampling weights of each query, which the shards of the only group hold until `pick`.
+    """Describes the sampling weights of each query, which the shards of the only group hold until `sample`.
 
     Attributes:
+        sequences: the sequence of each query.
         totals: the sum of the weights of each query. A point below it (`categorical.draw`) is a token.
         charges: for each private query, what it charges to each part, int64 [parts]; empty without accounts.
         private: whether the protocol answers the query.
@@ -140,6 +142,7 @@ class HeldWeights:
         held: the batches of the step, by the shard that holds their weights.
     """
 
+    sequences: Sequence[str]
     totals: Sequence[int]
     charges: Sequence[np.ndarray]
     private: tuple[bool, ...]
@@ -239,6 +242,7 @@ class ShardedEnsemble:
         self._draws.advance([query.sequence for query in queries if query.private])
         place = {drawn.query.sequence: (batch, row) for batch in held for row, drawn in enumerate(batch.batch.queries)}
         return HeldWeights(
+            [query.sequence for query in queries],
             [int(batch.weighed.totals[row]) for batch, row in (place[query.sequence] for query in queries)],
             [
                 self._of_all_parts([batch.weighed.charges[row]])
@@ -251,23 +255,23 @@ class ShardedEnsemble:
             held,
         )
 
-    async def pick(self, weights: HeldWeights, queries: Sequence[Query], points: Sequence[int]) -> list[int]:
-        """Returns the tokens in which points lie, one for each query of `weigh`.
+    async def sample(self, held: HeldWeights, chosen: Collection[int]) -> dict[int, int]:
+        """Samples the tokens of some queries of `weigh`, and no others; returns them by the query's index.
 
-        The caller samples when it draws the points. Whatever happens here, those tokens are charged.
-
-        Args:
-            points: `categorical.draw` of the totals.
+        Call it for tokens that are paid for, once for a step: their points are drawn here, at once, and make the tokens
+        whether the shards answer or not.
 
         Raises:
             CoordinatorUnavailable: a shard failed, did not answer in time, or has lost the weights.
         """
         (group,) = self._groups
-        by_sequence = {query.sequence: point for query, point in zip(queries, points, strict=True)}
+        places = sorted(chosen)
+        drawn = dict(zip(places, draw(held.totals[at] for at in places), strict=True))
+        points = {held.sequences[at]: point for at, point in drawn.items()}
         async with self._asking():
-            picked = await asyncio.gather(*(group.pick(batch, by_sequence) for batch in weights.held))
+            picked = await asyncio.gather(*(group.pick(batch, points) for batch in held.held))
         tokens = {sequence: token for own in picked for sequence, token in own.items()}
-        return [tokens[query.sequence] for query in queries]
+        return {at: tokens[held.sequences[at]] for at in places}
 
     def release(self, sequences: Sequence[str]) -> None:
         """Drops the draws and the caches of sequences that have ended."""
@@ -439,11 +443,12 @@ class _Group:
         return await asyncio.gather(*(self._weigh(batch, terms, StepKey(_caller(), step, at)) for at, batch in batches))
 
     async def pick(self, held: "_HeldBatch", points: Mapping[str, int]) -> dict[str, int]:
-        """Returns the token of each sequence of a batch."""
-        own = np.array([points[drawn.query.sequence] for drawn in held.batch.queries], dtype=np.int64)
+        """Returns the tokens of those sequences of a batch that have a point."""
+        sequences = [drawn.query.sequence for drawn in held.batch.queries]
+        own = np.array([points.get(sequence, NO_POINT) for sequence in sequences], dtype=np.int64)
         trace = tracing.traceparent()
         tokens = await self.copies.same(held.copy, lambda shard: shard.pick.remote(held.key, own, trace))
-        return {drawn.query.sequence: token for drawn, token in zip(held.batch.queries, tokens.tolist(), strict=True)}
+        return dict(zip(sequences, tokens.tolist(), strict=True))
 
     def _batches(self, queries: Sequence[_DrawnQuery]) -> list[_Batch]:
         by_copy: dict[tuple[int, ...], list[_DrawnQuery]] = defaultdict(list)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import set_num_threads  # bound before an engine of vLLM in this process makes torch's do nothing
@@ -173,7 +174,9 @@ def test_a_shard_makes_the_same_tokens_of_the_same_points(
             points = [share * total // 20 + share for total in held.totals]
             drawn = dict(zip(held.totals, points, strict=True))
             monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
-            assert await whole.pick(held, QUERIES, points) == pending.sample(2)
+            chosen = {0, 1, 2} if share % 2 else {1, 2}
+            expected = dict(enumerate(pending.sample(2)))
+            assert await whole.sample(held, chosen) == {at: expected[at] for at in chosen}
         assert held.private == partials.private
         assert held.computed == partials.computed
         assert held.received < 10 * 8 * len(QUERIES) * PARTS < partials.received
@@ -187,18 +190,36 @@ def test_only_a_shard_with_all_parts_samples(shards: dict[tuple[int, int], Shard
     assert not asked(shards, PMixed(PARTS, 0.5, mollifier="renyi", order=3, loss=0.1), 1).samples
 
 
-def test_weights_that_are_lost_make_no_token(
+def test_weights_make_one_token_and_none_when_they_are_lost(
     shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A point is used once; what the caller drew stays drawn."""
     monkeypatch.setattr(ensemble, "_caller", lambda: "test")
 
     async def run() -> None:
         whole = asked(shards, PROTOCOLS[1], 1)
         held = await whole.weigh(QUERIES, OPTIONS)
-        with pytest.raises(ValueError, match="points must be"):
-            await whole.pick(held, QUERIES, held.totals)
+        assert set(await whole.sample(held, {0, 2})) == {0, 2}
         with pytest.raises(LostStepError):
-            await whole.pick(held, QUERIES, [0] * len(QUERIES))
+            await whole.sample(held, {1})
+        held = await whole.weigh(QUERIES, OPTIONS)
+        await whole.weigh(QUERIES, OPTIONS)
+        with pytest.raises(LostStepError):
+            await whole.sample(held, {0})
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("points", [[0, 0], [0, -2, 0], "totals"])
+def test_points_outside_the_totals_make_no_token(
+    points: Any, shards: dict[tuple[int, int], Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ensemble, "_caller", lambda: "test")
+
+    async def run() -> None:
+        held = await asked(shards, PROTOCOLS[1], 1).weigh(QUERIES, OPTIONS)
+        (batch,) = held.held
+        given = batch.weighed.totals if points == "totals" else np.array(points)
+        with pytest.raises(ValueError, match="points must be"):
+            shards[0, PARTS].pick(batch.key, given)
 
     asyncio.run(run())
