@@ -6,6 +6,7 @@
   float64, in nats; `variation` the largest total variation between the laws of a token by the kernels and in float64.
 - `individual`: `tilt` is the largest difference of a sum of tilts from torch's operators, over the largest sum;
   `charge` the same of charges, over the largest charge. None is above its allowance.
+- `pmixed`: `variation` is the largest total variation between a projected part by the kernels and by torch's operators.
 - `ms,PROTOCOL,ROWS,VOCABULARY`: device milliseconds of a reduction of 64 sequences by the kernels and by torch's
   operators, and of the kernels in a captured graph; `p0` is the public rows' share, captured.
 """
@@ -25,6 +26,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, p
 from services.privacy.protocol import Partial, Protocol
 from services.privacy.protocols.exponential import Exponential
 from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.protocols.pmixed import PMixed
 from services.privacy.reduction import reduce_at
 
 RADIUS, TOKENS = 1.6, 1024
@@ -128,6 +130,21 @@ def agreement_of_tilts(parts: int, vocabulary: int, device: str) -> dict[str, fl
     }
 
 
+def agreement_of_projections(parts: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Compares the projected row of the part that is drawn for each sequence with torch's operators."""
+    protocol = PMixed(parts, 1.0, RADIUS)
+    made = logits(len(OPTIONS), parts, vocabulary, device)
+    made[0, 1, 17] = torch.nan
+    public = shape_public(made[:, 0], OPTIONS)
+    degrees = temperatures(OPTIONS, public.device)
+    drawn = torch.zeros((len(OPTIONS), parts), dtype=torch.bool, device=device)
+    drawn[:, 0] = True
+    ours = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    with torch_alone():
+        theirs = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    return {"variation": float((ours - theirs).abs().sum(dim=1).max() / 2)}
+
+
 def milliseconds(protocol: Protocol, parts: int, vocabulary: int) -> dict[str, float]:
     """Returns device milliseconds of a reduction by the kernels, by torch's operators, and captured."""
     from triton.testing import do_bench, do_bench_cudagraph
@@ -158,10 +175,11 @@ def gpu_kernels() -> dict[str, object]:
     measured: dict[str, Callable[[], object]] = {
         "exponential": lambda: agreement_of_the_exponential(16, 49152, "cuda"),
         "individual": lambda: agreement_of_tilts(16, 49152, "cuda"),
+        "pmixed": lambda: agreement_of_projections(4, 49152, "cuda"),
     }
     for parts, vocabulary in TIMED:
-        protocol = Exponential(parts, parts, RADIUS)
-        measured[f"ms,exponential,{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
+        for protocol in (Exponential(parts, parts, RADIUS), PMixed(parts, 1.0, RADIUS)):
+            measured[f"ms,{protocol.name},{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
     measured["ms,individual,64,49152"] = partial(milliseconds, IndividualSettings(tokens=TOKENS).plan(64), 64, 49152)
     return {name: _or_error(work) for name, work in measured.items()}
 
