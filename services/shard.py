@@ -138,7 +138,10 @@ class Shard:
         """
         with self._working("shard.keep", trace):
             self._forget_before(key)
-            self._kept[key] = _Kept(self._engine.logits(requests), time.monotonic(), coming)
+            rows = self._engine.logits(requests)
+            # A GPU's next step overwrites its rows.
+            kept = rows if rows.device.type == "cpu" else rows.clone()
+            self._kept[key] = _Kept(kept, time.monotonic(), coming)
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None
