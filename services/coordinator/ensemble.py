@@ -135,7 +135,7 @@ class HeldWeights:
     Attributes:
         sequences: the sequence of each query.
         totals: the sum of the weights of each query. A point below it (`categorical.draw`) is a token.
-        charges: for each private query, what it charges to each part, int64 [parts]; empty without accounts.
+        charges: for each private query, what it charges to each part; empty without accounts.
         private: whether the protocol answers the query.
         computed: the number of rows that the shards computed, padding included.
         received: the number of bytes that the shards returned.
@@ -144,11 +144,15 @@ class HeldWeights:
 
     sequences: Sequence[str]
     totals: Sequence[int]
-    charges: Sequence[np.ndarray]
+    charges: Sequence[tuple[int, ...]]
     private: tuple[bool, ...]
     computed: int
     received: int
     held: "Sequence[_HeldBatch]"
+
+    @property
+    def losses(self) -> None:
+        """No additive protocol has losses that depend on the rows."""
 
 
 class ShardedEnsemble:
@@ -245,7 +249,7 @@ class ShardedEnsemble:
             [query.sequence for query in queries],
             [int(batch.weighed.totals[row]) for batch, row in (place[query.sequence] for query in queries)],
             [
-                self._of_all_parts([batch.weighed.charges[row]])
+                tuple(self._of_all_parts([batch.weighed.charges[row]]).tolist())
                 for batch, row in (place[query.sequence] for query in queries if query.private)
                 if batch.weighed.charges is not None
             ],
@@ -255,17 +259,24 @@ class ShardedEnsemble:
             held,
         )
 
-    async def sample(self, held: HeldWeights, chosen: Collection[int]) -> dict[int, int]:
+    async def sample(self, held: HeldWeights, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
         """Samples the tokens of some queries of `weigh`, and no others; returns them by the query's index.
 
-        Call it for tokens that are paid for, once for a step: their points are drawn here, at once, and make the tokens
+        Call it once for a step, for tokens that are paid for: their points are drawn here, at once, and make the tokens
         whether the shards answer or not.
+
+        Args:
+            paid: private queries, whose tokens come from the protocol's weights.
+            free: public queries, whose tokens come from p0.
 
         Raises:
             CoordinatorUnavailable: a shard failed, did not answer in time, or has lost the weights.
+            ValueError: a private query is among the free ones.
         """
+        if any(held.private[at] for at in free) or not all(held.private[at] for at in paid):
+            raise ValueError("paid must name private queries, and free must name public ones")
         (group,) = self._groups
-        places = sorted(chosen)
+        places = sorted({*paid, *free})
         drawn = dict(zip(places, draw(held.totals[at] for at in places), strict=True))
         points = {held.sequences[at]: point for at, point in drawn.items()}
         async with self._asking():

@@ -174,9 +174,8 @@ def test_a_shard_makes_the_same_tokens_of_the_same_points(
             points = [share * total // 20 + share for total in held.totals]
             drawn = dict(zip(held.totals, points, strict=True))
             monkeypatch.setattr(categorical, "uniform_below", drawn.__getitem__)
-            chosen = {0, 1, 2} if share % 2 else {1, 2}
-            expected = dict(enumerate(pending.sample(2)))
-            assert await whole.sample(held, chosen) == {at: expected[at] for at in chosen}
+            chosen = ({0, 2}, {1}) if share % 2 else ({2}, {1})
+            assert await whole.sample(held, *chosen) == pending.sample(*chosen)
         assert held.private == partials.private
         assert held.computed == partials.computed
         assert held.received < 10 * 8 * len(QUERIES) * PARTS < partials.received
@@ -198,13 +197,16 @@ def test_weights_make_one_token_and_none_when_they_are_lost(
     async def run() -> None:
         whole = asked(shards, PROTOCOLS[1], 1)
         held = await whole.weigh(QUERIES, OPTIONS)
-        assert set(await whole.sample(held, {0, 2})) == {0, 2}
+        for confused in (({0, 1}, set()), ({0}, {1, 2})):
+            with pytest.raises(ValueError, match="free must name public ones"):
+                await whole.sample(held, *confused)
+        assert set(await whole.sample(held, {0, 2}, ())) == {0, 2}
         with pytest.raises(LostStepError):
-            await whole.sample(held, {1})
+            await whole.sample(held, (), {1})
         held = await whole.weigh(QUERIES, OPTIONS)
         await whole.weigh(QUERIES, OPTIONS)
         with pytest.raises(LostStepError):
-            await whole.sample(held, {0})
+            await whole.sample(held, {0}, ())
 
     asyncio.run(run())
 
