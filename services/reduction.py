@@ -1,10 +1,11 @@
-"""Reduces the rows of a step beside the engine that computed them: what leaves a shard is one partial a sequence.
+"""Reduces the rows of a step beside the engine that computed them: a partial a sequence leaves a shard, or less.
 
 The coordinator draws and fixes every parameter; a shard computes what its parts add (`Protocol.partial`). Every shard
 shapes its parts against the same p0, the one that the token is sampled from. Each shard computes a public row of its
 own, but two of them may differ by their rounding, and the variance that an individual budget pays for, and the ball of
 PMixed, are those under p0. So the first group's shard reduces its rows at once and sends p0; the others keep their rows
-on the device until p0 arrives.
+on the device until p0 arrives. A shard with the rows of all parts goes on to the integer weights (`Reducer.weigh`), and
+makes a token of a point below their total (`pick`).
 """
 
 from collections.abc import Callable

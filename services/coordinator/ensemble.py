@@ -5,7 +5,9 @@ rows: the most that the protocol can draw from its group. `ZERO` fills the rows 
 number, the size and the order of the engines' operations do not depend on the draw, and every shard reads every token.
 
 With an additive protocol (`Protocol.additive`) the shards reduce their rows (`services.reduction`), and what leaves
-them has a constant shape, too: from the first group p0, and from each group one partial for each private sequence,
+them has a constant shape, too. A group that is alone holds the sampling weights of each query and sends their totals;
+in a second call it makes tokens of points below them (`ShardedEnsemble.weigh`, `ShardedEnsemble.sample`). Of several
+groups there come from the first group p0, and from each group one partial for each private sequence,
 whatever is drawn. The first group does this in one call. The others keep their rows and reduce them in a second call,
 with the p0 of the first. With other protocols the rows that are used leave a shard: the drawn ones, and the public rows
 of the first group.

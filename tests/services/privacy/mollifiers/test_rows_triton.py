@@ -25,6 +25,7 @@ from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
 from services.privacy.protocols.exponential import Exponential
 from tests.benchmarks.row_kernels import (
     agreement_of_projections,
+    agreement_of_samples,
     agreement_of_the_exponential,
     agreement_of_tilts,
     logits,
@@ -101,6 +102,14 @@ def test_tilts_and_charges_are_those_of_torch(run: Run) -> None:
 
 def test_projected_parts_are_those_of_torch(run: Run) -> None:
     assert run(agreement_of_projections, 1, VOCABULARY, DEVICE)["variation"] < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA GPU")
+def test_a_gpu_makes_the_tokens_of_a_cpu() -> None:
+    agreement = agreement_of_samples(PARTS, VOCABULARY, DEVICE)
+    assert agreement["weight"] < 2.0**-40
+    assert agreement["tokens"] == 0
 
 
 def shaped(log_p: Tensor, public: Tensor, scale: float) -> Tensor:
