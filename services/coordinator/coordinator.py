@@ -20,7 +20,7 @@ from services.budget.accounts import Grains
 from services.budget.client import BudgetClient, Reservation
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.delta_queue import DeltaQueue
-from services.coordinator.ensemble import PartialSums, Query, Rows, ShardedEnsemble
+from services.coordinator.ensemble import HeldWeights, PartialSums, Query, Rows, ShardedEnsemble
 from services.coordinator.messages import Delta, FinishReason, Generation
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.pending_release import PendingRelease
@@ -276,8 +276,10 @@ class Coordinator:
         private = [live for live, query in zip(batch, queries, strict=True) if query.private]
         options = [live.options for live in batch]
         allowances = reserved.allowances[: len(private)]
-        answers: PartialSums | Rows
-        if self._protocol.additive:
+        answers: HeldWeights | PartialSums | Rows
+        if self._ensemble.samples:
+            answers = await self._ensemble.weigh(queries, options, allowances)
+        elif self._protocol.additive:
             answers = await self._ensemble.reduce(queries, options, allowances)
         else:
             answers = await self._ensemble.ask(queries)
@@ -296,7 +298,7 @@ class Coordinator:
         self,
         batch: Sequence[LiveSequence],
         private: Sequence[LiveSequence],
-        answers: PartialSums | Rows,
+        answers: HeldWeights | PartialSums | Rows,
         reserved: Reservation,
     ) -> dict[int, int]:
         """Mixes the rows, charges the tokens of a step, and then samples them. Returns them by place in `batch`.
@@ -320,29 +322,39 @@ class Coordinator:
                 live.charge(-1)
         self._exhaust(payers[granted:])
         paid = {live.id for live in payers[:granted]}
-        return await self._arithmetic.sample(
-            pending,
+        chosen = (
             {at for at, live in enumerate(batch) if live.id in paid},
             {at for at, live in enumerate(batch) if live.public and live.id in self._live},
         )
+        if isinstance(pending, HeldWeights):
+            return await self._ensemble.sample(pending, *chosen)
+        return await self._arithmetic.sample(pending, *chosen)
 
     async def _mix(
-        self, answers: PartialSums | Rows, options: Sequence[SamplingOptions], allowances: Sequence[Grains]
-    ) -> Sequence[PendingRelease]:
+        self,
+        answers: HeldWeights | PartialSums | Rows,
+        options: Sequence[SamplingOptions],
+        allowances: Sequence[Grains],
+    ) -> HeldWeights | Sequence[PendingRelease]:
+        if isinstance(answers, HeldWeights):
+            return answers
         if isinstance(answers, PartialSums):
             return await self._arithmetic.combine(self._protocol, answers)
         return await self._arithmetic.release(self._protocol, answers, options, allowances)
 
-    async def _charge(self, pending: Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation) -> int:
+    async def _charge(
+        self, pending: HeldWeights | Sequence[PendingRelease], paying: Sequence[int], reserved: Reservation
+    ) -> int:
         """Charges the tokens at these places among the private ones. Returns how many of the first are paid for.
 
         Raises: see `Reservation.charge` and `Reservation.release_charged`. No token may be sampled.
         """
-        losses = [loss for share in pending for loss in share.losses or ()]
+        shares = [pending] if isinstance(pending, HeldWeights) else pending
+        losses = [loss for share in shares for loss in share.losses or ()]
         granted = await reserved.charge([losses[at] for at in paying] if losses else ()) if paying else 0
         granted = min(granted, len(paying))
         if self._protocol.event.accounts:
-            charges = [charge for share in pending for charge in share.charges or ()]
+            charges = [charge for share in shares for charge in share.charges or ()]
             reserved.release_charged({at: charges[at] for at in paying[:granted]})
         else:
             reserved.release(granted)

@@ -62,9 +62,9 @@ class Faults:
         return called
 
 
-async def run_schedule(kind: str, ledger: Path, faults: Faults) -> dict[str, tuple[int, ...]]:
+async def run_schedule(kind: str, held: bool, ledger: Path, faults: Faults) -> dict[str, tuple[int, ...]]:
     """Runs answers during faults; returns by place what was sampled and paid: tokens, and then the accounts' grains."""
-    coordinator, arithmetic, budget = offline(Coordinator, *WORLDS[kind], ledger, public_model.resolve())
+    coordinator, arithmetic, budget = offline(Coordinator, *WORLDS[kind], ledger, public_model.resolve(), held=held)
     deltas: list[Delta] = []
 
     async def read() -> None:
@@ -78,8 +78,11 @@ async def run_schedule(kind: str, ledger: Path, faults: Faults) -> dict[str, tup
     ]
     await coordinator.submit("channel", generations)
     leasing = coordinator._budget._budget.lease
+    shards: Any = coordinator._ensemble
+    if held:
+        shards.sample = faults.in_calls("pick", shards.sample, 0.0, 0.2)  # its points are drawn at once
     for owner, name, before, after in (
-        (coordinator._ensemble, "reduce", 0.1, 0.1),
+        (shards, "reduce", 0.1, 0.1),
         (arithmetic, "combine", 0.1, 0.1),
         (arithmetic, "sample", 0.0, 0.2),
         (coordinator, "_positions", 0.1, 0.1),
@@ -104,15 +107,17 @@ async def run_schedule(kind: str, ledger: Path, faults: Faults) -> dict[str, tup
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("kind", WORLDS)
 def test_what_is_sampled_is_paid_for_in_every_schedule_of_faults(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinating, "REPEAT_S", 0.0)
     struck: set[str] = set()
     for seed in range(6):
         faults = Faults(random.Random(seed))
-        paid = asyncio.run(run_schedule(kind, tmp_path / f"{seed}.db", faults))
+        paid = asyncio.run(run_schedule(kind, held, tmp_path / f"{seed}.db", faults))
         assert paid["sampled"] == paid["ledger"] == paid["keys"], f"seed {seed}: {faults.struck}"
         struck |= set(faults.struck)
-    assert {"sample, after", "_positions, after", "combine, before", "remote, before", "a client leaves"} <= struck
+    own = {"pick, after"} if held else {"sample, after", "combine, before"}
+    assert {*own, "_positions, after", "remote, before", "a client leaves"} <= struck

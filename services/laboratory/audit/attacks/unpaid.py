@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -69,19 +70,22 @@ class Departure:
         return None
 
 
-def departures(kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path) -> list[Departure]:
+def departures(
+    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path, *, held: bool = False
+) -> list[Departure]:
     """Leaves one answer after another, each one turn later, until an answer ends before. Writes a ledger to `folder`.
 
     Args:
         kind: the coordinator's class.
+        held: see `offline`.
     """
-    return asyncio.run(_departures(kind, protocol, terms, folder))
+    return asyncio.run(_departures(kind, protocol, terms, folder, held))
 
 
 async def _departures(
-    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path
+    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, folder: Path, held: bool
 ) -> list[Departure]:
-    made = offline(kind, protocol, terms, folder / "ledger.db", public_model.resolve())
+    made = offline(kind, protocol, terms, folder / "ledger.db", public_model.resolve(), held=held)
     found: list[Departure] = []
     ways: tuple[Way, ...] = ("cancels", "disconnects")
     for way in ways:
@@ -134,6 +138,8 @@ def _charged(ledger: Ledger) -> tuple[int, Grains]:
 def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
     """Returns what the attack finds, as sentences: with tokens of one cost, and with individual budgets.
 
+    Each with weights that a shard holds, as where one has all parts, and with sums that reach the coordinator.
+
     Args:
         kind: the coordinator's class.
     """
@@ -144,9 +150,9 @@ def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
         (planned, PrivacyBudget.of("e", individual, planned, partition="p")),
     )
     sentences = []
-    for protocol, terms in worlds:
+    for (protocol, terms), held in product(worlds, (False, True)):
         with TemporaryDirectory() as folder:
-            found = departures(kind, protocol, terms, Path(folder))
+            found = departures(kind, protocol, terms, Path(folder), held=held)
         sentences += [f"{protocol.event.kind}: {left.difference}" for left in found if left.difference is not None]
     return tuple(sentences)
 

@@ -17,7 +17,7 @@ from services.budget.ledger import Ledger
 from services.budget.privacy_budget import PrivacyBudget
 from services.coordinator.arithmetic import Arithmetic
 from services.coordinator.coordinator import Coordinator, CoordinatorSettings
-from services.coordinator.ensemble import PartialSums, Query
+from services.coordinator.ensemble import HeldWeights, PartialSums, Query
 from services.coordinator.pending_release import PendingRelease
 from services.fleet.shard_map import PartGroup, ShardMap
 from services.privacy.events import from_json
@@ -63,6 +63,8 @@ class CountedArithmetic(Arithmetic):
 class SameRows:
     """Stands for the shards of an additive protocol whose parts all have the same row."""
 
+    samples = False
+
     def __init__(self, protocol: Protocol, vocabulary: int) -> None:
         self.rows_of_a_query = 1 + protocol.parts
         self._protocol = protocol
@@ -94,6 +96,30 @@ class SameRows:
         """Does nothing: there are no caches."""
 
 
+class HeldRows(SameRows):
+    """Stands for one shard with all these parts, which holds the weights of a step and makes tokens of points."""
+
+    samples = True
+
+    def __init__(self, protocol: Protocol, vocabulary: int, arithmetic: CountedArithmetic) -> None:
+        super().__init__(protocol, vocabulary)
+        self._arithmetic = arithmetic
+
+    async def weigh(
+        self, queries: Sequence[Query], options: Sequence[SamplingOptions], allowances: Sequence[Grains] = ()
+    ) -> HeldWeights:
+        partials = await self.reduce(queries, options, allowances)
+        self._weights = PendingRelease.combined(self._protocol, partials, "cpu")
+        charges, names = self._weights.charges or (), [query.sequence for query in queries]
+        return HeldWeights(names, [1] * len(names), charges, partials.private, partials.computed, 8 * len(names), ())
+
+    async def sample(self, held: HeldWeights, paid: Collection[int], free: Collection[int]) -> dict[int, int]:
+        """Samples when it is called. The answer comes a turn later."""
+        tokens = await self._arithmetic.sample([self._weights], paid, free)
+        await asyncio.sleep(0)
+        return tokens
+
+
 class _Method:
     """Calls a function as Ray calls a method of an actor."""
 
@@ -120,7 +146,7 @@ class LocalBudget:
 
 
 def offline(
-    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, ledger: Path, model: Path
+    kind: type[Coordinator], protocol: Protocol, terms: PrivacyBudget, ledger: Path, model: Path, *, held: bool = False
 ) -> tuple[Coordinator, CountedArithmetic, Ledger]:
     """Returns a coordinator of this class, what it samples with, and its ledger, which is created.
 
@@ -129,6 +155,7 @@ def offline(
     Args:
         kind: `Coordinator`, or a class with a fault.
         model: a model's directory, for its tokenizer.
+        held: one shard has all parts and holds the weights of a step. By default their sums reach the coordinator.
     """
     budget, arithmetic = LocalBudget(Ledger(ledger, terms)), CountedArithmetic()
 
@@ -146,5 +173,5 @@ def offline(
     coordinator = Offline(CoordinatorSettings(model, "offline", "budget"), ShardMap(1, protocol, (group,)))
     coordinator._arithmetic = arithmetic
     vocabulary = coordinator._detokenizer.vocabulary().tokenizer.vocab_size
-    coordinator._ensemble = SameRows(protocol, vocabulary)
+    coordinator._ensemble = HeldRows(protocol, vocabulary, arithmetic) if held else SameRows(protocol, vocabulary)
     return coordinator, arithmetic, budget.ledger

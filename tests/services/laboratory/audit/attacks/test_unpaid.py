@@ -7,7 +7,7 @@ import pytest
 
 from services.budget.client import Reservation
 from services.coordinator.coordinator import Coordinator
-from services.coordinator.ensemble import PartialSums, Rows
+from services.coordinator.ensemble import HeldWeights, PartialSums, Rows
 from services.coordinator.sequence import LiveSequence
 from services.laboratory.audit.attacks.unpaid import finding, unpaid
 from services.laboratory.audit.report.finding import broken
@@ -22,11 +22,16 @@ class PaysAfterwards(Coordinator):
         self,
         batch: Sequence[LiveSequence],
         private: Sequence[LiveSequence],
-        answers: PartialSums | Rows,
+        answers: HeldWeights | PartialSums | Rows,
         reserved: Reservation,
     ) -> dict[int, int]:
         pending = await self._mix(answers, [live.options for live in batch], reserved.allowances[: len(private)])
-        tokens = await self._arithmetic.sample(pending, range(len(batch)), ())
+        sampling = (
+            self._ensemble.sample(pending, range(len(batch)), ())
+            if isinstance(pending, HeldWeights)
+            else self._arithmetic.sample(pending, range(len(batch)), ())
+        )
+        tokens = await sampling
         await asyncio.sleep(0)
         await self._charge(pending, [at for at, live in enumerate(private) if live.id in self._live], reserved)
         for live in private:
@@ -41,7 +46,7 @@ class SparesKeys(Coordinator):
         self,
         batch: Sequence[LiveSequence],
         private: Sequence[LiveSequence],
-        answers: PartialSums | Rows,
+        answers: HeldWeights | PartialSums | Rows,
         reserved: Reservation,
     ) -> dict[int, int]:
         tokens = await super()._draw(batch, private, answers, reserved)
