@@ -52,6 +52,7 @@ class ChainEnd(BaseModel):
         head: the hash of the last row.
         charged: each event, as a JSON object, and the number of tokens charged for it.
         stopped: whether the ledger grants no more private tokens.
+        parts: the number of parts with an account; 0 for a ledger without accounts, and in the earliest anchors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,11 +62,18 @@ class ChainEnd(BaseModel):
     head: str = Field(min_length=64, max_length=64)
     charged: tuple[tuple[dict[str, Any], int], ...] = ()
     stopped: bool = False
+    parts: int = Field(0, ge=0)
 
     @classmethod
     def of(cls, balance: Balance) -> Self:
-        charged = tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items())
-        return cls(ledger=balance.id, rows=balance.rows, head=balance.head, charged=charged, stopped=balance.stopped)
+        return cls(
+            ledger=balance.id,
+            rows=balance.rows,
+            head=balance.head,
+            charged=tuple((json.loads(event.to_json()), count) for event, count in balance.charged.items()),
+            stopped=balance.stopped,
+            parts=balance.parts,
+        )
 
     @property
     def tokens(self) -> Counter[Event]:
