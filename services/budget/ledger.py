@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Connection
 
 from services.budget.accounts import Grains
-from services.budget.anchor import Anchor, ChainEnd, anchored, lost_ends, rolled_back
+from services.budget.anchor import Anchor, ChainEnd, anchored, is_same, lost_ends, rolled_back
 from services.budget.chain import LedgerRow, verified
 from services.budget.filter import NO_LOSSES, Filter, Losses, are_losses
 from services.budget.privacy_budget import PrivacyBudget
@@ -123,8 +123,11 @@ class Ledger:
         self._busy = False
         self._anchors = tuple(anchors)
         self._lost: Mapping[str, ChainEnd] = {}
+        # What each anchor stores, by its name: an end of this chain, or one in `_lost`.
+        self._stored: dict[str, ChainEnd] = {}
         # Charges before this writer's first commit may not be anchored: their writer may have died before.
         self._anchor_due = True
+        self._anchor_failed = False
         self._database = LedgerDatabase(ledger, "write")
         self._state: LedgerState | None = self._begin(
             LedgerDatabase(ledger, "create") if create else self._database, create=create, identity=identity
@@ -348,8 +351,8 @@ class Ledger:
             state = replay(connection)
             _check_not_moved(state)
             check_same_ledger(state, self.terms, identity)
-            ends = anchored(self._anchors, state.id, create=create)
-            self._lost = lost_ends(connection, state.balance(), ends)
+            self._stored = anchored(self._anchors, state.id, create=create)
+            self._lost = lost_ends(connection, state.balance(), self._stored)
         return state
 
     def _commit(self, decide: Callable[[LedgerState], Decision[T]], *, writes: bool = True) -> T:
@@ -380,8 +383,13 @@ class Ledger:
             self._turn.notify_all()
 
     def _write(self, calls: Sequence["_Call"]) -> None:
-        """Commits these calls in one transaction. If it fails, all of them fail."""
+        """Commits these calls in one transaction. If it fails, all of them fail.
+
+        Nothing is charged while an anchor is known to refuse, because it would be charged for nothing.
+        """
         try:
+            if self._anchor_failed:
+                self._anchor()
             with self._database.transaction() as connection:
                 state = self._caught_up(connection)
                 takes_over = self._must_take_over(connection, state) and any(call.writes for call in calls)
@@ -407,14 +415,30 @@ class Ledger:
                 raise
 
     def _anchor(self) -> None:
-        """Stores the end of the chain in all anchors. A chain that has charged what it lost replaces theirs."""
-        end = ChainEnd.of(self._balance)
+        """Stores the end of the chain in all anchors. A chain that has charged what it lost replaces theirs.
+
+        Raises:
+            LedgerRolledBack: an anchor knows rows of another chain: a writer has charged on a copy of this ledger.
+            LedgerUnavailable: an anchor cannot be written.
+        """
+        self._anchor_failed = True
         try:
             for anchor in self._anchors:
-                anchor.write(end, rewound=bool(self._lost))
+                self._swap(anchor, ChainEnd.of(self._balance))
         except LedgerError as error:
             raise error.of(self.name) from error
-        self._anchor_due, self._lost = False, {}
+        self._anchor_due, self._anchor_failed, self._lost = False, False, {}
+
+    def _swap(self, anchor: Anchor, end: ChainEnd) -> None:
+        """Stores an end in an anchor, unless another writer of this ledger has stored a later one."""
+        while not is_same(stored := anchor.swap(end, self._stored.get(anchor.name)), end):
+            with self._database.transaction() as connection:
+                if not stored.is_in(connection):
+                    raise rolled_back(self._balance, {anchor.name: stored})
+            self._stored[anchor.name] = stored
+            if stored.rows > end.rows:
+                return
+        self._stored[anchor.name] = end
 
     def _caught_up(self, connection: Connection) -> LedgerState:
         """Returns the state after every row on disk.
