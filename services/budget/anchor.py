@@ -6,7 +6,7 @@ returned. So whatever was granted is in the chain that the anchor names, and its
 
 An end replaces only the end that its writer knows to be in its own chain, in one step (`Anchor.swap`). So the ends that
 an anchor ever stored are in one chain, unless `forfeit` charged those that are not, and each grant stands in it. Of two
-writers on copies of a ledger, the second to reach the anchor finds an end that its copy does not contain: it is refused.
+writers on copies of a ledger, the second to reach the anchor finds an end that its copy lacks, and it is refused.
 """
 
 import json

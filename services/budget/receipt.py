@@ -17,7 +17,7 @@ from services.budget.privacy_budget import PrivacyBudget
 from services.budget.reader import check, read
 from services.budget.store.database import LedgerDatabase
 from services.errors import LedgerForeign, LedgerMismatch, LedgerMissing, LedgerUnavailable, LedgerUnknown
-from services.files import locked, sync_directory
+from services.files import locked, sync_directory, write_atomically
 
 FILE = "ledger.receipt"
 
@@ -52,6 +52,10 @@ class Receipt(BaseModel):
         except (OSError, ValueError) as error:
             raise LedgerForeign(f"the receipt {ensemble / FILE} cannot be read: restore it from a backup") from error
 
+    def content(self) -> bytes:
+        """Returns the content of the file."""
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
     def save(self, ensemble: Path, *, new: bool = False) -> None:
         """Writes the receipt durably and atomically.
 
@@ -64,7 +68,7 @@ class Receipt(BaseModel):
         partial = ensemble / f"{FILE}.{uuid4().hex}"
         try:
             with partial.open("x", encoding="utf-8") as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
+                file.write(self.content().decode())
                 file.flush()
                 os.fsync(file.fileno())
             if new:
@@ -110,7 +114,7 @@ class ReceiptAnchor(Anchor):
             stored = None if receipt is None else receipt.end
             if receipt is None or not is_same(stored, before):
                 return present(stored, self.name)
-            receipt.model_copy(update={"end": end}).save(self.ensemble)
+            write_atomically(self.ensemble / FILE, receipt.model_copy(update={"end": end}).content())
         return end
 
 
