@@ -3,11 +3,11 @@
     total = sum(clipped(vector, clip) for vector in vectors)    # int64, in grains of clip / GRAINS
     noised(total, multiplier)                                   # float64, in standard deviations of the noise
 
-*Claim.* `clipped` is a function of one vector, and its value has an L2 norm of at most `GRAINS`. Sums of fewer than
-2^31 of them are exact in int64, in any order. So a vector that is added, or removed, moves the sum by its own value and
-by nothing else: by at most the clip, in exact arithmetic, not up to rounding.
+*Claim.* The value of `clipped` has an L2 norm of at most `GRAINS`, and sums of fewer than 2^31 of them are exact in
+int64, in any order. So if a vector and its value do not depend on the other vectors, one that is added, or removed,
+moves the sum by its own value and by nothing else: by at most the clip, in exact arithmetic, not up to rounding.
 
-*Proof.* The vector g has d <= 2^26 coordinates in float32, so their squares neither overflow nor underflow in float64.
+*Proof.* A vector g has d <= 2^26 coordinates in float32, so their squares neither overflow nor underflow in float64.
 Whatever the order of the sum, its relative error is at most d 2^-53 <= 2^-27 and a little, so the computed norm n is at
 least |g| (1 - 2^-26). The scale s is `GRAINS (1 - 2^-20) / max(n, clip)`, and each product with it is rounded: each by
 a factor of at most 1 + 2^-53. Truncation moves each coordinate towards 0. So the value's norm is at most
@@ -33,25 +33,27 @@ LARGEST = 2**26
 """The largest number of coordinates for which the proof holds."""
 
 
-def clipped(vector: Tensor, clip: float) -> Tensor:
-    """Returns a vector, scaled down to an L2 norm of at most `clip`, in whole grains: int64 [d], on the CPU.
+def clipped(vectors: Tensor, clip: float) -> Tensor:
+    """Returns vectors, each scaled down to an L2 norm of at most `clip`, in whole grains: int64 [..., d], on the CPU.
 
-    A vector that is not finite counts as 0: an error would reveal that it is there.
+    A vector that is not finite counts as 0: an error would reveal that it is there. Where several are given, the bits
+    of one may depend on how many there are, as those of any operation may: their number must be public.
 
     Args:
-        vector: float32 [d].
+        vectors: float32 [..., d].
         clip: above 0.
 
     Raises:
-        ValueError: the vector is not float32, or has more than `LARGEST` coordinates.
+        ValueError: the vectors are not float32, or have more than `LARGEST` coordinates.
     """
-    if vector.dtype != torch.float32 or vector.numel() > LARGEST:
-        raise ValueError(f"vector must be float32 of at most {LARGEST} coordinates, got {vector.dtype} {vector.shape}")
-    exact = vector.cpu().double()
-    norm = float(torch.linalg.vector_norm(exact))
-    if not norm < float("inf"):
-        return torch.zeros(len(exact), dtype=torch.int64)
-    return (exact * (GRAINS * (1 - _MARGIN) / max(norm, clip))).trunc().to(torch.int64)
+    if vectors.dtype != torch.float32 or vectors.shape[-1] > LARGEST:
+        raise ValueError(
+            f"vectors must be float32 of at most {LARGEST} coordinates, got {vectors.dtype} {list(vectors.shape)}"
+        )
+    exact = vectors.cpu().double()
+    exact = torch.where(exact.isfinite().all(dim=-1, keepdim=True), exact, 0.0)
+    norms = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    return (exact * (GRAINS * (1 - _MARGIN) / norms.clamp(min=clip))).trunc().to(torch.int64)
 
 
 def noised(total: Tensor, multiplier: float) -> Tensor:
