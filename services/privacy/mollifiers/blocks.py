@@ -55,6 +55,17 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return _kept.tensors[wanted]
 
 
+def totals(values: Tensor) -> Tensor:
+    """Sums the last dimension: [..., V] to [..., 1].
+
+    On a CPU the order of the additions depends on V alone, not on the number of rows or threads: torch would divide a
+    single row among its threads, and divides two by rows.
+    """
+    if values.device.type == "cpu" and values.numel() == values.shape[-1]:
+        return values.expand(2, *values.shape).sum(dim=-1, keepdim=True)[0]
+    return values.sum(dim=-1, keepdim=True)
+
+
 def row_sums(rows: Tensor) -> Column:
     """Sums rows pairwise: a running sum would lose the many tokens with tiny probabilities."""
     return to_column(rows.sum(dim=1))

@@ -2,7 +2,9 @@
 
 On a CPU `rows.cpp` does the operations of a pass together, while the row is in the cache. Where it cannot be built, and
 on a GPU, torch's operators do the same one after another; results differ by rounding. Each pass is the same for every
-row, whatever it holds.
+row, whatever it holds. On a CPU a row's numbers depend on the row and p0 alone, to the last bit: neither on the rows
+beside it nor on the number of threads. So torch's `matmul` and `exp2` are not used there: their kernels round a row in
+another order, and a token at a block's end otherwise.
 """
 
 import math
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services import compiled
-from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.blocks import scratch, totals
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -34,14 +36,13 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
         scales: float32 [s].
         out: float32 [s, n, V], which may be ``log_p``.
     """
-    bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
     if operators := _operators(log_p, (torch.float32, torch.bfloat16)):
-        operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
+        operators.shape_parts(log_p, public.contiguous(), _logs(public.log2()), scales, out)
         return out
     p0 = public[:, None]
-    u = torch.mul(log_p, scales[:, None, None], out=out).sub_(bits[:, None])
+    u = torch.mul(log_p, scales[:, None, None] * math.log(2), out=out).sub_(_logs(public.log())[:, None])
     u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
-    means = torch.mul(u.exp2_(), p0, out=scratch("inner", u)).sum(dim=-1, keepdim=True)
+    means = totals(torch.mul(u.exp_(), p0, out=scratch("inner", u)))
     usable = means.isfinite() & (means > _LEAST_MASS)
     u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
     return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
@@ -116,6 +117,11 @@ def _operators(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) ->
     return compiled.operators(SOURCE) if fits else None
 
 
+def _logs(logs: Tensor) -> Tensor:
+    """Replaces the logarithms of dropped tokens, of which the ratio is 0."""
+    return logs.nan_to_num_(neginf=math.inf)
+
+
 def _clipped(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.clamp(rows, low[:, :, None], high[:, :, None], out=scratch("clipped", rows))
 
@@ -125,5 +131,7 @@ def _exact(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _means(rows: Tensor, p0: Tensor) -> Tensor:
-    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]."""
+    """Returns the means of [s, n, V] under p0 [s, V]: [s, n]. On a CPU it overwrites the rows."""
+    if rows.device.type == "cpu":
+        return totals(rows.mul_(p0[:, None]))[:, :, 0]
     return torch.matmul(rows, p0[:, :, None])[:, :, 0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers import rows
-from services.privacy.mollifiers.blocks import column, rows_at_once, scratch
+from services.privacy.mollifiers.blocks import column, rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
@@ -128,7 +128,7 @@ def temperatures(options: Sequence[SamplingOptions], device: torch.device) -> Te
 def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor) -> None:
     """Writes p0 [B, V]."""
     logs = scratch("logs", out)
-    torch.mul(log_p, column(np.array([_BITS / option.temperature for option in options]), out), out=logs)
+    torch.mul(log_p, column(np.array([1 / option.temperature for option in options]), out), out=logs)
     for row, option in zip(logs, options, strict=True):
         illegal = option.illegal(len(row), row.device)
         if illegal is not None:
@@ -142,10 +142,10 @@ def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor
             _drop_below(row, float(row.topk(option.top_k).values[-1]), -math.inf)
         if option.top_p < 1.0:
             _drop_below(row, _nucleus_floor(row, option.top_p), -math.inf)
-    torch.exp2(logs, out=out)
-    out *= 1 / out.sum(dim=1, keepdim=True)
+    torch.exp(logs, out=out)  # not exp2, which rounds a token at a block's end otherwise
+    out *= 1 / totals(out)
     _drop_below(out, SUPPORT_FLOOR, 0.0)
-    out *= 1 / out.sum(dim=1, keepdim=True)
+    out *= 1 / totals(out)
 
 
 def _drop_below(values: Tensor, least: float, dropped: float) -> None:
@@ -155,9 +155,9 @@ def _drop_below(values: Tensor, least: float, dropped: float) -> None:
 
 def _nucleus_floor(logs: Tensor, mass: float) -> float:
     """Returns the smallest log-probability in the nucleus: the smallest set of top tokens that holds ``mass``."""
-    wanted = mass * float(torch.exp2(logs).sum(dtype=torch.float64))
+    wanted = mass * float(totals(torch.exp(logs).double()))
     ranked = _descending(logs)
-    inside = int((ranked.double().exp2_().cumsum(0) < wanted).sum())
+    inside = int((ranked.double().exp_().cumsum(0) < wanted).sum())
     return float(ranked[min(inside, len(logs) - 1)])
 
 
