@@ -294,7 +294,8 @@ def start_ensemble(
     configuration, promised, model = checked.configuration, checked.promise, checked.model
     with _all_or_none(configuration.namespace):
         gpus = ray.cluster_resources().get("GPU", 0)
-        plans = plan_shards(configuration, checked.manifest, model, gpus, halves=promised.protocol.halves)
+        protocol = promised.protocol
+        plans = plan_shards(configuration, checked.manifest, model, gpus, protocol.halves, protocol.rows)
         serving, size = shards_served(configuration, checked.manifest), None
         if configuration.shards.count != "auto":
             size = FleetSize(database, configuration.namespace, serving)

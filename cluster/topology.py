@@ -1,7 +1,7 @@
 """Assigns the parts of an ensemble to shards and plans each shard's engine and resources."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cluster.configuration import EnsembleConfiguration
@@ -13,7 +13,12 @@ from services.training.manifest import Adapter, Manifest
 
 
 def plan_shards(
-    configuration: EnsembleConfiguration, manifest: Manifest, model: Path, gpus: float, halves: bool = False
+    configuration: EnsembleConfiguration,
+    manifest: Manifest,
+    model: Path,
+    gpus: float,
+    halves: bool = False,
+    rows: int | None = None,
 ) -> list[ShardPlan]:
     """Plans a shard for each group of `shards.parts_per_shard` consecutive parts. The first `shards.count` serve.
 
@@ -21,6 +26,7 @@ def plan_shards(
         model: the base model's directory.
         gpus: the number of GPUs in the cluster.
         halves: serve the models of each part's halves instead of its own model. Part i has the models 2i and 2i + 1.
+        rows: the number of part rows of a token (`Protocol.rows`), for which engines on GPUs capture their steps.
 
     Raises:
         ConfigurationError: `halves` is set and the ensemble has no models of half-parts, several models attend to
@@ -41,7 +47,7 @@ def plan_shards(
             index=index,
             parts=len(adapters) // models_per_part,
             models={number: adapter.name for number, adapter in adapters.items()},
-            engine=_engine_settings(configuration, manifest, model, adapters.values(), num_gpus),
+            engine=_engine_settings(configuration, manifest, model, adapters.values(), num_gpus, rows or 0),
             num_cpus=shards.num_cpus,
             num_gpus=num_gpus,
             environment=_environment(configuration, num_gpus),
@@ -127,7 +133,12 @@ def _uneven_sizes(model: Path, gpus: int) -> list[str]:
 
 
 def _engine_settings(
-    configuration: EnsembleConfiguration, manifest: Manifest, model: Path, adapters: Iterable[Adapter], num_gpus: float
+    configuration: EnsembleConfiguration,
+    manifest: Manifest,
+    model: Path,
+    adapters: Collection[Adapter],
+    num_gpus: float,
+    rows: int,
 ) -> EngineSettings:
     """Returns the engine's settings.
 
@@ -145,6 +156,7 @@ def _engine_settings(
         cache_gib=engine.cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization * share,
         part_kind=manifest.part_kind,
+        rows=min(rows, len(adapters)),
         tensor_parallel_size=max(1, int(num_gpus)),
         adapters={adapter.name: manifest.adapter_path(configuration.ensemble, adapter) for adapter in adapters},
     )

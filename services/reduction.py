@@ -7,7 +7,7 @@ PMixed, are those under p0. So the first group's shard reduces its rows at once 
 on the device until p0 arrives.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch import set_num_threads as _set_num_threads  # vLLM, on a CPU, replaces torch's by one that does nothing
 
 from services.privacy import reduction
+from services.privacy.mollifiers.blocks import on_device
 from services.privacy.mollifiers.rows import prepare
-from services.privacy.mollifiers.shaping import SamplingOptions, shape_public
+from services.privacy.mollifiers.shaping import SamplingOptions, begin_public, check_usable
 from services.privacy.protocol import Partial, Protocol
 
 T = TypeVar("T")
@@ -73,8 +74,7 @@ class Reducer:
     """
 
     def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            prepare()  # so that no token waits for a compiler
+        prepare(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # so that no token waits for a compiler
         self._threads = torch.get_num_threads()
         self._pool = single_threaded_pool(self._threads)
 
@@ -89,21 +89,23 @@ class Reducer:
         """
         sequences, parts = given.drawn.shape
         private = rows[: sequences * (1 + parts)].view(sequences, 1 + parts, rows.shape[1])
-        own = None
+        own, usable = None, None
         if public is None:
             asked = torch.cat([private[:, 0], rows[sequences * (1 + parts) :]])
-            own = torch.cat(self._each(len(asked), asked, lambda s: shape_public(asked[s], given.options[s])))
-        p0 = own if own is not None else torch.from_numpy(np.array(public)).to(rows.device)
+            shaped = self._each(len(asked), asked, lambda s: begin_public(asked[s], given.options[s]))
+            own, usable = (torch.cat(each) for each in zip(*shaped, strict=True))
+        p0 = own if own is not None else on_device(np.array(public), rows.device)
         partials = self._partials(private[:, 1:], given, p0[:sequences]) if sequences else []
-        return Reduced(
-            None if own is None else on_host(own),
-            on_host(torch.cat([partial.sums for partial in partials])) if partials else None,
-            _charges(partials),
-        )
+        sums = torch.cat([partial.sums for partial in partials]) if partials else None
+        charges = [partial.charges for partial in partials if partial.charges is not None]
+        left = to_host(usable, own, sums, torch.cat(charges) if charges else None)
+        if left[0] is not None:
+            check_usable(torch.from_numpy(left[0]))
+        return Reduced(*left[1:])
 
     def _partials(self, log_p: Tensor, given: Reduction, public: Tensor) -> list[Partial]:
-        drawn = torch.from_numpy(given.drawn).to(public.device)
-        allowances = None if given.allowances is None else torch.from_numpy(given.allowances).to(public.device)
+        drawn = on_device(given.drawn, public.device)
+        allowances = None if given.allowances is None else on_device(given.allowances, public.device)
 
         def of(s: slice) -> Partial:
             granted = None if allowances is None else allowances[s]
@@ -118,14 +120,27 @@ class Reducer:
 
 
 def on_host(values: Tensor) -> NDArray[Any]:
-    """Returns the values in host memory; those of a CPU's tensor are shared with it.
+    """Returns the values in host memory; see `to_host`."""
+    (host,) = to_host(values)
+    assert host is not None
+    return host
+
+
+def to_host(*values: Tensor | None) -> list[NDArray[Any] | None]:
+    """Returns all values in host memory, after one wait for their device; those of a CPU's tensor are shared with it.
 
     A GPU writes to page-locked memory, which PyTorch keeps for the next call, 6 to 7 times as fast as to new pages
     (`python -m tests.benchmarks.gpu`, `copy_ms`).
     """
-    if values.device.type == "cpu":
-        return values.numpy()
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values).numpy()
+    copies = [
+        value
+        if value is None or value.device.type == "cpu"
+        else torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+        for value in values
+    ]
+    for device in {value.device for value in values if value is not None and value.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return [None if copy is None else copy.numpy() for copy in copies]
 
 
 def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
@@ -146,11 +161,6 @@ def single_threaded_pool(threads: int) -> ThreadPoolExecutor:
 def _use_one_thread() -> None:
     torch.get_num_threads()  # a thread's first use of PyTorch sets the process's number, also after another was set
     _set_num_threads(1)
-
-
-def _charges(partials: Sequence[Partial]) -> NDArray[np.int64] | None:
-    charges = [partial.charges for partial in partials if partial.charges is not None]
-    return on_host(torch.cat(charges)) if charges else None
 
 
 def _shares(sequences: int, count: int) -> list[slice]:

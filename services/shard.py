@@ -139,7 +139,9 @@ class Shard:
             for old, kept in list(self._kept.items()):
                 if (old.caller == key.caller and old.step < key.step) or kept.since < now - KEPT_S:
                     del self._kept[old]
-            self._kept[key] = _Kept(self._engine.logits(requests), now, coming)
+            rows = self._engine.logits(requests)
+            # A GPU's next step overwrites its rows.
+            self._kept[key] = _Kept(rows if rows.device.type == "cpu" else rows.clone(), now, coming)
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None

@@ -1,10 +1,10 @@
 """Decides which adapters occupy the adapter slots of the device."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
@@ -62,30 +62,29 @@ class AdapterSlots:
         for adapter in missing:
             self._load(adapter)
 
+    def bring_rows(self, adapters: np.ndarray) -> np.ndarray:
+        """Loads the adapters of a step's rows, int of any shape; returns their slots. See `bring`."""
+        if not self.resident:
+            self.bring(adapters.ravel().tolist())
+        slots: np.ndarray = slots_by_id(self._manager.lora_index_to_id)[adapters]
+        return slots
+
     def _load(self, adapter: int) -> None:
         self._manager.deactivate_adapter(adapter)
         self._manager.activate_adapter(adapter)
 
 
-@contextmanager
-def launched_for_rows(kernels: Any, rows: int) -> Iterator[None]:
-    """Lets vLLM's LoRA kernels on a GPU launch blocks for as many adapters as there are rows, instead of all slots.
-
-    One dimension of their grids is a number of adapters: that of the slots and one more, and then the cost of a step
-    follows the slots, whose blocks start and end without work. vLLM's `specialize_active_lora` makes it the number of
-    distinct adapters, rounded up to a power of two. That depends on the draw, and vLLM captures its graphs again for
-    each power. Any draw has at most as many adapters as rows, and the number of rows is public.
+def slots_by_id(lora_index_to_id: Sequence[int | None]) -> np.ndarray:
+    """Returns the slot of each LoRA id, int [ids]; -1 for those that have none.
 
     Args:
-        kernels: vLLM's `LoRAKernelMeta` of a pass outside of graphs, in which every row has an adapter.
+        lora_index_to_id: the LoRA id in each slot, as vLLM keeps them.
     """
-    launched = kernels.default_num_active_loras_cpu
-    slots = int(launched)
-    launched.fill_(min(rows, slots))
-    try:
-        yield
-    finally:
-        launched.fill_(slots)
+    slots = np.full(max([0, *filter(None, lora_index_to_id)]) + 1, -1)
+    for slot, lora_id in enumerate(lora_index_to_id):
+        if lora_id is not None:
+            slots[lora_id] = slot
+    return slots
 
 
 def _zero_like(model: LoRAModel, lora_id: int) -> LoRAModel:

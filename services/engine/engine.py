@@ -55,6 +55,9 @@ class EngineSettings:
             `dtype`, and "auto" is "float32" where that costs nothing: in vLLM on a GPU, with its ordinary kernels.
         part_kind: with "reader" and "text" there is any number of parts, with "lora" one, which has a cache of its
             own.
+        rows: the number of part rows that a private request names besides `PUBLIC`, always: vLLM captures decode steps
+            of this shape on a GPU. Requests with another number are answered more slowly.
+        load_format: "auto" reads the model's weights, "dummy" makes random ones, to measure speed without files.
         tensor_parallel_size: the number of devices over which the engine splits its model; on a CPU, of processes.
         adapters: the directories of the adapters, by name.
     """
@@ -67,6 +70,8 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     head_dtype: Literal["auto", "model", "float32"] = "auto"
     part_kind: PartKind = "reader"
+    rows: int = 0
+    load_format: Literal["auto", "dummy"] = "auto"
     tensor_parallel_size: int = 1
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
@@ -105,7 +110,7 @@ class Engine(ABC):
 
         Returns:
             [rows, vocabulary] on the engine's device, in the type of the head: the rows of the first request in the
-            order of its `adapters`, then those of the second, and so on.
+            order of its `adapters`, then those of the second, and so on. They may be overwritten by the next call.
 
         Raises:
             ValueError: a context is empty or too long, a token is outside the vocabulary, an adapter is unknown, or a
@@ -133,13 +138,18 @@ class Engine(ABC):
     @abstractmethod
     def _logits(self, requests: Sequence[Request]) -> torch.Tensor: ...
 
+    def _unchecked(self, request: Request) -> Sequence[int]:
+        """Returns the tokens of a context that no earlier call has checked: by default all."""
+        return request.tokens
+
     def _check(self, requests: Sequence[Request]) -> None:
         known = {PUBLIC, ZERO, *self.adapters}
         for request in requests:
             length, limit = len(request.tokens), self.context_length - 1
             if not 0 < length <= limit:
                 raise ValueError(f"tokens: a context has between 1 and {limit} tokens here, got {length}")
-            if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocabulary:
+            unchecked = self._unchecked(request)
+            if not 0 <= min(unchecked) <= max(unchecked) < self.vocabulary:
                 raise ValueError(f"tokens: every token id lies in [0, {self.vocabulary})")
             if unknown := set(request.adapters) - known:
                 raise ValueError(f"adapters: not loaded here: {', '.join(sorted(unknown))}")

@@ -28,6 +28,8 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
 from services import compiled
+from services.engine.adapter_slots import slots_by_id
+from services.engine.step_graph import Shape
 
 BLOCK = 4
 """The number of rows in a dense product. 4 is fastest for bfloat16 at rank 4 and 8, from 8 to 300 rows."""
@@ -95,16 +97,12 @@ def compact(
 
 
 class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
-    """Computes the LoRA products of layers whose weights are `LayerWeights`."""
+    """Computes the LoRA products of layers whose weights are `LayerWeights`. Implements `ReaderAdapters`."""
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: Sequence[int | None], max_loras: int, vocab_size: int, **_: Any
     ) -> None:
-        slot_of = np.full(max([0, *filter(None, lora_index_to_id)]) + 1, -1)
-        for slot, lora_id in enumerate(lora_index_to_id):
-            if lora_id is not None:
-                slot_of[lora_id] = slot
-        slots = slot_of[np.array(mapping.index_mapping, dtype=np.int64)]
+        slots = slots_by_id(lora_index_to_id)[np.array(mapping.index_mapping, dtype=np.int64)]
         starts = np.flatnonzero(np.diff(slots, prepend=-2))
         lengths = np.diff(starts, append=len(slots))
         long = (lengths >= MIN_RUN) & (slots[starts] >= 0) & mapping.is_prefill
@@ -113,13 +111,28 @@ class RowPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
             for start, length in zip(starts[long], lengths[long], strict=True)
         ]
         rows = np.flatnonzero((slots >= 0) & ~np.repeat(long, lengths))
-        self._rows = _as_slice(rows)
-        self._indices = torch.from_numpy(rows)
-        self._count = len(rows)
-        self._blocks = -(-len(rows) // BLOCK)
+        self._use_rows(_as_slice(rows), torch.from_numpy(rows))
         padded = np.zeros(self._blocks * BLOCK, dtype=np.int64)
         padded[: len(rows)] = slots[rows]
         self._slots = torch.from_numpy(padded)
+
+    def _use_rows(self, rows: slice | torch.Tensor, indices: torch.Tensor) -> None:
+        self._rows, self._indices = rows, indices
+        self._count = len(indices)
+        self._blocks = -(-len(indices) // BLOCK)
+
+    def integers_for(self, shape: Shape) -> int:
+        return -(-shape.sequences * shape.readers // BLOCK) * BLOCK
+
+    def write_adapters(self, shape: Shape, slots: np.ndarray, out: np.ndarray) -> None:
+        out[: slots.size] = slots.ravel()
+        out[slots.size :] = 0
+
+    def use_adapters(self, shape: Shape, integers: torch.Tensor) -> None:
+        self._runs = []
+        rows = torch.arange(shape.rows).view(shape.sequences, 1 + shape.readers)[:, 1:].flatten()
+        self._use_rows(rows, rows)
+        self._slots = integers.long()
 
     def add_lora_linear(
         self,

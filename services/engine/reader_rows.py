@@ -9,12 +9,16 @@ the fork, a reader's hidden state is the public one. From there on a reader row
   model's keys and values, its own position included);
 - has its adapter in the LoRA mapping, where its owner's tokens have none.
 
-Where vLLM compiles the model, the public pass is exactly vLLM's, with its graphs. It hands over the hidden states at
-the fork (`EagleModelMixin`, vLLM's own interface for drafts), and a second pass runs the layers after the fork for the
-readers. All readers of a sequence stand at one position, so they are one query of several tokens without a causal
-mask, which reads the cache once. Where vLLM runs eagerly, as on the CPU, our own loop over the layers appends the
-readers to the public tokens at the fork: a pass of few rows takes the time to read the weights, so one pass is faster
-than two. To append rows inside a compiled model would change the loop of each model in its middle.
+On a GPU a step in which each sequence computes one token is replayed as one graph (`step_graph`), which runs its public
+and reader rows together. Every other pass runs eagerly: prompts, which the engine ingests up to their last token, and
+all steps of what `captures_steps` names. An eager pass with readers appends them to the public tokens at the fork on a
+CPU (`_run_together`): a pass of few rows takes the time to read the weights, so one pass is faster than two. On a GPU
+it hands over the hidden states at the fork (`EagleModelMixin`, vLLM's own interface for drafts), and a second pass runs
+the layers after the fork for the readers. All readers of a sequence stand at one position, so they are one query of
+several tokens without a causal mask, which reads the cache once.
+
+No pass samples. The engine appends the tokens that the coordinator samples (`begin_step`), so a request is an ordinary
+one to vLLM: its scheduler computes what is new, and keeps the cache of a request that has nothing new.
 
 A text (`part_text`) in place of an adapter is a request that vLLM ingests once and that nobody continues, so it keeps
 its cache blocks. Its rows fork before the first layer. A row has the text's blocks in its block table, and after them
@@ -29,9 +33,11 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
 - `is_padding` in the forward context is the public batch's; the readers' context has none, so mixture-of-experts models
   route all reader rows.
 - `reshape_and_cache_flash` on CUDA and `cpu_attn_reshape_and_cache` on the CPU skip the `-1` slots.
-- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is refused: vLLM's GPU kernels launch for
-  all slots in the public pass and for as many adapters as rows in that of the readers (`launched_for_rows`), whatever
-  the adapters of the rows.
+- `set_active_adapters` gets no LoRA requests, and `specialize_active_lora` is refused: it would let the number of
+  launches follow the adapters of the rows. The kernels of `lora_tiles` launch for the number of rows; vLLM's own, which
+  run the adapters of a mixture of experts, launch for all slots.
+- Without its sampler, a pass ends before the device has read the host's buffers. `_mark_copied` notes when the copies
+  of a pass are on their way, and the next pass waits for them before it writes.
 - `load_model` refuses model families whose loop over layers nobody has compared with the one here, microbatches,
   pipeline, data and context parallelism, speculative decoding, multimodal models, M-RoPE positions, and latent
   attention (MLA), where a reader's query would meet the latent of its own hidden state.
@@ -39,7 +45,8 @@ Reviewed against vLLM 0.32.0 (`vllm/v1/worker/gpu_model_runner.py`, `execute_mod
   the fork are whole on every rank, and so are the logits, which vLLM gathers on all ranks; rank 0 alone keeps rows.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -52,8 +59,10 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
 from services.engine.adapter_slots import AdapterSlots
+from services.engine.step_graph import Graph, Shape, StepGraphs, shapes
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as ModelRunner
@@ -62,6 +71,10 @@ else:
 
 FORK = "reader_fork"
 """The key in vLLM's `additional_config` of the first layer that readers run."""
+READERS = "readers"
+"""The key in vLLM's `additional_config` of the number of readers that a sequence has in captured steps."""
+PART_KIND = "part_kind"
+"""The key in vLLM's `additional_config` of `EngineSettings.part_kind`."""
 
 FAMILIES = {
     "llama.LlamaModel": "Llama and what vLLM runs as Llama, such as SmolLM2",
@@ -74,6 +87,7 @@ FAMILIES = {
 
 
 _NO_ROWS = np.empty(0, np.int64)
+_log = logging.getLogger(__name__)
 
 
 class RequestedRows(NamedTuple):
@@ -129,6 +143,12 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
     tokens_computed = 0
     execute_model_state: Any
     slots: AdapterSlots | None = None
+    new_graph: Callable[[], Graph] | None = None
+    """Makes a graph for steps. By default only a GPU has graphs."""
+    _graphs: StepGraphs | None = None
+    _zero = 0
+    _copied: torch.cuda.Event | None = None
+    _eager_is_logged = False
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         refuse_unsupported_features(self)
@@ -136,6 +156,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         model = self.get_model()
         refuse_unknown_family(model)
         self._fork: int = self.vllm_config.additional_config[FORK]
+        self.readers: int = self.vllm_config.additional_config[READERS]
         model.set_aux_hidden_state_layers((self._fork,))
         self.use_aux_hidden_state_outputs = True
 
@@ -156,6 +177,51 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         if missing := sorted(set(targets) - present):
             raise ValueError(f"the model has no modules named {', '.join(missing)}, which the adapters change")
         self.slots = AdapterSlots(self.lora_manager, adapters, zero)
+        self._zero = zero
+
+    @property
+    def reader_adapters(self) -> Any:
+        """Returns vLLM's implementation of LoRA, which is ours (`ReaderAdapters`); None without adapters."""
+        if self.lora_config is None:
+            return None
+        (wrapper,) = self.lora_manager._adapter_manager.punica_wrapper_mapping.values()
+        return wrapper
+
+    @property
+    def captures_steps(self) -> bool:
+        """Whether decode steps are captured. Warns once where a GPU cannot."""
+        if self.new_graph is None and self.device.type == "cpu":
+            return False
+        layers = self.compilation_config.static_forward_context.values()
+        adapters = self.reader_adapters
+        reasons = {
+            "texts as parts": self.vllm_config.additional_config[PART_KIND] == "text",
+            "adapters with caches of their own": (
+                adapters is not None and self.vllm_config.additional_config[PART_KIND] == "lora"
+            ),
+            "a mixture of experts": self.model_config.is_moe,
+            "layers with a window": _have_windows(layers),
+            "several devices": self.vllm_config.parallel_config.tensor_parallel_size > 1,
+            "adapters of this rank": adapters is not None and not hasattr(adapters, "use_adapters"),
+            "several kinds of caches": len(getattr(self, "attn_groups", None) or [0]) > 1,
+        }
+        present = [name for name, is_present in reasons.items() if is_present]
+        if present and not self._eager_is_logged:
+            _log.warning("steps are not captured, so each token takes several times as long: %s", ", ".join(present))
+            self._eager_is_logged = True
+        return not present
+
+    def capture_steps(self, readers: Sequence[int]) -> Sequence[int]:
+        """Captures decode steps with these numbers of readers, the largest first; returns the numbers captured."""
+        if not self.captures_steps or not all(group.backend.supports_non_causal() for group in self.attn_groups[0]):
+            return ()
+        if self._graphs is None:
+            self._graphs = StepGraphs(self, self._fork, self.reader_adapters, self.new_graph)
+        captured = [number for number in readers if shapes(number)]
+        with torch.inference_mode():
+            for number in captured:
+                self._graphs.capture(number)
+        return captured
 
     def adapter_bytes(self) -> int:
         """Returns the memory of the adapter slots on the device."""
@@ -171,14 +237,39 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """Ends the ingestion of texts of this number of tokens. From now on, readers are texts and not adapters."""
         self._texts, self._text_tokens = {}, tokens
 
-    def begin(self, rows: int) -> None:
-        """Starts an answer of `rows` rows."""
-        self._answer = None
-        self._answer_rows = rows
+    def begin_step(
+        self, requested: Mapping[str, RequestedRows], appended: Mapping[str, Sequence[int]], rows: int | None
+    ) -> None:
+        """Sets what the coming passes compute, by vLLM request id.
 
-    def request_rows(self, requested: Mapping[str, RequestedRows]) -> None:
-        """Sets the rows that the coming steps compute, by vLLM request id."""
+        Args:
+            requested: the rows to compute.
+            appended: the tokens that the engine has appended to requests in vLLM's scheduler.
+            rows: starts an answer of this number of rows; None continues the current answer.
+        """
         self._requested = requested
+        if rows is not None:
+            self._answer, self._answer_rows = None, rows
+        for request_id, tokens in appended.items():
+            self._append(request_id, tokens)
+
+    def _append(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Appends tokens to a request, as vLLM does with the tokens that it samples."""
+        batch = self.input_batch
+        self.requests[request_id].output_token_ids.extend(tokens)
+        index = batch.req_id_to_index.get(request_id)
+        if index is None:
+            return  # `add_request` copies the tokens when the request returns to the batch
+        start = batch.num_tokens_no_spec[index]
+        end = start + len(tokens)
+        batch.token_ids_cpu[index, start:end] = tokens
+        batch.is_token_ids[index, start:end] = True
+        batch.num_tokens_no_spec[index] = end
+
+    def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput:
+        self.execute_model_state = None
+        self.kv_connector_output = None
+        return self._ended()
 
     def take_answer(self) -> torch.Tensor | None:
         """Returns logits, [rows, vocabulary], after all requests have reached their last token.
@@ -192,6 +283,10 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput, *arguments: Any, **options: Any) -> Any:
+        if self._copied is not None:
+            self._copied.synchronize()  # the pass before still reads the buffers that this one writes
+        if (shape := self._captured_shape(scheduler_output)) is not None:
+            return self._execute_captured(scheduler_output, shape)
         try:
             output = super().execute_model(scheduler_output, *arguments, **options)
             if self._batch is not None and self.execute_model_state is not None:
@@ -200,26 +295,100 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         finally:
             self._batch = None
 
+    def _captured_shape(self, scheduler_output: SchedulerOutput) -> Shape | None:
+        """Returns the captured step that computes what the scheduler asks for, if there is one.
+
+        It computes the last token of each request whose rows are requested, and nothing else.
+        """
+        scheduled = scheduler_output.num_scheduled_tokens
+        if self._graphs is None or not scheduled or scheduled.keys() != self._requested.keys():
+            return None
+        cached = scheduler_output.scheduled_cached_reqs
+        lasts = [len(new.prompt_token_ids) - new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs]
+        lasts += [
+            self.requests[request_id].num_tokens - computed
+            for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        ]
+        if any(last != 1 for last in lasts):
+            return None
+        readers = max(len(requested.adapters) for requested in self._requested.values())
+        return self._graphs.shape_for(len(scheduled), readers)
+
+    def _execute_captured(self, scheduler_output: SchedulerOutput, shape: Shape) -> ModelRunnerOutput:
+        """Runs a captured step. vLLM's own inputs of a pass are not prepared: the graph has its own."""
+        assert self._graphs is not None
+        self._update_states(scheduler_output)
+        self.tokens_computed += scheduler_output.total_num_scheduled_tokens
+        batch = self.input_batch
+        requested = [self._requested[request_id] for request_id in batch.req_ids]
+        order = np.argsort([-1 if each.own_row is None else each.own_row for each in requested], kind="stable")
+        requested = [requested[index] for index in order]
+        positions = batch.num_computed_tokens_cpu[order]
+        rows = [[*each.adapters, *[self._zero] * (shape.readers - len(each.adapters))] for each in requested]
+        adapters = np.array(rows, dtype=np.int64).reshape(len(order), shape.readers)
+        if shape.readers and self.slots is not None:
+            adapters = self.slots.bring_rows(adapters)
+        batch.block_table.commit_block_table(len(order))
+        logits = self._graphs.step(shape, batch.token_ids_cpu[order, positions], positions, order, adapters)
+        self._mark_copied()
+        self._keep_captured(logits, requested)
+        return self._ended()
+
+    def _keep_captured(self, logits: torch.Tensor, requested: Sequence[RequestedRows]) -> None:
+        """Puts the requested rows of a step's logits, [S, 1 + m, V], into the answer.
+
+        If they are the whole answer, and in its order, they are not copied.
+        """
+        width = logits.shape[1]
+        rows = logits.flatten(0, 1)
+        if len(requested) * width == self._answer_rows and all(
+            each.own_row == place * width and each.rows == range(place * width + 1, (place + 1) * width)
+            for place, each in enumerate(requested)
+        ):
+            self._answer = rows[: self._answer_rows]
+            return
+        source = [
+            np.arange(place * width + (each.own_row is None), place * width + 1 + len(each.rows))
+            for place, each in enumerate(requested)
+        ]
+        target = [np.array(([] if each.own_row is None else [each.own_row]) + [*each.rows]) for each in requested]
+        self._keep(rows[torch.from_numpy(np.concatenate(source)).to(rows.device)], np.concatenate(target))
+
+    def _mark_copied(self) -> None:
+        """Notes that all copies to the device for the coming pass are on their way."""
+        if self.device.type != "cpu":
+            self._copied = self._copied or torch.cuda.Event()
+            self._copied.record()
+
+    def _ended(self) -> ModelRunnerOutput:
+        """Returns the output of a pass that samples nothing: the tokens of a request come from the engine."""
+        batch = self.input_batch
+        return ModelRunnerOutput(req_ids=batch.req_ids.copy(), req_id_to_index=batch.req_id_to_index.copy())
+
     @property
     def _keeps_rows(self) -> bool:
         rank: int = self.vllm_config.parallel_config.rank
         return rank == 0
 
     def _keep_rows(self, batch: ReaderBatch) -> None:
-        logits = self.execute_model_state.logits
-        self.execute_model_state = self.execute_model_state._replace(logits=logits[: batch.requests])
         if not self._keeps_rows:
             return
+        logits = self.execute_model_state.logits
         source = np.concatenate([batch.own, np.arange(batch.requests, batch.requests + batch.readers)])
         target = np.concatenate([batch.own_rows, batch.rows])
         order = np.argsort(target)
-        rows = logits[torch.from_numpy(source[order]).to(logits.device)]
+        self._keep(logits[torch.from_numpy(source[order]).to(logits.device)], target[order])
+
+    def _keep(self, rows: torch.Tensor, target: np.ndarray) -> None:
+        """Puts rows into the answer, at the ascending indices `target`."""
+        if not len(target):
+            return
         if len(target) == self._answer_rows:
             self._answer = rows
             return
         if self._answer is None:
             self._answer = torch.empty(self._answer_rows, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        self._answer[torch.from_numpy(target[order]).to(rows.device)] = rows
+        self._answer[torch.from_numpy(target).to(rows.device)] = rows
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         """Appends the readers' logits to those of the requests. `_model_forward` puts the readers' states first."""
@@ -287,6 +456,7 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         self.lora_manager.set_active_adapters(set(), mapping)
 
     def _model_forward(self, *arguments: Any, **options: Any) -> Any:
+        self._mark_copied()
         if self._batch is None or not self._batch.readers:
             return super()._model_forward(*arguments, **options)
         if self._runs_together:
@@ -296,8 +466,11 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
 
     @property
     def _runs_together(self) -> bool:
-        """Whether one pass runs the readers and, after the fork, the public tokens: where no graph is compiled."""
-        together: bool = self.model_config.enforce_eager
+        """Whether one pass runs the readers and, after the fork, the public tokens.
+
+        On a GPU most backends know no mask that differs between queries.
+        """
+        together: bool = self.device.type == "cpu"
         return together
 
     def _run_readers(self, batch: ReaderBatch, fork: torch.Tensor) -> torch.Tensor:
@@ -415,13 +588,15 @@ class ReaderRows(ModelRunner):  # type: ignore[misc]
         """
         if self._shared_queries is None:
             layers = self.compilation_config.static_forward_context.values()
-            windows = any(
-                getattr(getattr(layer, "impl", None), "sliding_window", None) not in _NONE for layer in layers
-            )
             groups = [group for groups in self.attn_groups for group in groups]
-            self._shared_queries = not windows and all(group.backend.supports_non_causal() for group in groups)
+            without_mask = all(group.backend.supports_non_causal() for group in groups)
+            self._shared_queries = without_mask and not _have_windows(layers)
         differ = together and self.device.type != "cpu"
         return self._shared_queries and not self._text_tokens and not differ
+
+
+def _have_windows(layers: Iterable[Any]) -> bool:
+    return any(getattr(getattr(layer, "impl", None), "sliding_window", None) not in _NONE for layer in layers)
 
 
 _NONE = (None, -1, (-1, -1))
@@ -479,6 +654,10 @@ class ReaderWorker:
         if self.model_runner.slots is not None:
             self.model_runner.slots.prepare(adapters)
 
+    def capture_steps(self, readers: Sequence[int]) -> Sequence[int]:
+        captured: Sequence[int] = self.model_runner.capture_steps(readers)
+        return captured
+
     def adapters_are_resident(self) -> bool:
         resident: bool = self.model_runner.slots.resident
         return resident
@@ -493,11 +672,10 @@ class ReaderWorker:
     def finish_texts(self, tokens: int) -> None:
         self.model_runner.finish_texts(tokens)
 
-    def begin(self, rows: int) -> None:
-        self.model_runner.begin(rows)
-
-    def request_rows(self, requested: Mapping[str, RequestedRows]) -> None:
-        self.model_runner.request_rows(requested)
+    def begin_step(
+        self, requested: Mapping[str, RequestedRows], appended: Mapping[str, Sequence[int]], rows: int | None
+    ) -> None:
+        self.model_runner.begin_step(requested, appended, rows)
 
     def tokens_computed(self) -> int:
         computed: int = self.model_runner.tokens_computed

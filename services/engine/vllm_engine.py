@@ -1,18 +1,21 @@
-"""Implements `Engine` with vLLM: one resumable vLLM request for each sequence, with readers as extra rows.
+"""Implements `Engine` with vLLM: one vLLM request for each sequence, with readers as extra rows.
 
 A private token is sampled outside the engine, from a mixture, so a vLLM request must not continue with its own tokens.
-vLLM's streaming sessions do this: a session ingests a chunk, returns the logits of its last position, discards the
-token that it sampled itself, and keeps its cache for the next chunk. A session runs the public model; readers are rows
-that branch off the public ones at the fork and read the same cache (`reader_rows`). A plain LoRA adapter has
-a separate session.
+The worker samples none (`reader_rows.ReaderRows.sample_tokens`). The engine appends the coordinator's tokens to the
+request, in vLLM's scheduler and in its model runner, as vLLM itself does with tokens that it samples. So vLLM computes
+them in its next step, hashes their blocks for the prefix cache, and keeps the request when it has nothing to compute.
+
+A request runs the public model; readers are rows that branch off the public ones at the fork and read the same cache
+(`reader_rows`). A plain LoRA adapter has a separate request. The engine calls the pair of a sequence and a model whose
+keys and values it holds a session.
 """
 
 import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the logits must stay in this process
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `reader_rows` extends the V1 model runner
@@ -28,13 +31,17 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request as VllmRequest
 
 from services.engine.adapter_config import AdapterConfig, changed_modules, first_layer, read_adapter_configs, slot_bytes
 from services.engine.engine import PUBLIC, ZERO, Engine, EngineSettings, EngineStalledError, Request
 from services.engine.part_text import read_texts
-from services.engine.reader_rows import FORK, RequestedRows
+from services.engine.reader_rows import FORK, PART_KIND, READERS, RequestedRows
+from services.engine.step_graph import shapes
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+MIN_GPU_RANK = 16
+"""The least rank of adapter slots on a GPU: its tensor cores multiply 16 rows at a time."""
 MAX_SESSIONS = 512
 """The maximum number of sessions with caches. vLLM counts waiting sessions too, and admits no more than this."""
 MAX_READERS = 1024
@@ -50,6 +57,8 @@ MAX_IDLE_STEPS = 16
 """The number of consecutive vLLM steps without computation after which the engine counts as stalled."""
 MAX_REPEATED_WORK = 8
 """How often vLLM may recompute its tokens, after preemptions, before the engine counts as stalled."""
+APPENDS = SamplingParams(max_tokens=2**31 - 1, ignore_eos=True, detokenize=False)
+"""What vLLM knows of sampling: nothing ends a request but the engine."""
 
 SessionKey = tuple[str, str]
 """Identifies a session: the sequence, and the model whose keys and values it holds (`PUBLIC` or an adapter)."""
@@ -57,8 +66,26 @@ SessionKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Session:
-    request_id: str
+    """Holds the state of a session.
+
+    Attributes:
+        request: the vLLM request.
+        tokens: those that vLLM has.
+        extended_by: the last context that was compared with `tokens` and continues it.
+    """
+
+    request: VllmRequest
     tokens: tuple[int, ...]
+    extended_by: tuple[int, ...] | None = None
+
+    def is_extended_by(self, tokens: tuple[int, ...]) -> bool:
+        """Returns whether a context continues this session's. Compares each context only once."""
+        if self.extended_by is not tokens:
+            known = len(self.tokens)
+            if not (known < len(tokens) and tokens[:known] == self.tokens):
+                return False
+            self.extended_by = tokens
+        return True
 
 
 @dataclass(slots=True)
@@ -69,8 +96,15 @@ class SessionRequest:
     tokens: tuple[int, ...]
     cache_salt: str | None
     own_row: int | None
-    readers: list[int]
-    reader_rows: list[int]
+    readers: Sequence[int]
+    reader_rows: Sequence[int]
+
+
+class StepLimits(NamedTuple):
+    """Holds the maximum numbers of sequences and of readers in one step."""
+
+    sequences: int
+    readers: int
 
 
 class VllmEngine(Engine):
@@ -95,6 +129,8 @@ class VllmEngine(Engine):
             rank, targets = _rank_and_targets(configs)
             self._worker("load_adapters", list(self._loras.values()), self._lora_ids[ZERO], rank, targets)
             self.resident = self._worker("adapters_are_resident")
+        # The largest first: smaller steps use its memory.
+        self._captured = frozenset(self._worker("capture_steps", sorted({0, settings.rows}, reverse=True)))
         cache = self._llm.vllm_config.cache_config
         self._block_size: int = cache.block_size
         self._blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps one block for itself
@@ -102,7 +138,7 @@ class VllmEngine(Engine):
         slots: int = lora.max_loras if lora else len(texts) + 1
         # Where not all adapters have a slot, every row counts as one, whichever adapters the rows share: the number of
         # steps must not depend on the draw.
-        self._readers_of_a_step = MAX_READERS if len(settings.adapters) < slots else min(MAX_READERS, slots)
+        self._slots = None if len(settings.adapters) < slots else slots
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._started = 0
         if texts:
@@ -136,13 +172,18 @@ class VllmEngine(Engine):
         secret = secrets.token_hex(16)  # no sequence shares a cached prefix with a text
         for name, tokens in requests.items():
             session = SessionRequest((name, PUBLIC), tokens, secret, None, [], [])
-            self._worker("begin", 0)
-            request_id = self._continue(session)
-            self._worker("begin_texts", {request_id: self._lora_ids[name]})
-            self._run({request_id}, size)
+            request = self._continue(session, {})
+            self._worker("begin_texts", {request.request_id: self._lora_ids[name]})
+            self._run([request])
             del self._sessions[session.key]  # but not in vLLM, which keeps the blocks
         self._worker("finish_texts", size)
         self._blocks -= occupied
+
+    def _unchecked(self, request: Request) -> Sequence[int]:
+        session = self._sessions.get((request.sequence, PUBLIC))
+        if session is not None and session.is_extended_by(request.tokens):
+            return request.tokens[len(session.tokens) :]
+        return request.tokens
 
     def _check(self, requests: Sequence[Request]) -> None:
         super()._check(requests)
@@ -154,37 +195,70 @@ class VllmEngine(Engine):
                 )
 
     def _logits(self, requests: Sequence[Request]) -> torch.Tensor:
-        session_requests = list(self._session_requests(requests))
-        self._worker("begin", sum(len(request.adapters) for request in requests))
-        for step in self._steps(session_requests):
-            self._compute(step)
+        rows: int | None = sum(len(request.adapters) for request in requests)
+        captured = self._is_captured(requests)
+        limits = self._limits(max(len(request.adapters) for request in requests) if captured else None)
+        for step in self._steps(list(self._session_requests(requests, limits)), limits):
+            if captured:
+                self._ingest_all_but_the_last(step)
+            self._compute(step, rows)
+            rows = None  # the other steps continue the answer
         answer: torch.Tensor = self._worker("take_answer")
         return answer
 
-    def _session_requests(self, requests: Sequence[Request]) -> Iterator[SessionRequest]:
+    def _is_captured(self, requests: Sequence[Request]) -> bool:
+        """Returns whether captured steps answer these requests."""
+        return all(
+            len(request.adapters) - 1 in self._captured and request.adapters[0] == PUBLIC for request in requests
+        )
+
+    def _limits(self, rows: int | None) -> StepLimits:
+        """Returns the limits of a step, captured for at most this number of rows a request; None if it is not."""
+        if rows is None:
+            sequences, readers = MAX_SESSIONS, MAX_READERS
+        else:
+            sequences = min(MAX_SESSIONS, shapes(rows - 1)[0].sequences)
+            readers = sequences * (rows - 1)
+        return StepLimits(sequences, readers if self._slots is None else min(readers, self._slots))
+
+    def _ingest_all_but_the_last(self, step: Sequence[SessionRequest]) -> None:
+        """Computes the tokens before the last ones: a captured step computes one token of each sequence."""
+        before = [
+            replace(asked, tokens=asked.tokens[:-1], own_row=None, readers=[], reader_rows=[])
+            for asked in step
+            if self._unseen(asked) > 1
+        ]
+        if before:
+            self._compute(before, None)
+
+    def _unseen(self, asked: SessionRequest) -> int:
+        session = self._sessions.get(asked.key)
+        known = len(session.tokens) if session is not None and session.is_extended_by(asked.tokens) else 0
+        return len(asked.tokens) - known
+
+    def _session_requests(self, requests: Sequence[Request], limits: StepLimits) -> Iterator[SessionRequest]:
         """Yields a request for each session, or several if a request has more readers than fit into a step."""
         row = 0
         for request in requests:
-            by_owner: dict[str, SessionRequest] = {}
-            for name in request.adapters:
-                owner = name if name in self._own else PUBLIC
-                session_request = by_owner.get(owner)
-                if session_request is None or len(session_request.readers) == self._readers_of_a_step:
-                    if session_request is not None:
-                        yield session_request
-                    session_request = SessionRequest(
-                        (request.sequence, owner), request.tokens, request.cache_salt, None, [], []
-                    )
-                    by_owner[owner] = session_request
-                if name == owner:
-                    session_request.own_row = row
-                else:
-                    session_request.readers.append(self._lora_ids[name])
-                    session_request.reader_rows.append(row)
-                row += 1
-            yield from by_owner.values()
+            rows = range(row, row + len(request.adapters))
+            row = rows.stop
+            if request.adapters[:1] == (PUBLIC,) and not self._own and len(rows) - 1 <= limits.readers:
+                readers = [self._lora_ids[name] for name in request.adapters[1:]]
+                yield _session_request(request, PUBLIC, rows[0], readers, rows[1:])
+            else:
+                yield from self._split(request, rows, limits.readers)
 
-    def _steps(self, session_requests: Sequence[SessionRequest]) -> Iterator[list[SessionRequest]]:
+    def _split(self, request: Request, rows: range, limit: int) -> Iterator[SessionRequest]:
+        """Yields requests for each session of a request, with at most `limit` readers each."""
+        named = list(zip(request.adapters, rows, strict=True))
+        yield from (_session_request(request, name, row, [], []) for name, row in named if name in self._own)
+        own = next((row for name, row in named if name == PUBLIC), None)
+        readers = [(self._lora_ids[name], row) for name, row in named if name != PUBLIC and name not in self._own]
+        for start in range(0, max(len(readers), own is not None), limit):
+            ids, at = zip(*readers[start : start + limit], strict=True) if readers else ((), ())
+            yield _session_request(request, PUBLIC, None if start else own, ids, at)
+
+    def _steps(self, session_requests: Sequence[SessionRequest], limits: StepLimits) -> Iterator[list[SessionRequest]]:
         """Splits the requests into steps that fit the cache, the sessions, the rows and the adapter slots."""
         step: list[SessionRequest] = []
         blocks = readers = 0
@@ -193,9 +267,9 @@ class VllmEngine(Engine):
             needed = self._blocks_for(session_request.tokens)
             if step and (
                 session_request.key in keys
-                or len(step) == MAX_SESSIONS
+                or len(step) == limits.sequences
                 or blocks + needed > self._blocks
-                or readers + len(session_request.readers) > self._readers_of_a_step
+                or readers + len(session_request.readers) > limits.readers
             ):
                 yield step
                 step, blocks, readers = [], 0, 0
@@ -210,35 +284,42 @@ class VllmEngine(Engine):
     def _blocks_for(self, tokens: Sequence[int]) -> int:
         return len(tokens) // self._block_size + 1
 
-    def _compute(self, step: list[SessionRequest]) -> None:
+    def _compute(self, step: list[SessionRequest], rows: int | None) -> None:
+        """Computes the rows of a step.
+
+        Args:
+            rows: see `ReaderRows.begin_step`.
+        """
         self._make_room(step)
         try:
+            appended: dict[str, Sequence[int]] = {}
+            requests = [self._continue(session_request, appended) for session_request in step]
             requested = {
-                self._continue(session_request): RequestedRows(
-                    session_request.own_row, session_request.readers, session_request.reader_rows
-                )
-                for session_request in step
+                request.request_id: RequestedRows(asked.own_row, asked.readers, asked.reader_rows)
+                for request, asked in zip(requests, step, strict=True)
             }
-            self._worker("request_rows", requested)
-            self._run(set(requested), sum(len(session_request.tokens) for session_request in step))
+            self._worker("begin_step", requested, appended, rows)
+            self._run(requests)
         except BaseException:
             self._drop([session_request.key for session_request in step])  # a partly ingested session cannot continue
             raise
 
-    def _run(self, waiting: set[str], tokens: int) -> None:
-        """Runs vLLM until all requests have reached their last token.
+    def _run(self, requests: Sequence[VllmRequest]) -> None:
+        """Runs vLLM until it has computed all tokens of these requests.
 
         Raises:
             EngineStalledError: vLLM computes nothing for `MAX_IDLE_STEPS` steps, or recomputes its tokens too often.
         """
-        idle, computed = 0, self._worker("tokens_computed")
-        limit = computed + MAX_REPEATED_WORK * tokens
-        while waiting:
-            outputs = self._core.get_output().outputs
-            waiting.difference_update(output.request_id for output in outputs if output.new_token_ids)
-            before, computed = computed, self._worker("tokens_computed")
-            idle = idle + 1 if computed == before else 0
-            if waiting and (idle > MAX_IDLE_STEPS or computed > limit):
+        idle, counts = 0, []
+        while True:
+            self._core.get_output()
+            waiting = [request for request in requests if request.num_computed_tokens < request.num_tokens]
+            if not waiting:
+                return
+            counts.append(self._worker("tokens_computed"))
+            idle = idle + 1 if counts[-2:-1] == counts[-1:] else 0
+            repeated = counts[-1] - counts[0] > MAX_REPEATED_WORK * sum(request.num_tokens for request in requests)
+            if idle > MAX_IDLE_STEPS or repeated:
                 raise EngineStalledError(
                     f"vLLM makes no progress with {len(waiting)} of its requests ({len(self._sessions)} sessions, "
                     f"{self._blocks} cache blocks of {self._block_size} tokens)"
@@ -260,45 +341,61 @@ class VllmEngine(Engine):
             evicted.append(key)
         self._drop(evicted)
 
-    def _continue(self, session_request: SessionRequest) -> str:
-        """Sends the session's new tokens to vLLM, starting the session if needed; returns the vLLM request id."""
+    def _continue(self, session_request: SessionRequest, appended: dict[str, Sequence[int]]) -> VllmRequest:
+        """Gives vLLM's scheduler the session's new tokens, starting a session if needed; returns the vLLM request.
+
+        Args:
+            appended: receives the tokens that the workers must append too, by vLLM request id.
+        """
         key, tokens = session_request.key, session_request.tokens
         session = self._sessions.get(key)
-        if session is not None and not (
-            len(session.tokens) < len(tokens) and tokens[: len(session.tokens)] == session.tokens
-        ):
+        if session is not None and not session.is_extended_by(tokens):
             self._drop([key])  # the context does not extend the session's: restart, from the prefix cache
             session = None
         if session is None:
-            self._started += 1
-            session = Session(str(self._started), ())
+            session = Session(self._start(session_request), tokens)
             self._sessions[key] = session
-        unseen = tokens[len(session.tokens) :]
-        session.tokens = tokens
+        else:
+            unseen = list(tokens[len(session.tokens) :])
+            session.request.append_output_token_ids(unseen)
+            appended[session.request.request_id] = unseen
+            session.tokens = tokens
         self._sessions.move_to_end(key)
+        return session.request
+
+    def _start(self, session_request: SessionRequest) -> VllmRequest:
+        """Returns a new vLLM request with the context as its prompt."""
+        self._started += 1
+        request_id = str(self._started)
         self._core.add_request(
             EngineCoreRequest(
-                request_id=session.request_id,
-                prompt_token_ids=list(unseen),
+                request_id=request_id,
+                prompt_token_ids=list(session_request.tokens),
                 mm_features=None,
-                sampling_params=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False),
+                sampling_params=APPENDS,
                 pooling_params=None,
                 arrival_time=0.0,
-                lora_request=self._loras.get(key[1]),
+                lora_request=self._loras.get(session_request.key[1]),
                 cache_salt=session_request.cache_salt,
                 data_parallel_rank=None,
-                resumable=True,
             )
         )
-        return session.request_id
+        request: VllmRequest = self._core.engine_core.scheduler.requests[request_id]
+        return request
 
     def _drop(self, keys: list[SessionKey]) -> None:
         sessions = [self._sessions.pop(key, None) for key in keys]
-        self._core.abort_requests([session.request_id for session in sessions if session is not None])
+        self._core.abort_requests([session.request.request_id for session in sessions if session is not None])
 
     def _worker(self, method: str, *arguments: Any) -> Any:
         """Calls a method of `ReaderWorker`, in this process."""
         return self._core.collective_rpc(method, args=arguments)[0]
+
+
+def _session_request(
+    request: Request, owner: str, own_row: int | None, readers: Sequence[int], rows: Sequence[int]
+) -> SessionRequest:
+    return SessionRequest((request.sequence, owner), request.tokens, request.cache_salt, own_row, readers, rows)
 
 
 def _rank_and_targets(configs: Sequence[AdapterConfig]) -> tuple[int, list[str]]:
@@ -363,7 +460,7 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         cache_gib = settings.cache_gib / settings.tensor_parallel_size  # vLLM gives it to each process
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(cache_gib)))
     rank, targets = _rank_and_targets(configs)
-    rank = next(allowed for allowed in LORA_RANKS if allowed >= rank)
+    rank = next(allowed for allowed in LORA_RANKS if allowed >= max(rank, 0 if on_cpu else MIN_GPU_RANK))
     model = AutoConfig.from_pretrained(settings.model).get_text_config()
     fork = first_layer(configs, model.num_hidden_layers)
     if configs and not on_cpu and settings.dtype == "float32":
@@ -389,12 +486,13 @@ def _engine_args(settings: EngineSettings, configs: Sequence[AdapterConfig], tex
         max_cpu_loras=len(configs) + 1,
         max_lora_rank=rank,
         lora_target_modules=_lora_modules(settings, targets, fork) or None,
-        additional_config={FORK: fork},
+        additional_config={FORK: fork, READERS: settings.rows, PART_KIND: settings.part_kind},
         worker_cls=f"services.engine.{worker}",
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend="uni" if settings.tensor_parallel_size == 1 else TENSOR_PARALLEL,
         async_scheduling=False,  # every step waits for tokens that the coordinator samples
-        enforce_eager=on_cpu,
+        enforce_eager=True,  # a GPU's decode steps are captured by `step_graph`
+        load_format=settings.load_format,
         skip_tokenizer_init=True,
         generation_config="vllm",
         disable_log_stats=True,

@@ -83,6 +83,24 @@ class PartRows:
 
 
 @dataclass(frozen=True)
+class PartLogits:
+    """Holds the rows of the same number of parts for each of S sequences, before they are shaped.
+
+    Attributes:
+        public: float32 [S, V], p0, as in `Answers`.
+        log_p: [S, n, V], natural log-probabilities; a row may lack a constant, as logits do.
+        scales: float32 [S], bits per nat over the temperature.
+        drawn, allowances: see `PartRows`.
+    """
+
+    public: Tensor
+    log_p: Tensor
+    scales: Tensor
+    drawn: Tensor
+    allowances: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Partial:
     """Holds what some of the parts add to the tokens of S sequences. Partials of disjoint sets of parts add up.
 
@@ -170,6 +188,13 @@ class Protocol(ABC):
         operations depend on the shape of the rows alone, and nothing waits for a value on the device.
         """
         raise NotImplementedError(f"{self.name} needs all rows together")
+
+    def fused(self, rows: PartLogits) -> Partial | None:
+        """Computes `partial` from rows before they are shaped, in kernels of its own; None where there are none.
+
+        The result is that of `partial` up to rounding, and what it costs may not depend on that rounding.
+        """
+        return None
 
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         """Computes the release from p0, float32 [S, V], and the sum of all parts' partials. Changes neither.

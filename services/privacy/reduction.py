@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers.blocks import rows_at_once, scratch
-from services.privacy.mollifiers.shaping import SamplingOptions, shape_parts, temperatures
-from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, shape_parts, temperatures
+from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
 
 
 def release(protocol: Protocol, answers: Answers, count: int) -> Release:
@@ -33,17 +33,36 @@ def reduce(
     """Shapes the rows of some of the parts and computes their partial, on the device of the rows.
 
     Args:
+        options: one for each sequence.
+        For the others see `reduce_at`.
+    """
+    return reduce_at(protocol, public, log_p, temperatures(options, public.device), drawn, allowances)
+
+
+def reduce_at(
+    protocol: Protocol,
+    public: Tensor,
+    log_p: Tensor,
+    temperatures: Tensor,
+    drawn: Tensor,
+    allowances: Tensor | None = None,
+) -> Partial:
+    """Does what `reduce` does, from tensors of the device alone, so that a CUDA graph can capture it.
+
+    Args:
         public: float32 [S, V], p0 (`shaping.shape_public`): the one that the token is sampled from.
         log_p: [S, n, V], natural log-probabilities; a row may lack a constant, as logits do. It need not be contiguous.
-        options: one for each sequence.
+        temperatures: float32 [S].
         drawn: see `PartRows`.
         allowances: see `PartRows`.
     """
-    each = temperatures(options, public.device)
+    fused = protocol.fused(PartLogits(public, log_p, bits_per_nat(temperatures), drawn, allowances))
+    if fused is not None:
+        return fused
 
     def shaped(s: slice, i: slice) -> Tensor:
         block = log_p[s, i]
-        return shape_parts(block, public[s], each[s], scratch("shaped", block, torch.float32))
+        return shape_parts(block, public[s], temperatures[s], scratch("shaped", block, torch.float32))
 
     return _in_blocks(protocol, public, drawn, allowances, shaped)
 

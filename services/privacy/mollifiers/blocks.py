@@ -2,6 +2,7 @@
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,13 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return _kept.tensors[wanted]
 
 
+def powers_of_two(exponents: Tensor, out: Tensor | None = None) -> Tensor:
+    """Returns 2^x; on a CPU by `exp`, because torch's `exp2` rounds a number at a block's end otherwise than others."""
+    if exponents.device.type == "cpu":
+        return torch.mul(exponents, math.log(2), out=out).exp_()
+    return torch.exp2(exponents, out=out)
+
+
 def totals(values: Tensor) -> Tensor:
     """Sums the last dimension: [..., V] to [..., 1].
 
@@ -64,6 +72,12 @@ def totals(values: Tensor) -> Tensor:
     if values.device.type == "cpu" and values.numel() == values.shape[-1]:
         return values.expand(2, *values.shape).sum(dim=-1, keepdim=True)[0]
     return values.sum(dim=-1, keepdim=True)
+
+
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copies values from the host to a device. A GPU reads page-locked memory, so neither side waits for the other."""
+    host = torch.from_numpy(values)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def row_sums(rows: Tensor) -> Column:
@@ -78,7 +92,7 @@ def to_column(values: Tensor) -> Column:
 
 def column(values: NDArray[np.float64] | NDArray[np.bool_], like: Tensor) -> Tensor:
     """Converts a column to a tensor [C, 1] with the type and device of ``like`` [C, V]."""
-    return torch.from_numpy(values.astype(_NUMPY[like.dtype])[:, None]).to(like.device)
+    return on_device(values.astype(_NUMPY[like.dtype])[:, None], like.device)
 
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}

@@ -1,14 +1,16 @@
 """Passes over rows of a vocabulary: shaping, and the moments and sums of clipped ratios.
 
-On a CPU `rows.cpp` does the operations of a pass together, while the row is in the cache. Where it cannot be built, and
-on a GPU, torch's operators do the same one after another; results differ by rounding. Each pass is the same for every
-row, whatever it holds. On a CPU a row's numbers depend on the row and p0 alone, to the last bit: neither on the rows
-beside it nor on the number of threads. So torch's `matmul` and `exp2` are not used there: their kernels round a row in
-another order, and a token at a block's end otherwise.
+On a CPU `rows.cpp` does the operations of a pass together, while the row is in the cache, and on a GPU `rows_triton`.
+Without a compiler, or without Triton, torch's operators do the same one after another; results differ by rounding. Each
+pass is the same for every row, whatever it holds. On a CPU a row's numbers depend on the row and p0 alone, to the last
+bit: neither on the rows beside it nor on the number of threads. So torch's `matmul` and `exp2` are not used there:
+their kernels round a row in another order, and a token at a block's end otherwise.
 """
 
+import logging
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ import torch
 from torch import Tensor
 
 from services import compiled
-from services.privacy.mollifiers.blocks import scratch, totals
+from services.privacy.mollifiers.blocks import powers_of_two, scratch, totals
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+
+_log = logging.getLogger(__name__)
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # A smaller mass of a part on the kept tokens counts as none, because float32 cannot resolve it.
 _LEAST_MASS = 2.0**-100
@@ -36,13 +42,16 @@ def shape_parts(log_p: Tensor, public: Tensor, scales: Tensor, out: Tensor) -> T
         scales: float32 [s].
         out: float32 [s, n, V], which may be ``log_p``.
     """
+    if kernels := _kernels(log_p, _FLOATS):
+        return kernels.shape_parts(log_p, public, scales, out)  # type: ignore[no-any-return]
+    bits = public.log2().nan_to_num_(neginf=math.inf)  # dropped tokens: minus infinity
     if operators := _operators(log_p, (torch.float32, torch.bfloat16)):
-        operators.shape_parts(log_p, public.contiguous(), _logs(public.log2()), scales, out)
+        operators.shape_parts(log_p, public.contiguous(), bits, scales, out)
         return out
     p0 = public[:, None]
-    u = torch.mul(log_p, scales[:, None, None] * math.log(2), out=out).sub_(_logs(public.log())[:, None])
+    u = torch.mul(log_p, scales[:, None, None], out=out).sub_(bits[:, None])
     u -= u.amax(dim=-1, keepdim=True)  # so no ratio overflows, and not all of them vanish
-    means = totals(torch.mul(u.exp_(), p0, out=scratch("inner", u)))
+    means = totals(torch.mul(powers_of_two(u, u), p0, out=scratch("inner", u)))
     usable = means.isfinite() & (means > _LEAST_MASS)
     u.mul_(torch.where(usable, 1 / means, 0.0)).nan_to_num_(0.0)
     return u.addcmul_(p0.sign(), (~usable).to(u.dtype))
@@ -56,8 +65,8 @@ def clipped_means(rows: Tensor, public: Tensor, low: Tensor, high: Tensor) -> Te
         public: float32 [s, V], p0.
         low, high: float32 [s, n], where each row is clipped.
     """
-    if operators := _operators(rows):
-        return operators.clipped_means(rows, public, low, high)  # type: ignore[no-any-return]
+    if passes := _operators(rows) or _kernels(rows):
+        return passes.clipped_means(rows, public, low, high)  # type: ignore[no-any-return]
     return _means(_clipped(rows, low, high), public)
 
 
@@ -67,8 +76,8 @@ def clipped_moments(rows: Tensor, public: Tensor, low: Tensor, high: Tensor) -> 
     Args:
         public: float64 [s, V], p0. For the others see `clipped_means`.
     """
-    if operators := _operators(rows):
-        return operators.clipped_moments(rows, public, low, high)  # type: ignore[no-any-return]
+    if passes := _operators(rows) or _kernels(rows):
+        return passes.clipped_moments(rows, public, low, high)  # type: ignore[no-any-return]
     exact = _exact(rows, low, high)
     squares = torch.mul(exact, exact, out=scratch("squares", exact))
     return torch.stack([_means(exact, public), _means(squares, public)])
@@ -84,6 +93,8 @@ def clipped_sums(rows: Tensor, low: Tensor, high: Tensor, scales: Tensor) -> Ten
         sums = torch.zeros((len(rows), rows.shape[2]), dtype=torch.float64)
         operators.add_clipped(sums, rows, low, high, scales)
         return sums
+    if kernels := _kernels(rows):
+        return kernels.clipped_sums(rows, low, high, scales)  # type: ignore[no-any-return]
     return torch.matmul(scales[:, None, :], _exact(rows, low, high))[:, 0, :]
 
 
@@ -107,19 +118,51 @@ def summed_steps(ratios: Tensor, centres: Tensor, drawn: Tensor, per_nat: float,
     return steps.sum(dim=1, dtype=torch.int32)
 
 
-def prepare() -> None:
-    """Builds the compiled passes, if needed, and loads them."""
-    compiled.operators(SOURCE)
+def centred_steps(
+    log_p: Tensor, public: Tensor, scales: Tensor, drawn: Tensor, radius: float, slope: float, per_nat: float, most: int
+) -> Tensor | None:
+    """Returns the sum of each sequence's centred log-ratios in whole steps, from logits, int32 [S, V].
+
+    It is `shape_parts`, two steps to the centre of each row (`services.privacy.protocols.exponential`) and
+    `summed_steps` in one, without anything of the rows' size between them. None where only torch's operators are: then
+    call those, which do the same up to rounding.
+
+    Args:
+        log_p, public, scales: see `shape_parts`.
+        drawn, per_nat, most: see `summed_steps`.
+        radius: where log-ratios are clipped for the steps to the centre, in nats.
+        slope: the largest quotient of two steps that counts, below 1.
+    """
+    kernels = _kernels(log_p, _FLOATS)
+    return kernels.centred_steps(log_p, public, scales, drawn, radius, slope, per_nat, most) if kernels else None
+
+
+def prepare(device: torch.device | None = None) -> None:
+    """Builds the passes for a device, if needed, and loads them; by default those for a CPU."""
+    if device is None or device.type == "cpu":
+        compiled.operators(SOURCE)
+    elif (kernels := _triton()) is not None:
+        kernels.prepare(device)
+
+
+def _kernels(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:
+    """Returns `rows_triton` for rows on a GPU that it can read."""
+    return _triton() if rows.is_cuda and rows.dtype in types and rows.stride(2) == 1 else None
+
+
+@cache
+def _triton() -> Any | None:
+    try:
+        from services.privacy.mollifiers import rows_triton
+    except ImportError as error:
+        _log.warning("rows_triton.py is not used, so rows take longer: Triton cannot be imported (%s)", error)
+        return None
+    return rows_triton
 
 
 def _operators(rows: Tensor, types: Sequence[torch.dtype] = (torch.float32,)) -> Any | None:
     fits = rows.device.type == "cpu" and rows.dtype in types and rows.stride(2) == 1
     return compiled.operators(SOURCE) if fits else None
-
-
-def _logs(logs: Tensor) -> Tensor:
-    """Replaces the logarithms of dropped tokens, of which the ratio is 0."""
-    return logs.nan_to_num_(neginf=math.inf)
 
 
 def _clipped(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Applies sampling options to every distribution before projection. The kept tokens depend on p0 alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.privacy.mollifiers import rows
-from services.privacy.mollifiers.blocks import column, rows_at_once, scratch, totals
+from services.privacy.mollifiers.blocks import on_device, powers_of_two, rows_at_once, scratch, totals
 from services.privacy.protocol import Answers
 
 # Tokens with a smaller probability under the shaped public model are dropped. So every kept probability is a multiple
@@ -43,12 +43,17 @@ class SamplingOptions:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or None to keep every token, got {self.top_k}")
 
+    @property
+    def restricts(self) -> bool:
+        """Whether a token may be dropped for another reason than its smallness."""
+        return self.top_p < 1.0 or self.top_k is not None or self.legal is not None
+
     def illegal(self, vocabulary: int, device: torch.device) -> Tensor | None:
         """Returns the tokens that may not be released, bool [vocabulary]; None if there are none."""
         if self.legal is None:
             return None
         bits = np.unpackbits(np.frombuffer(self.legal, np.uint8), count=vocabulary, bitorder="little")
-        return torch.from_numpy(bits == 0).to(device)
+        return on_device(bits == 0, device)
 
 
 def shape(
@@ -103,12 +108,37 @@ def shape_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> Tensor:
     Raises:
         ValueError: a row contains NaN or +inf, or has no mass.
     """
-    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
-    at_once = rows_at_once(public)
-    for start in range(0, len(public), at_once):
-        block = slice(start, start + at_once)
-        _shape_public(log_p[block], options[block], public[block])
+    public, usable = begin_public(log_p, options)
+    check_usable(usable)
     return public
+
+
+def begin_public(log_p: Tensor, options: Sequence[SamplingOptions]) -> tuple[Tensor, Tensor]:
+    """Returns what `shape_public` does, and bool [S], whether each row is usable, without waiting for the device.
+
+    Call `check_usable` before anything is made of p0. A row that is not usable is NaN.
+    """
+    scales = np.array([_BITS / option.temperature for option in options], np.float32)
+    restricted = {s: option for s, option in enumerate(options) if option.restricts}
+    return _public(log_p, on_device(scales, log_p.device), restricted)
+
+
+def plain_public(log_p: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what `begin_public` does for options that keep all tokens, from tensors of the device alone.
+
+    So a CUDA graph can capture it.
+
+    Args:
+        log_p: [S, V], natural log-probabilities or logits.
+        scales: float32 [S], bits per nat over the temperature (`bits_per_nat`).
+    """
+    return _public(log_p, scales, {})
+
+
+def check_usable(usable: Tensor) -> None:
+    """Raises ValueError where a row of `begin_public` is not usable."""
+    if not bool(usable.all()):
+        raise ValueError("a row of the public model's log-probabilities holds NaN or +inf, or has no mass")
 
 
 def shape_parts(log_p: Tensor, public: Tensor, temperatures: Tensor, out: Tensor) -> Tensor:
@@ -117,48 +147,75 @@ def shape_parts(log_p: Tensor, public: Tensor, temperatures: Tensor, out: Tensor
     Args:
         temperatures: float32 [s]. For the others see `rows.shape_parts`.
     """
-    return rows.shape_parts(log_p, public, _BITS / temperatures, out)
+    return rows.shape_parts(log_p, public, bits_per_nat(temperatures), out)
 
 
 def temperatures(options: Sequence[SamplingOptions], device: torch.device) -> Tensor:
     """Returns the temperature of each sequence, float32 [S]."""
-    return torch.tensor([option.temperature for option in options], dtype=torch.float32, device=device)
+    return on_device(np.array([option.temperature for option in options], np.float32), device)
 
 
-def _shape_public(log_p: Tensor, options: Sequence[SamplingOptions], out: Tensor) -> None:
-    """Writes p0 [B, V]."""
+def bits_per_nat(temperatures: Tensor) -> Tensor:
+    """Returns what turns log-probabilities into bits of p^(1/T), float32 [S]."""
+    return _BITS / temperatures
+
+
+def _public(log_p: Tensor, scales: Tensor, restricted: Mapping[int, SamplingOptions]) -> tuple[Tensor, Tensor]:
+    """Returns p0 [S, V], and which rows are usable, [S].
+
+    Args:
+        restricted: the options of the sequences that keep some tokens alone.
+    """
+    public = torch.empty(log_p.shape, dtype=torch.float32, device=log_p.device)
+    usable = torch.empty(len(log_p), dtype=torch.bool, device=log_p.device)
+    at_once = rows_at_once(public)
+    for start in range(0, len(public), at_once):
+        block = slice(start, start + at_once)
+        own = {s - start: option for s, option in restricted.items() if start <= s < start + at_once}
+        _shape_public(log_p[block], scales[block], own, public[block], usable[block])
+    return public, usable
+
+
+def _shape_public(
+    log_p: Tensor, scales: Tensor, restricted: Mapping[int, SamplingOptions], out: Tensor, usable: Tensor
+) -> None:
+    """Writes p0 [B, V], and which rows are usable, [B]."""
     logs = scratch("logs", out)
-    torch.mul(log_p, column(np.array([1 / option.temperature for option in options]), out), out=logs)
-    for row, option in zip(logs, options, strict=True):
-        illegal = option.illegal(len(row), row.device)
+    torch.mul(log_p, scales[:, None], out=logs)
+    for s, option in restricted.items():
+        illegal = option.illegal(logs.shape[1], logs.device)
         if illegal is not None:
-            row.masked_fill_(illegal, -math.inf)
+            logs[s].masked_fill_(illegal, -math.inf)
     largest = logs.amax(dim=1, keepdim=True)
-    if not bool(torch.isfinite(largest).all()):
-        raise ValueError("a row of the public model's log-probabilities holds NaN or +inf, or has no mass")
+    usable.copy_(largest[:, 0].isfinite())
     logs -= largest
-    for row, option in zip(logs, options, strict=True):
+    for s, option in restricted.items():
+        row = logs[s]
         if option.top_k is not None and option.top_k < len(row):
-            _drop_below(row, float(row.topk(option.top_k).values[-1]), -math.inf)
+            _drop_below(row, row.topk(option.top_k).values[-1], -math.inf)
         if option.top_p < 1.0:
             _drop_below(row, _nucleus_floor(row, option.top_p), -math.inf)
-    torch.exp(logs, out=out)  # not exp2, which rounds a token at a block's end otherwise
+    powers_of_two(logs, out)
     out *= 1 / totals(out)
     _drop_below(out, SUPPORT_FLOOR, 0.0)
     out *= 1 / totals(out)
 
 
-def _drop_below(values: Tensor, least: float, dropped: float) -> None:
-    below = np.nextafter(np.float32(least), np.float32(-np.inf))
+def _drop_below(values: Tensor, least: Tensor | float, dropped: float) -> None:
+    """Replaces smaller values. Does not wait for a number that is on a GPU."""
+    if isinstance(least, Tensor) and least.is_cuda:
+        values.masked_fill_(values < least, dropped)
+        return
+    below = np.nextafter(np.float32(float(least)), np.float32(-np.inf))
     torch.threshold_(values, float(below), dropped)
 
 
-def _nucleus_floor(logs: Tensor, mass: float) -> float:
+def _nucleus_floor(logs: Tensor, mass: float) -> Tensor:
     """Returns the smallest log-probability in the nucleus: the smallest set of top tokens that holds ``mass``."""
-    wanted = mass * float(totals(torch.exp(logs).double()))
+    wanted = mass * totals(powers_of_two(logs).double())[0]
     ranked = _descending(logs)
-    inside = int((ranked.double().exp_().cumsum(0) < wanted).sum())
-    return float(ranked[min(inside, len(logs) - 1)])
+    inside = (powers_of_two(ranked.double()).cumsum(0) < wanted).sum()
+    return ranked.index_select(0, inside.clamp_(max=len(logs) - 1)[None])[0]
 
 
 def _descending(row: Tensor) -> Tensor:

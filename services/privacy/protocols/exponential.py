@@ -39,8 +39,8 @@ from services.privacy.events import (
     check_parts,
 )
 from services.privacy.mollifiers.mixture import usable_radii
-from services.privacy.mollifiers.rows import clipped_means, summed_steps
-from services.privacy.protocol import Answers, Partial, PartRows, Protocol, Release
+from services.privacy.mollifiers.rows import centred_steps, clipped_means, summed_steps
+from services.privacy.protocol import Answers, Partial, PartLogits, PartRows, Protocol, Release
 from services.privacy.sampling.categorical import quantise
 from services.privacy.sampling.randomness import fixed_size_subsample
 from services.privacy.settings import Settings
@@ -160,6 +160,20 @@ class Exponential(Protocol):
         """Sums the centred and clipped log-ratios in whole steps, int32 [S, V]: sums of integers are exact."""
         centres = _centres(rows.ratios, rows.public, self._clip)
         return Partial(summed_steps(rows.ratios, centres, rows.drawn, 1 / self._step, self._steps))
+
+    def fused(self, rows: PartLogits) -> Partial | None:
+        """As `partial`; each row's score is clamped as an integer, so no cost depends on rounding (`rows_triton`)."""
+        sums = centred_steps(
+            rows.log_p,
+            rows.public,
+            rows.scales,
+            rows.drawn,
+            self._clip,
+            _LARGEST_SLOPE,
+            1 / self._step,
+            self._steps,
+        )
+        return None if sums is None else Partial(sums)
 
     def combine(self, public: Tensor, sums: Tensor, charges: Tensor | None = None) -> Release:
         exponents = sums.double().mul_(self._step / self.sample)

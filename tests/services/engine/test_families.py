@@ -15,6 +15,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
@@ -23,8 +25,10 @@ from transformers import (
 from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request, create
 from services.engine.part_text import text_files
 from services.engine.reader_rows import refuse_unknown_family, refuse_unsupported_features
+from services.engine.step_graph import Shape, StepGraphs
 from services.files import write_files
 from tests.ensembles import write_adapters
+from tests.services.engine.fake_graph import capture_on_a_cpu
 from tests.tiny import write_mixture_of_experts
 
 SIZES: dict[str, Any] = {
@@ -38,6 +42,8 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=32)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=None)),
     "mistral, window of 16": lambda: MistralForCausalLM(
         MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=16)
     ),
@@ -59,13 +65,25 @@ def check_same_rows(settings: EngineSettings) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_engines_give_the_same_answers(family: str, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_answers(
+    family: str, captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with captured steps, except for layers with a window, which are named in a warning."""
     torch.manual_seed(0)
     FAMILIES[family]().save_pretrained(tmp_path / "model")
     adapters = write_adapters(tmp_path / "adapters", ("first", "second"), tmp_path / "model")
-    settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters)
+    settings = EngineSettings(tmp_path / "model", "vllm", "float32", 128, cache_gib=1, adapters=adapters, rows=3)
+    replayed: list[Shape] = []
+    if captured:
+        capture_on_a_cpu(monkeypatch)
+        step = StepGraphs.step
+        monkeypatch.setattr(StepGraphs, "step", lambda *given: replayed.append(given[1]) or step(*given))
     check_same_rows(settings)
+    windows = "window" in family
+    assert replayed == ([Shape(1, 3)] * 3 if captured and not windows else [])
+    assert ("steps are not captured" in caplog.text and "layers with a window" in caplog.text) == (captured and windows)
 
 
 @pytest.mark.slow

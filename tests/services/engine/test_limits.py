@@ -172,9 +172,9 @@ def test_more_adapters_than_slots(settings: EngineSettings, expected: Any, monke
     steps: list[int] = []
     compute = engine._compute
 
-    def recorded(step: list[vllm_engine.SessionRequest]) -> None:
+    def recorded(step: list[vllm_engine.SessionRequest], rows: int | None) -> None:
         steps.append(len(step))
-        compute(step)
+        compute(step, rows)
 
     monkeypatch.setattr(engine, "_compute", recorded)
     for drawn in ("012345", "010101", "454545"):

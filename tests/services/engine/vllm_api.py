@@ -36,6 +36,7 @@ USED: Mapping[str, Sequence[str]] = {
             "enforce_eager",
             "gpu_memory_utilization",
             "hf_overrides",
+            "load_format",
             "lora_target_modules",
             "max_cpu_loras",
             "max_lora_rank",
@@ -63,17 +64,12 @@ USED: Mapping[str, Sequence[str]] = {
         "LoRAModelManager.packed_modules",
         "LoRAModelManager.punica_wrapper_mapping",
     ],
-    "lora/ops/triton_ops/lora_kernel_metadata.py": [
-        "LoRAKernelMeta.default_num_active_loras_cpu",
-        "LoRAKernelMeta.meta_args",
-        "LoRAKernelMeta.prepare_tensors",
-    ],
     "lora/punica_wrapper/punica_cpu.py": ["PunicaWrapperCPU.add_lora_linear"],
     "lora/punica_wrapper/punica_base.py": ["PunicaWrapperBase.update_metadata"],
     "lora/punica_wrapper/punica_gpu.py": [
         "PunicaWrapperGPU.update_metadata",
         "PunicaWrapperGPU.add_lora_linear",
-        "PunicaWrapperGPU.token_mapping_meta",
+        "PunicaWrapperGPU.max_loras",
     ],
     "lora/request.py": ["LoRARequest.lora_name", "LoRARequest.lora_int_id", "LoRARequest.lora_path"],
     "lora/worker_manager.py": [
@@ -94,7 +90,7 @@ USED: Mapping[str, Sequence[str]] = {
         "Platform.use_all_gather",
     ],
     "sampling_params.py": [
-        f"SamplingParams.{name}" for name in ("temperature", "max_tokens", "ignore_eos", "detokenize")
+        f"SamplingParams.{name}" for name in ("max_tokens", "ignore_eos", "detokenize")
     ],
     "utils/network_utils.py": ["get_file_store_init_method"],
     "v1/attention/backend.py": [
@@ -118,7 +114,18 @@ USED: Mapping[str, Sequence[str]] = {
         ),
         "AttentionBackend.supports_non_causal",
     ],
-    "v1/core/sched/output.py": ["SchedulerOutput.total_num_scheduled_tokens"],
+    "v1/core/sched/output.py": [
+        "CachedRequestData.num_computed_tokens",
+        "CachedRequestData.req_ids",
+        "NewRequestData.num_computed_tokens",
+        "NewRequestData.prompt_token_ids",
+        "SchedulerOutput.num_scheduled_tokens",
+        "SchedulerOutput.scheduled_cached_reqs",
+        "SchedulerOutput.scheduled_new_reqs",
+        "SchedulerOutput.total_num_scheduled_tokens",
+    ],
+    "v1/core/sched/scheduler.py": ["Scheduler.requests"],
+    "v1/engine/core.py": ["EngineCore.scheduler"],
     "v1/engine/__init__.py": [
         f"EngineCoreRequest.{field}"
         for field in (
@@ -131,11 +138,11 @@ USED: Mapping[str, Sequence[str]] = {
             "lora_request",
             "cache_salt",
             "data_parallel_rank",
-            "resumable",
         )
     ],
     "v1/engine/core_client.py": [
-        f"InprocClient.{name}" for name in ("get_output", "add_request", "abort_requests", "collective_rpc", "shutdown")
+        f"InprocClient.{name}"
+        for name in ("engine_core", "get_output", "add_request", "abort_requests", "collective_rpc", "shutdown")
     ],
     "v1/engine/llm_engine.py": ["LLMEngine.from_engine_args", "LLMEngine.engine_core", "LLMEngine.vllm_config"],
     "v1/executor/uniproc_executor.py": [
@@ -149,17 +156,39 @@ USED: Mapping[str, Sequence[str]] = {
             "shutdown",
         )
     ],
+    "v1/outputs.py": ["ModelRunnerOutput.req_id_to_index", "ModelRunnerOutput.req_ids"],
+    "v1/request.py": [
+        "Request.append_output_token_ids",
+        "Request.num_computed_tokens",
+        "Request.num_tokens",
+        "Request.request_id",
+    ],
     "v1/serial_utils.py": ["run_method"],
     "v1/worker/block_table.py": [
         "BlockTable.block_table",
         "BlockTable.block_size",
+        "MultiGroupBlockTable.commit_block_table",
         "MultiGroupBlockTable.block_tables",
     ],
     "v1/worker/cpu_model_runner.py": ["CPUModelRunner.__init__", "CPUModelRunner.load_model"],
     "v1/worker/cpu_worker.py": ["CPUWorker.init_device"],
     "v1/worker/gpu_input_batch.py": [
-        f"InputBatch.{name}"
-        for name in ("num_reqs", "req_ids", "num_computed_tokens_cpu", "request_lora_mapping", "block_table")
+        *(
+            f"InputBatch.{name}"
+            for name in (
+                "block_table",
+                "is_token_ids",
+                "num_computed_tokens_cpu",
+                "num_reqs",
+                "num_tokens_no_spec",
+                "req_id_to_index",
+                "req_ids",
+                "request_lora_mapping",
+                "token_ids_cpu",
+            )
+        ),
+        "CachedRequestState.num_tokens",
+        "CachedRequestState.output_token_ids",
     ],
     "v1/worker/gpu_model_runner.py": [
         *(
@@ -169,6 +198,10 @@ USED: Mapping[str, Sequence[str]] = {
                 "load_model",
                 "get_model",
                 "execute_model",
+                "sample_tokens",
+                "profile_run",
+                "max_model_len",
+                "_update_states",
                 "_prepare_inputs",
                 "_prepare_padding_mask",
                 "_preprocess",

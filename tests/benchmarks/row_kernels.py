@@ -1,0 +1,178 @@
+"""Checks the kernels that reduce rows on a GPU against float64, and measures them beside torch's operators.
+
+`gpu_kernels` needs torch, Triton and `services.privacy`, and no more of the service.
+
+- `exponential`: `nats` is the largest difference of an exponent of the exponential mechanism from the same formula in
+  float64, in nats; `variation` the largest total variation between the laws of a token by the kernels and in float64.
+- `individual`: `tilt` is the largest difference of a sum of tilts from torch's operators, over the largest sum;
+  `charge` the same of charges, over the largest charge. None is above its allowance.
+- `ms,PROTOCOL,ROWS,VOCABULARY`: device milliseconds of a reduction of 64 sequences by the kernels and by torch's
+  operators, and of the kernels in a captured graph; `p0` is the public rows' share, captured.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from services.privacy.mollifiers import rows
+from services.privacy.mollifiers.shaping import SamplingOptions, bits_per_nat, plain_public, shape_public, temperatures
+from services.privacy.protocol import Partial, Protocol
+from services.privacy.protocols.exponential import Exponential
+from services.privacy.protocols.individual import WHOLE, IndividualSettings
+from services.privacy.reduction import reduce_at
+
+RADIUS, TOKENS = 1.6, 1024
+_LN2 = math.log(2)
+SEQUENCES = 64
+TIMED = ((1, 49152), (16, 49152), (64, 49152), (16, 128256))
+OPTIONS = (SamplingOptions(), SamplingOptions(temperature=0.3), SamplingOptions(top_k=50), SamplingOptions(top_p=0.9))
+
+
+def logits(sequences: int, parts: int, vocabulary: int, device: str) -> Tensor:
+    """Returns a public row and part rows of each sequence, [S, 1 + n, V]: log-ratios of N(0, 0.7) to a steep p0."""
+    generator = torch.Generator(device).manual_seed(0)
+    falling = -1.5 * torch.log(torch.arange(1, vocabulary + 1, dtype=torch.float32, device=device))
+    order = torch.rand((sequences, vocabulary), generator=generator, device=device).argsort(dim=1)
+    made = falling[order][:, None].repeat(1, 1 + parts, 1)
+    made[:, 1:] += 0.7 * torch.randn((sequences, parts, vocabulary), generator=generator, device=device)
+    return made
+
+
+def spoilt(made: Tensor) -> Tensor:
+    """Returns rows [S, 1 + n, V] of which parts of the first sequence fail, say nothing, or say little."""
+    made[0, 1, 17] = torch.nan
+    made[0, 2, 3] = torch.inf
+    made[0, 3] = -torch.inf
+    made[0, 4, made.shape[2] // 8 :] = -torch.inf
+    return made
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Reduces rows on a GPU with torch's operators."""
+    with patch.object(rows, "_triton", lambda: None):
+        yield
+
+
+def exponents(protocol: Exponential, public: Tensor, log_p: Tensor, scales: Tensor, drawn: Tensor) -> Tensor:
+    """Returns the sums of scores of `Exponential.partial`, computed in float64: nats, [S, V]."""
+    p0 = public.double()[:, None]
+    bits = log_p.double() * scales.double()[:, None, None]
+    broken = ~(bits < torch.inf).all(dim=2, keepdim=True)
+    logs = torch.where(p0 > 0, bits, -torch.inf)
+    mass = (logs * _LN2).logsumexp(dim=2, keepdim=True)
+    unusable = broken | ~mass.isfinite()
+    ratios = torch.where(unusable, 1.0, (logs * _LN2 - mass).exp() / p0.clamp(min=2.0**-40)) * (p0 > 0)
+
+    def log_mean(shift: Tensor) -> Tensor:
+        low, high = (-protocol._clip - shift).exp(), (protocol._clip - shift).exp()
+        return (ratios.clamp(low, high) * p0).sum(dim=2, keepdim=True).log() + shift
+
+    first = log_mean(torch.zeros_like(mass))
+    slope = ((log_mean(first) - first) / torch.where(first == 0, 1.0, first)).clamp(0, 0.95)
+    centres = (first / (1 - slope)).clamp(-protocol._clip, protocol._clip)
+    scores = (ratios.log() + centres).clamp(-protocol._clip, protocol._clip)
+    return (scores * drawn[:, :, None]).sum(dim=1)
+
+
+def agreement_of_the_exponential(parts: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Compares the kernels with float64.
+
+    Raises:
+        AssertionError: a sum is beyond what the parts that are drawn can say, or one that is not drawn says something.
+    """
+    protocol = Exponential(parts, parts, RADIUS)
+    made = spoilt(logits(len(OPTIONS), parts, vocabulary, device))
+    public = shape_public(made[:, 0], OPTIONS)
+    degrees = temperatures(OPTIONS, public.device)
+    drawn = torch.ones((len(OPTIONS), parts), dtype=torch.bool, device=device)
+    drawn[1, 2:] = False
+    drawn[2] = False
+    sums = reduce_at(protocol, public, made[:, 1:], degrees, drawn).sums
+    assert sums.dtype == torch.int32
+    assert bool((sums.abs().amax(dim=1) <= protocol._steps * drawn.sum(dim=1)).all())
+    exact = exponents(protocol, public, made[:, 1:], bits_per_nat(degrees), drawn)
+    scores = sums.double() * protocol._step
+    kept = public > 0
+    laws = [torch.where(kept, (each / parts).exp() * public, 0.0) for each in (scores, exact)]
+    first, second = (law / law.sum(dim=1, keepdim=True) for law in laws)
+    return {
+        "nats": float(torch.where(kept, (scores - exact).abs() / parts, 0.0).max()),
+        "variation": float((first - second).abs().sum(dim=1).max() / 2),
+    }
+
+
+def agreement_of_tilts(parts: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Compares the kernels with torch's operators. AssertionError: a charge is above its allowance."""
+    protocol = IndividualSettings(tokens=TOKENS).plan(parts)
+    made = spoilt(logits(len(OPTIONS), parts, vocabulary, device))
+    public = shape_public(made[:, 0], OPTIONS)
+    degrees = temperatures(OPTIONS, public.device)
+    drawn = torch.ones((len(OPTIONS), parts), dtype=torch.bool, device=device)
+    allowances = torch.arange(len(OPTIONS) * parts, device=device).view_as(drawn) * (WHOLE // TOKENS // parts)
+    ours = reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
+    with torch_alone():
+        theirs = reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
+    assert ours.charges is not None
+    assert theirs.charges is not None
+    assert bool((ours.charges <= allowances).all())
+    return {
+        "tilt": float((ours.sums - theirs.sums).abs().max() / theirs.sums.abs().max()),
+        "charge": float((ours.charges - theirs.charges).abs().max() / theirs.charges.max()),
+    }
+
+
+def milliseconds(protocol: Protocol, parts: int, vocabulary: int) -> dict[str, float]:
+    """Returns device milliseconds of a reduction by the kernels, by torch's operators, and captured."""
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    made = logits(SEQUENCES, parts, vocabulary, "cuda")
+    degrees = temperatures((SamplingOptions(),) * SEQUENCES, made.device)
+    scales = bits_per_nat(degrees)
+    public, _ = plain_public(made[:, 0], scales)
+    drawn = torch.ones((SEQUENCES, parts), dtype=torch.bool, device="cuda")
+    allowances = torch.full((SEQUENCES, parts), WHOLE // TOKENS, device="cuda")
+
+    def reduced() -> Partial:
+        return reduce_at(protocol, public, made[:, 1:], degrees, drawn, allowances)
+
+    measured: dict[str, Callable[[], float]] = {
+        "kernels": lambda: do_bench(reduced),
+        "captured": lambda: do_bench_cudagraph(reduced),
+        "p0": lambda: do_bench_cudagraph(lambda: plain_public(made[:, 0], scales)),
+    }
+    took = {name: round(work(), 3) for name, work in measured.items()}
+    with torch_alone():
+        took["torch"] = round(do_bench(reduced, warmup=10, rep=50), 3)
+    return took
+
+
+def gpu_kernels() -> dict[str, object]:
+    """Returns this module's values, measured on the current GPU, in some ten seconds; an error in place of a value."""
+    measured: dict[str, Callable[[], object]] = {
+        "exponential": lambda: agreement_of_the_exponential(16, 49152, "cuda"),
+        "individual": lambda: agreement_of_tilts(16, 49152, "cuda"),
+    }
+    for parts, vocabulary in TIMED:
+        protocol = Exponential(parts, parts, RADIUS)
+        measured[f"ms,exponential,{parts},{vocabulary}"] = partial(milliseconds, protocol, parts, vocabulary)
+    measured["ms,individual,64,49152"] = partial(milliseconds, IndividualSettings(tokens=TOKENS).plan(64), 64, 49152)
+    return {name: _or_error(work) for name, work in measured.items()}
+
+
+def _or_error(work: Callable[[], object]) -> object:
+    """Returns the result, or the error as text: one value that is missing must not hide the others."""
+    try:
+        return work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(gpu_kernels()))

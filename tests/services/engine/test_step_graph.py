@@ -1,0 +1,116 @@
+"""Claim: a captured decode step computes the rows that the engine computes without graphs.
+
+A stand-in for CUDA graphs records a step of a CPU engine, and repeats it with other tokens, lengths, draws and numbers
+of sequences than those of the capture.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from services.engine.engine import PUBLIC, ZERO, EngineSettings, Request
+from services.engine.step_graph import Shape, StepGraphs
+from services.engine.vllm_engine import VllmEngine
+from tests.ensembles import write_adapters
+from tests.services.engine.fake_graph import FakeGraph, capture_on_a_cpu
+from tests.tiny import write_tiny_llama
+
+NAMES = tuple(f"part-{index}" for index in range(5))
+READERS = 3
+CONTEXT = 96
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_llama(folder / "model", layers=3, context=CONTEXT)
+    adapters = write_adapters(folder / "adapters", NAMES, folder / "model", layers=2)
+    return EngineSettings(folder / "model", "vllm", "float32", CONTEXT, cache_gib=1, adapters=adapters, rows=READERS)
+
+
+Answers = list[torch.Tensor]
+
+
+def decoded(engine: VllmEngine) -> Answers:
+    """Returns the rows of steps of changing batches, draws and lengths, with tokens that a grammar forces."""
+    generator = np.random.default_rng(0)
+    contexts = {f"text-{index}": generator.integers(128, size=3 + 5 * index).tolist() for index in range(7)}
+    answers = []
+    for step in range(9):
+        asked = [name for index, name in enumerate(contexts) if (step + index) % 4]
+        private = asked[: len(asked) - step % 3]
+        requests = [
+            Request(
+                name,
+                tuple(contexts[name]),
+                (PUBLIC, *_draw(generator)) if name in private else (PUBLIC,),
+            )
+            for name in asked
+        ]
+        answers.append(engine.logits(requests).clone())
+        for name in asked:
+            forced = 1 + (step + len(name)) % 3 if step % 4 == 3 else 1
+            contexts[name] += generator.integers(128, size=forced).tolist()
+        if step == 5:
+            engine.release("text-1")
+    for name in contexts:
+        engine.release(name)
+    return answers
+
+
+def _draw(generator: np.random.Generator) -> tuple[str, ...]:
+    drawn = generator.permutation(len(NAMES))[: generator.integers(1, READERS + 1)]
+    return tuple(NAMES[part] for part in sorted(drawn)) + (ZERO,) * (READERS - len(drawn))
+
+
+@pytest.fixture(scope="module")
+def expected(settings: EngineSettings) -> Iterator[Answers]:
+    engine = VllmEngine(settings)
+    assert not engine._captured
+    yield decoded(engine)
+    engine.close()
+
+
+class Repeated:
+    """Implements `step_graph.Graph` by running the function again."""
+
+    def capture(self, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self._function = function
+        self._output = function()
+        return self._output
+
+    def replay(self) -> None:
+        with torch.inference_mode():
+            self._output.copy_(self._function())
+
+
+@pytest.fixture(params=[Repeated, FakeGraph])
+def captured(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[VllmEngine]:
+    capture_on_a_cpu(monkeypatch, request.param)
+    engine = VllmEngine(settings)
+    yield engine
+    engine.close()
+
+
+def test_a_captured_step_computes_the_rows_of_one_without_graphs(
+    expected: Answers, captured: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[Shape] = []
+    step = StepGraphs.step
+
+    def recorded(graphs: StepGraphs, shape: Shape, *arguments: np.ndarray) -> torch.Tensor:
+        shapes.append(shape)
+        return step(graphs, shape, *arguments)
+
+    monkeypatch.setattr(StepGraphs, "step", recorded)
+    assert captured._captured == {0, READERS}
+    answers = decoded(captured)
+    assert len(answers) == len(expected)
+    for answer, rows in zip(answers, expected, strict=True):
+        assert (answer.log_softmax(-1).exp() - rows.log_softmax(-1).exp()).abs().max() < 1e-4
+    assert {shape.readers for shape in shapes} == {0, READERS}
+    assert len({shape.sequences for shape in shapes}) > 1, "batches of several sizes were replayed"
