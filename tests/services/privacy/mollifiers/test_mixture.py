@@ -1,4 +1,4 @@
-"""Claim (privacy.md 3, 9.4): released distributions lie in the ball, in the arithmetic that the service uses.
+"""Claim: released distributions lie in the ball, in the arithmetic that the service uses (README, Theorem 1).
 
 The tests compare weights as integers of any size; only e^c is rounded, to a double.
 """

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 9.5): clip returns the KL-closest member of the ball; mix keeps the largest share that fits."""
+"""Claim: clip returns the KL-closest member of the ball; mix keeps the largest share that fits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Claim (privacy.md 9.2): the published mollifier follows Algorithm 1, and its published bound does not hold."""
+"""Claim: the published mollifier follows Algorithm 1, and its published bound does not hold."""
 
 import math
 

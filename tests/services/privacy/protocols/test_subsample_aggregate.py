@@ -1,4 +1,4 @@
-"""Claim (privacy.md 7, 9.1): subsample-and-aggregate's event bounds the cost of all sums, and some sums attain it."""
+"""Claim: subsample-and-aggregate's event bounds the cost of all sums, and some sums attain it."""
 
 import math
 from typing import Any
