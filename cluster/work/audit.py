@@ -49,7 +49,7 @@ def pipeline_section(directory: Path, words: Sequence[str], serve: bool, steps: 
         title="Neighbouring corpora through the commands",
         text="Two corpora differ in one user. Nothing but one part's model may differ: no number of parts, no adapter, "
         "no message, no answer but for its sampled text; of a reference's batches, one text. A ledger that is restored "
-        "from older copies charges each part's account what the part paid, and every token that is sampled is paid for, "
+        "from older copies charges each part's account what the part paid. Every token that is sampled is paid for, "
         "wherever its client leaves.",
         findings=findings,
     )
