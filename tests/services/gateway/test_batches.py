@@ -1,6 +1,7 @@
 """Claim: OpenAI's client can use files and batches, and invalid requests are refused before anything is stored."""
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,6 +237,32 @@ def test_a_share_ends_a_batch_exactly(shared: RunningService, store: KeyStore) -
     assert done.usage.output_tokens == 10
     codes = {line["response"]["body"]["error"]["code"] for line in lines_of(client, done.error_file_id)}
     assert codes == {"share_exhausted"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_charged_tokens_are_delivered_or_named(shared: RunningService, store: KeyStore) -> None:
+    """Random lines: valid ones, refused ones, and ones with names that no text can hold."""
+    chance, client = random.Random(7), client_of(shared, store, "various", tokens=60)
+    names = ("caf\u00e9", "\ud83d", "\x00", "\u2028")
+    lines = [
+        line(number, **chance.choice(({}, {}, {"model": ["privmix"]}, {"max_tokens": -1}, {"prompt": "\ud83d"})))
+        | {"custom_id": f"{number} {chance.choice(names)}"}
+        for number in range(24)
+    ]
+    batch = create(client, *lines)
+    done = ended(client, batch.id)
+    assert done.status == "completed"
+    delivered, failed = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
+    assert sorted(each["custom_id"] for each in [*delivered, *failed]) == sorted(each["custom_id"] for each in lines)
+    assert delivered
+    assert failed
+    named = sum(
+        each["response"]["body"].get("usage", {"completion_tokens": 0})["completion_tokens"]
+        for each in [*delivered, *failed]
+    )
+    assert named == done.usage.output_tokens == store.account("various").usage.spent
+    client.files.delete(batch.input_file_id)
 
 
 @pytest.mark.slow
