@@ -20,6 +20,9 @@ from services.reduction import Reduced, Reducer, Reduction, Weighed, on_host, pi
 
 KEPT_S = 120.0
 """How long a shard keeps the rows of a step that is never reduced, because its coordinator died or gave it up."""
+KEPT_BYTES = 4 * 2**30
+"""The most memory of kept rows, which all coordinators share. Beyond it the oldest are dropped, and their coordinators
+repeat their steps."""
 
 
 class LostStepError(RuntimeError):
@@ -139,9 +142,19 @@ class Shard:
         with self._working("shard.keep", trace):
             self._forget_before(key)
             rows = self._engine.logits(requests)
+            self._make_room(rows.nbytes, key)
             # A GPU's next step overwrites its rows.
             kept = rows if rows.device.type == "cpu" else rows.clone()
             self._kept[key] = _Kept(kept, time.monotonic(), coming)
+
+    def _make_room(self, size: int, key: StepKey) -> None:
+        """Drops the oldest kept rows, but none of this step, until rows of this size fit into `KEPT_BYTES`."""
+        others = [old for old in self._kept if (old.caller, old.step) != (key.caller, key.step)]
+        used = size + sum(kept.rows.nbytes for kept in self._kept.values())
+        for old in others:
+            if used <= KEPT_BYTES:
+                return
+            used -= self._kept.pop(old).rows.nbytes
 
     def reduce_kept(
         self, key: StepKey, reduction: Reduction, public: NDArray[np.float32], trace: str | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from services.privacy.arrays import Reals
-from services.privacy.mollifiers.blocks import scratch
+from services.privacy.mollifiers.blocks import scratch, totals
 from services.privacy.mollifiers.rows import clip_scales
 
 Projection = Literal["clip", "mix"]
@@ -44,9 +44,9 @@ def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> T
     for _ in range(_NEWTON_STEPS):
         torch.mul(ratios, scale, out=applied)
         torch.clamp(applied, low, high, out=projected).mul_(public)
-        missing = 1 - projected.sum(dim=-1, keepdim=True)
+        missing = 1 - totals(projected)
         _pass_unclamped(projected, applied, low, high, grad_input=projected)
-        newton = scale * (1 + missing / projected.sum(dim=-1, keepdim=True).clamp_(min=_NOTHING))
+        newton = scale * (1 + missing / totals(projected).clamp_(min=_NOTHING))
         below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
         usable = (newton >= below) & (newton <= above)
         scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
@@ -76,7 +76,7 @@ def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = Non
     if scale is None:
         scale = _root(ratios, public, radius, projected)
     torch.mul(ratios, scale, out=projected).clamp_(low, high).mul_(public)
-    sums = projected.sum(dim=-1, keepdim=True)
+    sums = totals(projected)
     bound = torch.where(sums < 1, high, low)
     share = ((1 - sums) / (bound - sums)).clamp_(0, 1)
     return torch.addcmul(projected.mul_(1 - share), public, share * bound, out=projected)
@@ -101,7 +101,7 @@ def _bracket(ratios: Tensor, public: Tensor, radius: float) -> tuple[Tensor, Ten
     larger, smaller = sums.gather(-1, first), sums.gather(-1, first + 1)
     share = ((larger - 1) / (larger - smaller).clamp_(min=_NOTHING)).clamp_(0, 1)
     above, below = buckets.scales[first], buckets.scales[first + 1]
-    return torch.lerp(above, below, share), below / buckets.width, above * buckets.width
+    return above + share * (below - above), below / buckets.width, above * buckets.width
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ def rows() -> Rows:
     return Rows(log_p[: len(DRAWN)], log_p[len(DRAWN) :], models, PRIVATE, len(values), 0)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_threads_share_the_sequences(rows: Rows, threads: int) -> None:
     async def run() -> None:

@@ -115,6 +115,7 @@ def asked(shards: dict[tuple[int, int], Shard], protocol: Protocol, count: int) 
     return ShardedEnsemble(ShardMap(1, protocol, tuple(groups)), handles.__getitem__, 60.0, 5.0)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_partials_release_what_raw_rows_release(
