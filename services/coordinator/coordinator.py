@@ -171,7 +171,7 @@ class Coordinator:
                 raise CoordinatorUnavailable(f"a part group is not served: {problems[0]}")
 
     async def measures(self) -> dict[str, Any]:
-        """Returns measurements for benchmarks: seconds in each stage since the last call, and resident bytes.
+        """Returns measurements since the last call: seconds in each stage, rows, sampled tokens, and resident bytes.
 
         The measurements depend on no private data.
         """
@@ -322,6 +322,7 @@ class Coordinator:
                 live.charge(-1)
         self._exhaust(payers[granted:])
         paid = {live.id for live in payers[:granted]}
+        self._steps.sample(len(paid))
         chosen = (
             {at for at, live in enumerate(batch) if live.id in paid},
             {at for at, live in enumerate(batch) if live.public and live.id in self._live},
@@ -466,11 +467,15 @@ class StepTimes:
         self._clear()
 
     def _clear(self) -> None:
-        self._totals = {"steps": 0, "rows": 0, "row_bytes": 0, "shards_s": 0.0, "arithmetic_s": 0.0}
+        self._totals = {"steps": 0, "rows": 0, "row_bytes": 0, "shards_s": 0.0, "arithmetic_s": 0.0, "sampled": 0}
 
     def add(self, rows: int, row_bytes: int, shards_s: float, arithmetic_s: float) -> None:
-        for name, value in zip(self._totals, (1, rows, row_bytes, shards_s, arithmetic_s), strict=True):
+        for name, value in zip(self._totals, (1, rows, row_bytes, shards_s, arithmetic_s), strict=False):
             self._totals[name] += value
+
+    def sample(self, tokens: int) -> None:
+        """Counts tokens that are sampled from the protocol, and paid for."""
+        self._totals["sampled"] += tokens
 
     def take(self) -> dict[str, float]:
         totals = dict(self._totals)

@@ -193,6 +193,30 @@ async def test_a_faulty_coordinator_is_found(service: Service, fault: type[Coord
     assert any(found in violation for violation in reported), reported
 
 
+async def test_whatever_is_sampled_is_charged_although_clients_leave(service: Service) -> None:
+    """Clients leave after each number of deltas; the tokens on their way are charged to the ledger and to the key."""
+    coordinator = ray.get_actor(CORRECT, NAMESPACE)
+    await coordinator.measures.remote()
+    before, shares = await service.charges_at_rest(), []
+
+    async def leave(start: int, heard: int) -> None:
+        async def settle(used: int | None) -> None:
+            shares.append(used)
+
+        generation = Generation(f"{start:032d}", (start,), SamplingOptions(), TOKENS)
+        async with client.submit([generation], on_end=settle) as queue:
+            for _ in range(heard):
+                await queue.take()
+
+    async with connected(CORRECT) as client:
+        await asyncio.gather(*(leave(100 + 10 * heard, heard) for heard in range(8)))
+        while len(shares) < 8:
+            await asyncio.sleep(0.1)
+    after, measures = await service.charges_at_rest(), await coordinator.measures.remote()
+    assert sum(used for used in shares if used is not None) == measures["sampled"] == after.tokens - before.tokens
+    assert None not in shares
+
+
 def batches_of(service: Service, holder: str) -> Batches:
     """Returns a batches actor in this process, whose route serves."""
     ensemble = served("privmix", namespace=NAMESPACE, model=service.model, coordinators=(CORRECT,))

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -138,21 +137,24 @@ def _charged(ledger: Ledger) -> tuple[int, Grains]:
 def unpaid(kind: type[Coordinator] = Coordinator) -> tuple[str, ...]:
     """Returns what the attack finds, as sentences: with tokens of one cost, and with individual budgets.
 
-    Each with weights that a shard holds, as where one has all parts, and with sums that reach the coordinator.
+    Their sums reach the coordinator, or, with individual budgets once more, the only shard holds the weights.
 
     Args:
         kind: the coordinator's class.
     """
     individual = IndividualSettings(epsilon=8.0, delta=1e-5, tokens=1024)
     planned = individual.plan(PARTS)
-    worlds: Sequence[tuple[Protocol, PrivacyBudget]] = (
-        (PMixed(PARTS, 1.0, 0.4), PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")),
-        (planned, PrivacyBudget.of("e", individual, planned, partition="p")),
+    terms = PrivacyBudget(ensemble="e", epsilon=1e3, delta=1e-5, order=4.0, adjacency="user")
+    accounts = PrivacyBudget.of("e", individual, planned, partition="p")
+    worlds: Sequence[tuple[Protocol, PrivacyBudget, bool]] = (
+        (PMixed(PARTS, 1.0, 0.4), terms, False),
+        (planned, accounts, False),
+        (planned, accounts, True),
     )
     sentences = []
-    for (protocol, terms), held in product(worlds, (False, True)):
+    for protocol, paid_from, held in worlds:
         with TemporaryDirectory() as folder:
-            found = departures(kind, protocol, terms, Path(folder), held=held)
+            found = departures(kind, protocol, paid_from, Path(folder), held=held)
         sentences += [f"{protocol.event.kind}: {left.difference}" for left in found if left.difference is not None]
     return tuple(sentences)
 
