@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from services.privacy.arrays import Reals
 from services.privacy.mollifiers.blocks import scratch, totals
+from services.privacy.mollifiers.rows import clip_scales
 
 Projection = Literal["clip", "mix"]
 
@@ -35,13 +36,30 @@ _NEWTON_STEPS = 4
 _pass_unclamped = torch.ops.aten.hardtanh_backward.grad_input
 
 
+def _root(ratios: Tensor, public: Tensor, radius: float, projected: Tensor) -> Tensor:
+    """Returns the scale of each row at which its sum is nearly 1, float32 [..., 1]. Overwrites ``projected``."""
+    low, high = math.exp(-radius), math.exp(radius)
+    applied = scratch("inner", ratios)
+    scale, below, above = _bracket(ratios, public, radius)
+    for _ in range(_NEWTON_STEPS):
+        torch.mul(ratios, scale, out=applied)
+        torch.clamp(applied, low, high, out=projected).mul_(public)
+        missing = 1 - totals(projected)
+        _pass_unclamped(projected, applied, low, high, grad_input=projected)
+        newton = scale * (1 + missing / totals(projected).clamp_(min=_NOTHING))
+        below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
+        usable = (newton >= below) & (newton <= above)
+        scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
+    return scale
+
+
 def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = None) -> Tensor:
     """Returns the member of the ball that is closest to p_i in KL: p0 clamp(s u, L, H), with s such that it sums to 1.
 
-    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root; a fixed number of
-    Newton steps follow. What then is missing from 1 is taken from the ball's upper bound, H p0, and what is too much
-    from its lower: a convex combination of two members of the ball. So the same operations run for all rows, and the
-    result is in the ball and sums to 1, however near the steps came.
+    The sum is monotone and piecewise linear in s. A histogram of the ratios brackets the root, or (a kernel on a GPU)
+    sections of its range do; a fixed number of Newton steps follow. What then is missing from 1 is taken from the
+    ball's upper bound, H p0, and what is too much from its lower: a convex combination of two members of the ball. So
+    the same operations run for all rows, and the result is in the ball and sums to 1, however near the steps came.
 
     Args:
         ratios: float32 [..., V], u = p_i / p0, contiguous.
@@ -53,18 +71,10 @@ def clip(ratios: Tensor, public: Tensor, radius: float, out: Tensor | None = Non
         float32 [..., V], sums of 1 up to rounding.
     """
     low, high = math.exp(-radius), math.exp(radius)
-    applied = scratch("inner", ratios)
     projected = torch.empty_like(ratios) if out is None else out
-    scale, below, above = _bracket(ratios, public, radius)
-    for _ in range(_NEWTON_STEPS):
-        torch.mul(ratios, scale, out=applied)
-        torch.clamp(applied, low, high, out=projected).mul_(public)
-        missing = 1 - totals(projected)
-        _pass_unclamped(projected, applied, low, high, grad_input=projected)
-        newton = scale * (1 + missing / totals(projected).clamp_(min=_NOTHING))
-        below, above = torch.where(missing > 0, scale, below), torch.where(missing < 0, scale, above)
-        usable = (newton >= below) & (newton <= above)
-        scale = torch.where(usable, newton, below.sqrt() * above.sqrt())
+    scale = clip_scales(ratios, public, radius)
+    if scale is None:
+        scale = _root(ratios, public, radius, projected)
     torch.mul(ratios, scale, out=projected).clamp_(low, high).mul_(public)
     sums = totals(projected)
     bound = torch.where(sums < 1, high, low)

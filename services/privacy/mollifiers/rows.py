@@ -137,6 +137,20 @@ def centred_steps(
     return kernels.centred_steps(log_p, public, scales, drawn, radius, slope, per_nat, most) if kernels else None
 
 
+def clip_scales(ratios: Tensor, public: Tensor, radius: float) -> Tensor | None:
+    """Returns for each row the s for which p0 clamp(s u, e^-radius, e^radius) sums to 1, nearly, float32 [s, n, 1].
+
+    None where only torch's operators are, and for rows of another form: `projection.clip` then finds it.
+
+    Args:
+        ratios: float32 [s, n, V].
+        public: float32 [s, 1, V], p0.
+        radius: in nats.
+    """
+    kernels = _kernels(ratios) if ratios.ndim == 3 and public.shape[-2:-1] == (1,) else None
+    return kernels.clip_scales(ratios, public[:, 0], radius) if kernels else None
+
+
 def prepare(device: torch.device | None = None) -> None:
     """Builds the passes for a device, if needed, and loads them; by default those for a CPU."""
     if device is None or device.type == "cpu":

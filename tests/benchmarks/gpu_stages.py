@@ -1,0 +1,475 @@
+"""Measures one cell of `tests.benchmarks.gpu` in this process: `python -m tests.benchmarks.gpu_stages CELL RESULT`.
+
+CELL is a JSON file with the function's name and its arguments. RESULT receives what was measured after every step, so
+that a process that fails or is stopped leaves what it had.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.engine import PUBLIC, Engine, EngineSettings, Request, create
+from services.engine.part_text import text_files
+from services.files import write_files
+from services.reduction import on_host
+from tests.benchmarks.decoding import Decoding, profile, stages_ms, step_ms, wait
+from tests.benchmarks.shapes import RANK, SHAPES
+from tests.benchmarks.startup import in_new_process, time_worker
+from tests.ensembles import write_adapters
+from tests.tiny import write_mixture_of_experts
+
+Found = Iterator[dict[str, Any]]
+
+SPARE = 256
+"""The tokens for which an engine's contexts have room beyond the first ones."""
+LIKELIEST = 20
+PART_TEXT = 128
+BATCHES = (1, 3, 8, 17, 40)
+"""Even batch-invariant kernels give other bits above some 44 sequences (vLLM #51187)."""
+REPEATS = 3
+COPIES = 10
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Describes an engine and its load.
+
+    Attributes:
+        shape: the model's name in `SHAPES`.
+        model, adapters: their directories. A model without weights gets random ones.
+        readers: the number of parts that are drawn for each sequence.
+    """
+
+    shape: str
+    model: Path
+    adapters: Mapping[str, Path]
+    sequences: int
+    context: int
+    readers: int
+    steps: int
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Case":
+        adapters = {path.name: path for path in sorted(Path(values["adapters"]).iterdir())}
+        return cls(**{**values, "model": Path(values["model"]), "adapters": adapters})
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Returns the engine's settings; those that the engine of another commit does not know are left out."""
+        dummy = not list(self.model.glob("*.safetensors"))
+        known = {field.name for field in fields(EngineSettings)}
+        new = {"rows": self.readers, "load_format": "dummy" if dummy else "auto"}
+        return EngineSettings(
+            self.model,
+            context_length=self.context + SPARE,
+            adapters=self.adapters,
+            **{name: value for name, value in new.items() if name in known},
+        )
+
+    def decoding(self, engine: Engine, context: int | None = None) -> Decoding:
+        return Decoding(engine, self.sequences, context or self.context, tuple(self.adapters))
+
+
+def rates(copied: int, side: int, sequences: int, vocabulary: int) -> Found:
+    """Measures the device: bytes a second of a copy, operations a second of a product, and copies of p0 to the host.
+
+    Args:
+        copied: the bytes that are read, and as many that are written.
+        side: of the square matrices.
+    """
+    source, target = torch.ones((2, copied), dtype=torch.uint8, device=DEVICE)
+    left, right = torch.randn((2, side, side), device=DEVICE).bfloat16()
+    yield {
+        "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
+        "bytes": 2 * copied / seconds_of(lambda: target.copy_(source)),
+        "operations": 2 * side**3 / seconds_of(lambda: left @ right),
+    }
+    rows = torch.rand(sequences, vocabulary, device=DEVICE)
+    copies: dict[str, Callable[[], Any]] = {"new pages": lambda: rows.cpu().numpy(), "shard": lambda: on_host(rows)}
+    yield {"copy_ms": {name: round(1000 * seconds_of(copy), 3) for name, copy in copies.items()}}
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Returns the mean seconds of repetitions, after a first one."""
+    work()
+    wait()
+    began = time.perf_counter()
+    for _ in range(COPIES):
+        work()
+    wait()
+    return (time.perf_counter() - began) / COPIES
+
+
+def reduction_kernels() -> Found:
+    """Checks and measures the kernels of the reduction (`row_kernels`)."""
+    if not ON_GPU:
+        yield {"skipped": "no CUDA GPU is here"}
+        return
+    from tests.benchmarks.row_kernels import gpu_kernels
+
+    yield gpu_kernels()
+
+
+def lora_kernels(shape: str, sequences: int, numbers: Sequence[int], parts: int) -> Found:
+    """Checks the LoRA kernels on the gate and up projections against float64, and measures them.
+
+    `error` is the largest difference over the largest result; results of bfloat16 have up to 0.004. `again` says
+    whether a second run gave the same bits.
+    """
+    if not ON_GPU:
+        yield {"skipped": "no CUDA GPU is here"}
+        return
+    from triton.testing import do_bench
+
+    from services.engine.lora_tiles import Slices, Tiles, add_lora, height_of, tiles_for, write_tiles
+
+    inputs, width = SHAPES[shape].modules["mlp.gate_proj"]
+    random = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(*size: int, std: float) -> Tensor:
+        return torch.empty(size, dtype=torch.bfloat16, device=DEVICE).normal_(std=std, generator=random)
+
+    slots = parts + 1
+    slices = Slices(
+        tuple(normal(slots, 1, RANK, inputs, std=inputs**-0.5) for _ in range(2)),
+        tuple(normal(slots, 1, width, RANK, std=RANK**-0.5) for _ in range(2)),
+        (0, width),
+    )
+    for readers in numbers:
+        rows = sequences * readers
+        places = np.arange(sequences * (1 + readers)).reshape(sequences, -1)[:, 1:].ravel()
+        draw = np.random.default_rng(0)
+        drawn = np.concatenate([draw.choice(parts, readers, replace=False) for _ in range(sequences)])
+        order, table = np.empty(rows, np.int32), np.empty((tiles_for(rows, slots), 3), np.int32)
+        write_tiles(places, drawn, slots, order, table)
+        tiles = Tiles(torch.from_numpy(order).cuda(), torch.from_numpy(table).cuda(), height_of(rows, slots))
+        x = normal(sequences * (1 + readers), inputs, std=1.0)
+        y = torch.zeros((len(x), 2 * width), dtype=torch.bfloat16, device=DEVICE)
+        add_lora(y, x, slices, tiles)
+        again = torch.zeros_like(y)
+        add_lora(again, x, slices, tiles)
+        difference = largest = 0.0
+        for slot in range(parts):
+            at = torch.from_numpy(places[drawn == slot]).cuda()
+            for number, (a, b) in enumerate(zip(slices.a, slices.b, strict=True)):
+                exact = x[at].double() @ a[slot, 0].double().T @ b[slot, 0].double().T
+                ours = y[at, number * width :][:, :width].double()
+                difference = max(difference, float((ours - exact).abs().max())) if len(at) else difference
+                largest = max(largest, float(exact.abs().max())) if len(at) else largest
+        took = do_bench(lambda y=y, x=x, tiles=tiles: add_lora(y, x, slices, tiles))
+        yield {
+            str(readers): {
+                "error": round(difference / largest, 5),
+                "again": bool(torch.equal(y, again)),
+                "public_rows_untouched": not bool(y[:: 1 + readers].any()),
+                "ms": round(took, 4),
+            }
+        }
+
+
+def speed(case: Mapping[str, Any], numbers: Sequence[int], contexts: Sequence[int], stages: bool) -> Found:
+    """Measures an engine: its start and memory, and milliseconds of a step by the number of readers and context."""
+    given = Case.of(case)
+    engine, started = start(given)
+    yield started
+    if hasattr(engine, "capture"):
+        engine.capture(numbers)
+    for context in contexts:
+        decoding = given.decoding(engine, context)
+        yield {f"ms,{context}": step_ms(decoding, numbers, given.steps)}
+        decoding.end()
+    if stages:
+        decoding = given.decoding(engine)
+        yield {"stages_ms": stages_ms(engine, decoding, numbers, given.steps)}
+    engine.close()
+
+
+def start(case: Case) -> tuple[Any, dict[str, Any]]:
+    """Returns an engine, and the seconds of its start and the GiB that it holds."""
+    within = time_worker()
+    began = time.perf_counter()
+    engine = create(case.settings)
+    took = time.perf_counter() - began
+    return engine, {"start_s": round(took, 1), "within_s": rounded(within), "memory_gib": memory_gib()}
+
+
+def memory_gib() -> dict[str, float]:
+    if not ON_GPU:
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    sizes = {
+        "device": total,
+        "free": free,
+        "allocated": torch.cuda.memory_allocated(),
+        "most_allocated": torch.cuda.max_memory_allocated(),
+    }
+    return {name: round(size / 2**30, 2) for name, size in sizes.items()}
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(spent, 1) for name, spent in seconds.items()}
+
+
+def restart(case: Mapping[str, Any]) -> Found:
+    """Measures the seconds from an engine's start to its first private rows."""
+    given = Case.of(case)
+    began = time.perf_counter()
+    engine, started = start(given)
+    decoding = given.decoding(engine)
+    decoding.step(given.readers)
+    yield {**started, "first_rows_s": round(time.perf_counter() - began, 1), "after_rows_gib": memory_gib()}
+    engine.close()
+
+
+def profiled(case: Mapping[str, Any]) -> Found:
+    given = Case.of(case)
+    engine, _ = start(given)
+    yield profile(given.decoding(engine), given.readers)
+    engine.close()
+
+
+def plain_vllm(case: Mapping[str, Any], compiled: bool) -> Found:
+    """Measures the milliseconds of a step of vLLM alone, decoding greedily with its own scheduling and sampler.
+
+    The time of a long generation minus that of a short one is divided by the difference of their tokens.
+
+    Args:
+        compiled: compile the model, as vLLM does by default; otherwise capture decode steps alone, as this engine does.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from vllm import LLM, SamplingParams
+
+    given = Case.of(case)
+    options: dict[str, Any] = {}
+    if ON_GPU and not compiled:
+        sizes = [1, 2, 4, 8, 16, 32, given.sequences]
+        options["compilation_config"] = {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": sorted(set(sizes)),
+        }
+    began = time.perf_counter()
+    model = LLM(
+        str(given.model),
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        max_model_len=given.context + SPARE,
+        max_num_seqs=max(given.sequences, 64),
+        load_format=getattr(given.settings, "load_format", "auto"),
+        disable_log_stats=True,
+        enforce_eager=not ON_GPU,
+        gpu_memory_utilization=0.9 if ON_GPU else 0.1,
+        **options,
+    )
+    yield {"start_s": round(time.perf_counter() - began, 1)}
+    generator = torch.Generator().manual_seed(given.context)
+    vocabulary = SHAPES[given.shape].vocabulary
+    prompts = [
+        {"prompt_token_ids": torch.randint(vocabulary, (given.context,), generator=generator).tolist()}
+        for _ in range(given.sequences)
+    ]
+
+    def seconds(tokens: int) -> float:
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        began = time.perf_counter()
+        model.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - began
+
+    short, long = 4, 4 + 2 * given.steps
+    seconds(short)  # ingests the prompts, which the others find in the cache
+    differences = [seconds(long) - seconds(short) for _ in range(3)]
+    yield {"ms": round(1000 * sorted(differences)[1] / (long - short), 3)}
+
+
+def replays(case: Mapping[str, Any]) -> Found:
+    """Compares each captured step with the same code run eagerly on the same inputs, bit for bit."""
+    given = Case.of(case)
+    engine, _ = start(given)
+    for sequences in sorted({given.sequences, min(5, given.sequences), 1}):
+        decoding = replace(given, sequences=sequences).decoding(engine)
+        decoding.step(given.readers)
+        for readers in (given.readers, 0):
+            compared: list[dict[str, Any]] = []
+            for _ in range(given.steps):
+                decoding.step(readers, lambda logits: compared.append(against_eager(engine, logits, readers)))  # noqa: B023
+            missing = [each for each in compared if "rows" not in each]
+            yield {
+                f"{sequences},{readers}": {"steps": len(compared), "not_captured": len(missing)}
+                if missing
+                else {
+                    "steps": len(compared),
+                    "rows": sum(each["rows"] for each in compared),
+                    "rows_that_differ": sum(each["differ"] for each in compared),
+                    "largest": max(each["largest"] for each in compared),
+                }
+            }
+        decoding.end()
+    engine.close()
+
+
+def against_eager(engine: Any, logits: Tensor, readers: int) -> dict[str, Any]:
+    """Compares the logits of the step that a graph has just replayed with those of its function on the same buffers."""
+    graphs = engine._worker(lambda worker: getattr(worker.model_runner, "_graphs", None))
+    shape = graphs and graphs.shape_for(len(logits) // (1 + readers), readers)
+    if not shape:
+        return {}
+    replayed = logits.clone()
+    with torch.inference_mode():
+        eager = graphs.run(shape)[: len(replayed)]
+    return {
+        "rows": len(replayed),
+        "differ": int((replayed != eager).any(dim=-1).sum()),
+        "largest": float((replayed - eager).abs().max()),
+    }
+
+
+def agreement(case: Mapping[str, Any], contexts: int, kinds: Sequence[str], folder: str) -> Found:
+    """Compares rows, of the public model and of up to three parts, with those of transformers in float32.
+
+    `largest` and `mean` are of |difference of log p| in the 20 likeliest tokens of each row, `variation` is the mean
+    total variation, and `ratio` the mean |difference of log p/p0| of a part in the 20 likeliest tokens of the public
+    row. On a GPU the rows come from captured steps.
+
+    Args:
+        contexts: their number; they have 16 to 248 tokens.
+        kinds: of "model" and "float32", a dense model with logits of that type, "experts" and "texts".
+    """
+    given = Case.of(case)
+    few = dict(list(given.adapters.items())[:3])
+    vocabulary = SHAPES[given.shape].vocabulary
+    dense = replace(given, adapters=few, readers=len(few), context=SPARE).settings
+    tokens = torch.randint(vocabulary, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
+    makes: dict[str, Callable[[], EngineSettings]] = {
+        "model": lambda: replace(dense, head_dtype="model"),
+        "float32": lambda: replace(dense, head_dtype="float32"),
+        "experts": lambda: experts(Path(folder)),
+        "texts": lambda: replace(
+            dense, adapters=text_parts(Path(folder) / "texts", tokens[: 3 * PART_TEXT]), part_kind="text", rows=0
+        ),
+    }
+    expected: dict[Path, NDArray[np.float32]] = {}
+    for kind in kinds:
+        settings = makes[kind]()
+        limit = 128 if kind == "experts" else vocabulary
+        asked = [
+            Request(f"{start}-{length}", tuple(token % limit for token in tokens[start:][:length]), names)
+            for names in [(PUBLIC, *settings.adapters)]
+            for start in range(0, 1024 - SPARE, SPARE)
+            for length in range(16, SPARE, 8)
+        ][:contexts]
+        files = next(iter(settings.adapters.values()))
+        if files not in expected:
+            reference = replace(
+                settings, kind="transformers", dtype="float32", head_dtype="auto", load_format="auto", rows=0
+            )
+            expected[files] = in_new_process(rows_of, reference, asked)
+        yield {kind: differences(in_new_process(rows_of, settings, asked), expected[files])}
+
+
+def rows_of(settings: EngineSettings, requests: Sequence[Request]) -> NDArray[np.float32]:
+    """Returns the rows of a new engine, [requests, models, V]."""
+    engine = create(settings)
+    rows = engine.next_token(requests).cpu().numpy()
+    engine.close()
+    return rows.reshape(len(requests), -1, rows.shape[1])
+
+
+def differences(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, float]:
+    """Compares log-probabilities [requests, models, V], of which the first model is the public one."""
+    ours, theirs = torch.from_numpy(rows), torch.from_numpy(expected)
+    likely = theirs.topk(LIKELIEST).indices
+    logs = (ours - theirs).abs().gather(-1, likely)
+    ratios = (ours[:, 1:] - ours[:, :1]) - (theirs[:, 1:] - theirs[:, :1])
+    values = {
+        "largest": logs.max(),
+        "mean": logs.mean(),
+        "variation": (ours.exp() - theirs.exp()).abs().sum(-1).mean() / 2,
+        "ratio": ratios.abs().gather(-1, likely[:, :1].expand(-1, ratios.shape[1], -1)).mean(),
+    }
+    return {name: float(f"{float(value):.3g}") for name, value in values.items()}
+
+
+def text_parts(folder: Path, tokens: Sequence[int]) -> dict[str, Path]:
+    paths = {f"text-{start}": folder / f"text-{start}" for start in range(0, len(tokens), PART_TEXT)}
+    for start, path in zip(range(0, len(tokens), PART_TEXT), paths.values(), strict=True):
+        write_files(path, text_files(np.array(tokens[start:][:PART_TEXT], np.int32), PART_TEXT))
+    return paths
+
+
+def experts(folder: Path) -> EngineSettings:
+    """Returns a mixture of experts with readers; on a CPU, where vLLM runs none, with texts and in float32."""
+    model = write_mixture_of_experts(folder / "experts")
+    if ON_GPU:
+        parts = write_adapters(folder / "experts-parts", ("first", "second"), model, targets=("q_proj", "o_proj"))
+        return EngineSettings(model, context_length=SPARE, adapters=parts)
+    parts = text_parts(folder / "experts-parts", [7 * token % 128 for token in range(2 * PART_TEXT)])
+    return EngineSettings(model, dtype="float32", context_length=SPARE, part_kind="text", adapters=parts)
+
+
+def batches(case: Mapping[str, Any]) -> Found:
+    """Compares rows of a request alone with those beside other sequences, in batches of growing size."""
+    given = Case.of(case)
+    engine, _ = start(given)
+    names = (PUBLIC, *list(given.adapters)[: given.readers])
+    generator = torch.Generator().manual_seed(0)
+    prompts = [
+        tuple(torch.randint(engine.vocabulary, (given.context,), generator=generator).tolist())
+        for _ in range(max(BATCHES))
+    ]
+    alone = engine.next_token([Request("alone", prompts[0], names)]).clone()
+    engine.release("alone")
+    compared = different = 0
+    for size in (size for size in BATCHES if size <= given.sequences):
+        for _ in range(REPEATS):
+            asked = [Request(f"beside-{index}", prompts[index], names) for index in range(size)]
+            rows = engine.next_token(asked)[: len(names)]
+            compared += len(names)
+            different += int((rows != alone).any(dim=-1).sum())
+            for request in asked:
+                engine.release(request.sequence)
+    yield {"rows_compared": compared, "rows_that_differ": different}
+    engine.close()
+
+
+CELLS: Mapping[str, Callable[..., Found]] = {
+    cell.__name__: cell
+    for cell in (
+        rates,
+        reduction_kernels,
+        lora_kernels,
+        speed,
+        restart,
+        profiled,
+        plain_vllm,
+        replays,
+        agreement,
+        batches,
+    )
+}
+
+
+def main(cell: Path, result: Path) -> None:
+    given = json.loads(cell.read_text())
+    found: dict[str, Any] = {}
+    for part in CELLS[given["function"]](**given["arguments"]):
+        found |= part
+        result.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
